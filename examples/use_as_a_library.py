@@ -26,7 +26,7 @@ def main(folder: Path) -> None:
     print(
         f"dp_shard {plan.layout.dp_shard}, tp {plan.layout.tp}, {plan.tokens_per_s_per_device:,.0f} tokens/s a device"
     )
-    print(f"exposed data-parallel communication: {estimate.step.dp_s:.3f} s of {plan.step_s:.3f} s")
+    print(f"exposed data-parallel communication: {estimate.step.dp_communication_s:.3f} s of {plan.step_s:.3f} s")
     for other in plan.runners_up[:3]:
         change = other.estimate.step.total_s / plan.step_s - 1
         print(f"dp_shard {other.layout.dp_shard}, tp {other.layout.tp}, pp {other.layout.pp}: {change:+.1%}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from meshwright.cost.memory.footprint import footprint
 from meshwright.evaluation.dataset.read import MeasuredRun
-from meshwright.evaluation.fitting.timed_runs import cases_of_runs
+from meshwright.evaluation.fitting.timed_runs import configs_of_runs
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,17 @@ def doubled(runs: Sequence[MeasuredRun]) -> list[Doubled]:
         if run.is_supported and (key not in largest or _microbatch_size(run) > _microbatch_size(largest[key])):
             largest[key] = run
     tried = [_twice(run) for run in largest.values()]
-    reserved = footprint(cases_of_runs(tried)).reserved_bytes.tolist()
+    reserved = footprint(configs_of_runs(tried)).reserved_bytes.tolist()
     return [_named(key, run, num_bytes) for key, run, num_bytes in zip(largest, tried, reserved, strict=True)]
 
 
 def _twice(run: MeasuredRun) -> MeasuredRun:
     assert run.layout is not None, "a run that cannot be priced"
-    assert run.setting is not None, "a run that cannot be priced"
+    assert run.setup is not None, "a run that cannot be priced"
     layout = run.layout.replace(microbatch_size=2 * run.layout.microbatch_size, activation_checkpoint="none")
-    batch = 2 * run.setting.workload.global_batch_size
-    setting = replace(run.setting, workload=run.setting.workload.replace(global_batch_size=batch))
-    return replace(run, setting=setting, layout=layout)
+    batch = 2 * run.setup.workload.global_batch_size
+    setup = replace(run.setup, workload=run.setup.workload.replace(global_batch_size=batch))
+    return replace(run, setup=setup, layout=layout)
 
 
 def _microbatch_size(run: MeasuredRun) -> int:
@@ -57,6 +57,6 @@ def _microbatch_size(run: MeasuredRun) -> int:
 
 
 def _named(key: tuple[str, str], run: MeasuredRun, reserved_bytes: float) -> Doubled:
-    assert run.setting is not None, "a run that cannot be priced"
-    usable = run.setting.cluster.device.usable_memory_bytes
+    assert run.setup is not None, "a run that cannot be priced"
+    usable = run.setup.cluster.device.usable_memory_bytes
     return Doubled(*key, _microbatch_size(run), reserved_bytes, float(usable))

@@ -9,8 +9,8 @@ import click
 import numpy as np
 
 from meshwright.evaluation.backtest.left_out import by_folds, by_stack
-from meshwright.evaluation.backtest.replay import load_runs, replay
-from meshwright.evaluation.backtest.report import backtest, shipped_sizes
+from meshwright.evaluation.backtest.predict_runs import load_runs, predict_runs
+from meshwright.evaluation.backtest.score import backtest, shipped_sizes
 from meshwright.evaluation.dataset.read import MeasuredRun
 from meshwright.spec.run.backtest_scores import Backtest, MemoryScore, PickingScore, Prediction, Score
 from meshwright.units import format_bytes
@@ -57,7 +57,7 @@ def main(as_print: bool) -> None:
 def page() -> Iterator[str]:
     """Yield the lines of the page."""
     runs = load_runs(PUBLISHED_RUNS)
-    predictions = replay(runs)
+    predictions = predict_runs(runs)
     shipped = backtest("shipped constants", runs, predictions, shipped_sizes({}))
     known = by_folds(runs, predictions)
     unseen, unknown, *draws = by_stack(runs, predictions, _NUM_DRAWS)

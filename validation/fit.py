@@ -12,18 +12,19 @@ import tomlkit
 
 import meshwright.cost
 import meshwright.evaluation.backtest
-from meshwright.cost.case import Floats
+from meshwright.cost.arrays import Floats
 from meshwright.cost.stacks import GENERIC, stacks
 from meshwright.evaluation.backtest.null_model import fit_null_model
-from meshwright.evaluation.backtest.replay import load_runs
+from meshwright.evaluation.backtest.predict_runs import load_runs
 from meshwright.evaluation.fitting.fit import Fit, fit
 from meshwright.evaluation.fitting.folds import (
     fits_without_stacks,
+    interval_half_width,
     log_predicted_by_folds,
     log_predicted_unknown,
     log_predicted_unseen,
+    unseen_half_width,
 )
-from meshwright.evaluation.fitting.interval import interval_half_width, unseen_half_width
 from meshwright.evaluation.fitting.timed_runs import MULTIPLIERS, TimedRuns, is_timed
 
 PUBLISHED_RUNS = Path(__file__).with_name("published_runs.csv")
@@ -111,8 +112,8 @@ def _rounded(value: float) -> float:
 
 
 def _write_null_model(runs: TimedRuns) -> None:
-    settings = [run.setting for run in runs.runs if run.setting is not None]
-    shares = fit_null_model(settings, np.exp(runs.log_measured_s).tolist())
+    setups = [run.setup for run in runs.runs if run.setup is not None]
+    shares = fit_null_model(setups, np.exp(runs.log_measured_s).tolist())
     file = Path(meshwright.evaluation.backtest.__file__).with_name("null_model.toml")
     file.write_text(_NULL_MODEL_HEAD + tomlkit.dumps(shares), encoding="utf-8")
 

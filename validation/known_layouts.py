@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshwright.cost.case import Setting
 from meshwright.cost.stacks import load_stack
+from meshwright.cost.training_setup import TrainingSetup
 from meshwright.evaluation.dataset.read import read_runs
 from meshwright.hardware.choice import choose_cluster
 from meshwright.planner.plan import make_plan
@@ -57,7 +57,7 @@ def _known() -> Iterator[Known]:
     runs = {run.row.id: run for run in read_runs(RUNS)}
     for title, name in (("torchtitan's Llama 3.1 405B", _TORCHTITAN), ("MosaicML's MPT 70B", _MOSAIC)):
         run = runs[name]
-        assert run.setting is not None
+        assert run.setup is not None
         assert run.layout is not None
         row = run.row
         architecture = LlamaArchitecture(
@@ -69,7 +69,7 @@ def _known() -> Iterator[Known]:
             head_dim=row.required("hidden") // row.required("n_heads"),
             ffn_dim=row.required("ffn_hidden"),
         )
-        question = PlanRequest(title, architecture, run.setting, given=run.layout)
+        question = PlanRequest(title, architecture, run.setup, given=run.layout)
         yield Known(title, row.text("source"), question, row.measured_s or 0.0)
 
 
@@ -78,17 +78,17 @@ def _llama3() -> Known:
     architecture = PRESETS["llama3-405b"]
     model = model_spec(architecture)
     workload = Workload(seq_len=8192, global_batch_size=2048)
-    setting = Setting(
+    setup = TrainingSetup(
         model, workload, choose_cluster("h100-roce400:16384"), load_stack("generic").replace(kernels="fused")
     )
     layout = Layout(
         tp=8, pp=16, dp_shard=128, schedule="Interleaved1F1B", virtual_stages=8, reshard_after_forward="never"
     )
-    peak = setting.cluster.device.peak_flops_per_s("bfloat16")
+    peak = setup.cluster.device.peak_flops_per_s("bfloat16")
     assert peak is not None
     flops = model.flops_per_token(workload.seq_len) * workload.global_batch_tokens
-    published_s = flops / (0.41 * peak * setting.cluster.num_devices)
-    question = PlanRequest("llama3-405b", architecture, setting, given=layout)
+    published_s = flops / (0.41 * peak * setup.cluster.num_devices)
+    question = PlanRequest("llama3-405b", architecture, setup, given=layout)
     source = (
         "arXiv:2407.21783, table 4: 41 % MFU, of which the step follows; a block for each of 128 stages but the first "
         "and the last; priced as software without measurements"
@@ -122,7 +122,7 @@ def _section(known: Known, plan: Plan) -> str:
 
 
 def _row(name: str, candidate: Candidate, against: str) -> str:
-    left = candidate.headroom_bytes / 2**30
+    left = candidate.free_bytes / 2**30
     step = candidate.estimate.step.total_s
     return f"| {name} | {step:.2f} s | {against} | {left:.1f} GiB | `{layout_text(candidate.layout)}` |"
 

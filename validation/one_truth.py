@@ -146,8 +146,8 @@ def _schedule_row(schedule: str, is_compiled: bool, planned: Candidate, timeline
         _seconds(step.total_s),
         _seconds(timeline.step_s),
         f"{timeline.step_s / step.total_s:.3f}",
-        _seconds(step.bubble_s),
-        _seconds(parts.bubble_s),
+        _seconds(step.pipeline_bubble_s),
+        _seconds(parts.pipeline_bubble_s),
         f"{planned.estimate.memory.reserved_bytes / GiB:.1f} GiB",
         f"{reserved / GiB:.1f} GiB",
     )

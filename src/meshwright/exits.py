@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from meshwright.errors import ExitCode, MeshwrightError
 from meshwright.extras import EXTRA_OF_PACKAGE
-from meshwright.log import logger
+from meshwright.log import fitted, logger
 
 # The shell's own code for a process whose reader went away: 128 + SIGPIPE.
 _READER_GONE = 141
@@ -67,7 +67,7 @@ def _has_lost_its_reader() -> bool:
 def _show(error: Exception) -> int:
     if isinstance(error, MeshwrightError):
         logger.debug("traceback", exc_info=error)
-        print(f"error: {error}", file=sys.stderr)
+        print(fitted(f"error: {error}"), file=sys.stderr)
         return error.exit_code
     if isinstance(error, ModuleNotFoundError) and error.name in EXTRA_OF_PACKAGE:
         extra = EXTRA_OF_PACKAGE[error.name]

@@ -1,6 +1,10 @@
 """The package's loggers; the command line decides where their lines go."""
 
 import logging
+import os
+import shutil
+import sys
+import textwrap
 from typing import Literal
 
 LogLevel = Literal["DEBUG", "INFO", "WARNING"]
@@ -10,6 +14,24 @@ logger = logging.getLogger("meshwright")
 progress = logging.getLogger("meshwright.progress")
 """What a command is doing, for a reader who waits; --quiet turns it off."""
 progress.setLevel(logging.INFO)
+
+
+def fitted(message: str) -> str:
+    """Return a message for stderr, wrapped between words where that is a terminal or COLUMNS says how wide it is."""
+    if not sys.stderr.isatty() and not os.environ.get("COLUMNS", "").isdigit():
+        return message
+    width = max(shutil.get_terminal_size().columns, 20)
+    lines = (
+        textwrap.wrap(
+            line,
+            width,
+            subsequent_indent=" " * (len(line) - len(line.lstrip()) + 2),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for line in message.splitlines()
+    )
+    return "\n".join("\n".join(line) for line in lines)
 
 
 def shows_progress() -> bool:

@@ -19,10 +19,6 @@ AGENT_OF_VERB = {
     "export.py": "checkpoint/hf", "import_.py": "checkpoint/hf",
 }  # fmt: skip
 """The package that does what a command of app and cli is called after."""
-STILL_SHARED = {
-    "Constant", "Problem", "Stages",
-    "cluster.py", "layout.py", "messages.py", "page.py", "rates.py", "replay.py", "report.py", "stack.py", "write.py",
-}  # fmt: skip
 FOREIGN_FOLDER = re.compile(r"(?<![\w.])/(home|Users)/\w+|file:///\w")
 
 
@@ -37,7 +33,7 @@ def test_no_two_public_classes_share_a_name() -> None:
         for node in ast.parse(text_of(file)).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(str(file.relative_to(SOURCE)))
-    assert {name: files for name, files in places.items() if len(files) > 1 and name not in STILL_SHARED} == {}
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}
 
 
 def test_modules_share_a_file_name_only_where_they_play_one_part() -> None:
@@ -47,7 +43,7 @@ def test_modules_share_a_file_name_only_where_they_play_one_part() -> None:
     shared = {name: found for name, found in folders.items() if len(found) > 1 and name != "__init__.py"}
     parts = {name: ({"app", "cli/verbs", AGENT_OF_VERB.get(name)}, {"models", "checkpoint/hf"}) for name in shared}
     alike = {name for name, found in shared.items() if any(found <= part for part in parts[name])}
-    assert {name: found for name, found in shared.items() if name not in alike | STILL_SHARED} == {}
+    assert {name: found for name, found in shared.items() if name not in alike} == {}
 
 
 def test_every_package_says_in_one_line_what_it_is() -> None:

@@ -40,7 +40,7 @@ def test_every_large_example_names_its_cluster() -> None:
 def test_an_example_on_a_named_cluster_fits_and_is_near_the_pick(path: Path) -> None:
     plan = make_plan(plan_request(load_job(str(path)), Options()))
     assert plan.given is not None
-    assert plan.given.headroom_bytes >= 0
+    assert plan.given.free_bytes >= 0
     assert plan.given.estimate.step.total_s <= _MOST_ABOVE_PICK * plan.pick.estimate.step.total_s
 
 

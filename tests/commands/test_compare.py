@@ -47,7 +47,7 @@ def test_the_difference_is_told_by_component_and_by_operation(
     assert run(["compare", *map(str, files), "--json"]) == ExitCode.DONE
     found = json.loads(capsys.readouterr().out)
     assert (found["a"]["parts"]["compute_s"], found["b"]["parts"]["compute_s"]) == (2.0, 3.0)
-    assert (found["a"]["parts"]["tp_s"], found["b"]["parts"]["tp_s"]) == (0.5, 1.5)
+    assert (found["a"]["parts"]["tp_communication_s"], found["b"]["parts"]["tp_communication_s"]) == (0.5, 1.5)
     [matmul] = [one for one in found["operations"] if one["kind"] == "compute"]
     assert (matmul["name"], matmul["scope"], matmul["a"], matmul["b"]) == (
         "aten.mm",

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from meshwright.cli.verbs.doctor import TORCH_SERIES, command
+from meshwright.app.doctor import TORCH_SERIES
+from meshwright.cli.verbs.doctor import command
 from repository import ROOT
 
 PYPROJECT = ROOT / "pyproject.toml"
@@ -137,5 +138,5 @@ def test_the_report_has_no_line_that_ends_in_blanks() -> None:
 
 
 def test_importing_the_verb_imports_no_torch() -> None:
-    code = "import sys, meshwright.cli.verbs.doctor; sys.exit('torch' in sys.modules)"
+    code = "import sys, meshwright.app.doctor; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

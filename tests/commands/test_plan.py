@@ -27,19 +27,19 @@ def test_the_page_tells_pick_waterfall_memory_alternatives_and_doubts(capsys: py
     text = " ".join(page(capsys).split())
     for part in (
         "llama3-8b, 8.03B parameters, on 8 x h100-sxm (h100-ib400)",
-        "16 sequences x 2048 tokens = 32.8k tokens a step, bfloat16; software: meshwright",
+        "16 sequences x 2048 tokens = 32.8k tokens a step, bfloat16; stack: meshwright",
         "layouts scored",
         "80 % interval",
         "where the step goes",
-        "model FLOPs at the dense peak",
+        "model FLOPs at peak",
         "MFU: model FLOPs (forward and backward once, causal attention halved) over the dense peak.",
         "HFU: model FLOPs and recomputed FLOPs over the dense peak.",
         "memory by class, GiB",
         "reserved",
-        "left of 77.65",
+        "free of 77.65",
         "best of each parallel layout",
         "alternatives: best layout with",
-        "sensitivity: with hardware",
+        "sensitivities: with hardware",
         "precision float8-tensorwise",
         "Nothing else that meshwright can do makes the step shorter",
     ):
@@ -65,7 +65,7 @@ def test_a_row_names_what_it_needs_and_no_key_that_does_nothing(capsys: pytest.C
 def test_what_does_not_fit_is_rejected_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--model", "llama3-70b", "--cluster", "h100:64", "--seq-len", "4096", "--global-batch-tokens", "1M"]
     assert run(["plan", *arguments]) == 0
-    assert "rejected: pick with" in " ".join(capsys.readouterr().out.split())
+    assert "rejections: pick with" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("option", ["--price-per-gpu-hour", "--failures-per-gpu-day", "--restart-minutes"])

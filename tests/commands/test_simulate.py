@@ -48,12 +48,12 @@ def test_the_parts_sum_to_the_step_and_stand_beside_the_formulas(folder: Path) -
     outcome = found.outcome
     assert outcome is not None
     assert outcome.parts.total_s == pytest.approx(outcome.step_s)
-    assert 0 < outcome.fixed_host_s <= outcome.parts.host_s
+    assert 0 < outcome.fixed_cpu_bound_s <= outcome.parts.cpu_bound_s
     assert sum(outcome.compute.values()) == pytest.approx(outcome.parts.compute_s)
     assert outcome.expected is not None
     assert outcome.expected_parts is not None
     assert outcome.expected_parts.total_s == pytest.approx(outcome.expected.step.total_s)
-    assert outcome.mfu == pytest.approx(outcome.expected.step.floor_s / outcome.step_s)
+    assert outcome.mfu == pytest.approx(outcome.expected.step.model_flops_at_peak_s / outcome.step_s)
     assert found.misfits == ()
 
 
@@ -67,7 +67,7 @@ def test_a_schedule_of_a_file_is_simulated_without_formulas(tmp_path: Path, caps
     outcome = DryRun.from_json(capsys.readouterr().out).outcome
     assert outcome is not None
     assert outcome.expected is None
-    assert outcome.parts.bubble_s > 0
+    assert outcome.parts.pipeline_bubble_s > 0
 
 
 def test_what_is_held_at_the_peak_is_no_more_than_what_is_allocated(folder: Path) -> None:

@@ -72,7 +72,11 @@ def _outcome(timeline: Timeline) -> Outcome:
         compute=compute_seconds(timeline),
         expected_parts=StepDecomposition(compute_s=0.9 * parts.compute_s),
         memory=tuple(_memory(timeline, place) for place in range(len(timeline.ranks))),
-        savings=(SavedTensors(num_bytes=2**34, count=32, op="aten.silu.default", scope="layers.*.ffn", again_s=0.25),),
+        savings=(
+            SavedTensors(
+                num_bytes=2**34, num_tensors=32, op="aten.silu.default", scope="layers.*.ffn", recompute_s=0.25
+            ),
+        ),
         fixes=(Fix(change="activation_checkpoint=selective", step_s=1.2),),
         ranks=rank_times(timeline, LAYOUT),
         collectives=(gather,),
@@ -84,7 +88,7 @@ def _outcome(timeline: Timeline) -> Outcome:
 def _memory(timeline: Timeline, place: int) -> RankMemory:
     curve = timeline.memory[place]
     held = LiveTensors(
-        num_bytes=2**34, count=32, role="activation", op="aten.mm.default", scope="layers.*.attention.query"
+        num_bytes=2**34, num_tensors=32, role="activation", op="aten.mm.default", scope="layers.*.attention.query"
     )
     return RankMemory(
         rank=curve.rank,

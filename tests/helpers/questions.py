@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.cost.case import Setting
 from meshwright.cost.stacks import load_stack
+from meshwright.cost.training_setup import TrainingSetup
 from meshwright.hardware.catalogue import load_cluster
 from meshwright.planner.request import PlanRequest
 from meshwright.spec.layout.layout import Layout
@@ -48,10 +48,10 @@ def ask(
 ) -> PlanRequest:
     """Return a question about a preset on devices of a cluster of the catalogue; `fixed` are keys of its layout."""
     architecture = PRESETS[model]
-    setting = Setting(
+    setup = TrainingSetup(
         model=model_spec(architecture),
         workload=Workload(seq_len=seq_len, global_batch_size=batch),
         cluster=load_cluster(cluster).with_num_devices(num_devices),
         stack=load_stack("meshwright"),
     )
-    return PlanRequest(model, architecture, setting, fixed, given)
+    return PlanRequest(model, architecture, setup, fixed, given)

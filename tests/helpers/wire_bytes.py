@@ -7,14 +7,15 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from meshwright.cost.case import Cases
-from meshwright.cost.communication.communication import communication_of
-from meshwright.cost.communication.data_parallel import data_parallel_of, replicated_sums_s
-from meshwright.cost.communication.fabric import Fabric, FabricConstants, Floats, fabric_of
+from meshwright.cost.arrays import Floats
+from meshwright.cost.block_positions import block_positions
+from meshwright.cost.communication.communication import Communication
+from meshwright.cost.communication.data_parallel import DataParallel, replicated_sums_s
+from meshwright.cost.communication.fabric import Fabric, FabricConstants, fabric_of
 from meshwright.cost.communication.fsdp_exposed import ends_exposed_s, fsdp_exposed_s
-from meshwright.cost.communication.messages import messages_of
+from meshwright.cost.communication.pipeline_p2p import PipelineP2P
 from meshwright.cost.constants import fitted_constants
-from meshwright.cost.pipeline.slots import slots_of
+from meshwright.cost.training_setup import Configurations
 from meshwright.cost.work import BLOCK, LAST, work_of
 from meshwright.spec.trace.trace import NONE, RecordKind, Trace
 
@@ -31,54 +32,54 @@ _CONSTANTS = {
 _DP_AXES = ("fsdp", "expert_dp_shard", "dp_replicate")
 
 
-def unit_fabric(of: Cases) -> Fabric:
+def unit_fabric(of: Configurations) -> Fabric:
     """Return links that take a second for each byte that a rank sends, and nothing else."""
     nothing = {field.name: 0.0 for field in fields(FabricConstants) if field.name.endswith("_s")}
-    fabric = fabric_of(of.settings[0].cluster, FabricConstants(all_to_all_efficiency=1.0, **nothing))
+    fabric = fabric_of(of.setups[0].cluster, FabricConstants(all_to_all_efficiency=1.0, **nothing))
     one, most = np.asarray(1.0), np.asarray(np.inf)
     links = {"domain_size": np.asarray(1e6), "intra_bytes_per_s": one, "intra_bytes_per_s_per_peer": most}
     return replace(fabric, **links, nvls_bytes_per_s=np.asarray(0.0))
 
 
-def sent_by_formulas(of: Cases) -> Sent:
+def sent_by_formulas(of: Configurations) -> Sent:
     """Return what the first rank of the only one of the cases sends; pipeline sends are left out."""
     work, fabric, total = work_of(of), unit_fabric(of), Sent()
-    communication, parallel = communication_of(of, work), data_parallel_of(of, work)
+    communication, parallel = Communication(of, work), DataParallel(of, work)
     pp, n = int(of.layouts.pp[0]), float(of.num_microbatches[0])
     zero = np.zeros(1)
 
     def add(axis: str, phase: str, seconds: Floats, times: float) -> None:
         total[axis, phase] += round(float(seconds[0]) * times)
 
-    for slot in slots_of(work):
-        if slot.kind == LAST and pp > 1:
+    for position in block_positions(work):
+        if position.kind == LAST and pp > 1:
             continue
-        often = n * float(slot.count[0]) / (pp if slot.kind == BLOCK else 1)
+        often = n * float(position.count[0]) / (pp if position.kind == BLOCK else 1)
         by_axis = {
-            "tp": communication.tensor(slot.owner, fabric, _CONSTANTS, zero),
-            "cp": communication.context(slot.owner, fabric, _CONSTANTS, zero, zero),
-            "ep": communication.expert(slot.owner, fabric, _CONSTANTS),
+            "tp": communication.tensor(position.row, fabric, _CONSTANTS, zero),
+            "cp": communication.context(position.row, fabric, _CONSTANTS, zero, zero),
+            "ep": communication.expert(position.row, fabric, _CONSTANTS),
         }
         for axis, (forward, backward) in by_axis.items():
             add(axis, "forward", forward, often)
             add(axis, "backward", backward, often)
-        if slot.kind == BLOCK:
-            dp = fsdp_exposed_s(parallel, slot.owner, fabric, _CONSTANTS, (zero, zero), (zero, zero))
+        if position.kind == BLOCK:
+            dp = fsdp_exposed_s(parallel, position.row, fabric, _CONSTANTS, (zero, zero), (zero, zero))
         else:
-            dp = ends_exposed_s(parallel, slot.owner, fabric)
+            dp = ends_exposed_s(parallel, position.row, fabric)
         add("dp", "", dp, often)
     if pp == 1:
         add("tp", "optimizer", replicated_sums_s(parallel, fabric), 1)
     return +total
 
 
-def sent_to_next_stage(of: Cases) -> int:
+def sent_to_next_stage(of: Configurations) -> int:
     """Return the bytes that the first rank of a pipeline sends to the next one in a step."""
     work = work_of(of)
     c = {**_CONSTANTS, "pp_exposed": 1.0, "send_s": 0.0}
     # Each microbatch there and back, and once more for each rank that the first one has to reach.
     num_sends = 2 * (of.num_microbatches + of.layouts.pp - 1)
-    one = messages_of(of, work).exposed_s(unit_fabric(of), c, of.num_microbatches) / num_sends
+    one = PipelineP2P(of, work).exposed_s(unit_fabric(of), c, of.num_microbatches) / num_sends
     return round(float(one[0] * of.num_microbatches[0]))
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwright.evaluation.backtest.replay import load_runs
+from meshwright.evaluation.backtest.predict_runs import load_runs
 from meshwright.evaluation.dataset.read import MeasuredRun
 from validation.fit import PUBLISHED_RUNS
 

@@ -15,9 +15,9 @@ import pytest
 
 import meshwright as mw
 from dry_runs import dry_run_of
-from meshwright.app.results.diagnosis_result import DiagnosisResult
-from meshwright.app.results.plan_result import PlanResult
-from meshwright.app.results.proof_result import ProofResult
+from meshwright.app.diagnose import DiagnosisResult
+from meshwright.app.plan import PlanResult
+from meshwright.app.prove import ProofResult
 from meshwright.app.results.result import PlottedResult, Result, viewed
 from meshwright.app.results.run_result import TrainedRun
 from meshwright.app.results.simulation_result import Simulation, TimelineResult
@@ -159,8 +159,23 @@ def test_a_result_is_one_line_a_table_and_html(kind: str, results: dict[str, Cal
     assert str(found) == found.table()
     html = found._repr_html_()
     assert html.startswith("<pre")
-    assert unescape(re.sub("<[^>]+>", "", html)).rstrip() == found.table(width=max(120, found._least_width())).rstrip()
+    assert unescape(re.sub("<[^>]+>", "", html)).rstrip() == found.table(width=max(120, found._piped_width())).rstrip()
     assert "\x1b" not in found.table() + html
+
+
+@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_line_of_a_result_is_wider_than_the_terminal_and_no_word_is_broken(
+    kind: str, width: int, results: dict[str, Callable[[], Result]]
+) -> None:
+    found = results[kind]()
+    text = found.table(width=width)
+    assert max(map(len, text.splitlines())) <= width
+    # A label above a column is followed by a colon where the column has moved below its row.
+    whole = {word.rstrip(":,") for word in found.table(width=400).split()}
+    # A folder of tmp_path is longer than a line.
+    broken = [word for word in text.split() if word.rstrip(":,") not in whole and "/" not in word]
+    assert not [word for word in broken if not set(word) & set("█▏")]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -193,10 +208,10 @@ def test_the_frame_of_a_plan_has_each_layout_once(plan: PlanResult) -> None:
     rows: list[dict[str, Any]] = list(plan._rows())
     assert rows[0]["role"] == "pick"
     assert rows[0]["step_s"] == plan.step_s
-    assert rows[0]["headroom_bytes"] == plan.pick.headroom_bytes
+    assert rows[0]["free_bytes"] == plan.pick.free_bytes
     layouts = [row["layout"] for row in rows]
     assert len(set(layouts)) == len(layouts)
-    for one in (*plan.pareto, *plan.runners_up):
+    for one in (*plan.pareto_front, *plan.runners_up):
         assert layout_text(one.layout.effective) in layouts
 
 

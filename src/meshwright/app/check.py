@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
-from meshwright.app.expectation import estimate, rate_problems, search_problem
 from meshwright.app.job_problems import check_job
 from meshwright.app.results.result import Result
 from meshwright.app.summary import summary
 from meshwright.config.load import ResolvedJob, inspect_job, raise_problems
-from meshwright.errors import InfeasibleLayout
+from meshwright.errors import InfeasibleLayout, MeshwrightError
+from meshwright.hardware.catalogue import LOCAL
+from meshwright.hardware.choice import named_cluster
+from meshwright.planner.explain.verdict import verdict
+from meshwright.planner.plan import find
+from meshwright.planner.rate import rate_problem
+from meshwright.planner.read_request import Options, plan_request
+from meshwright.spec.job.job import Job
+from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.problem import distinct
+from meshwright.units import counted, format_bytes, format_duration
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,3 +72,63 @@ def check(
         raise unsearchable
     expected, misfit = estimate(resolved, ranks)
     return Checked((*summary(resolved, ranks), *expected), misfit)
+
+
+def rate_problems(job: Job) -> list[str]:
+    """Return that the device of the cluster has no rate for the job's precision, without which no verb predicts it.
+
+    Empty for this machine, and for a cluster that is unknown. Training itself needs no rate, and is not refused.
+    """
+    if job.cluster.name == LOCAL:
+        return []
+    try:
+        device = named_cluster(job.cluster.name).device
+    except MeshwrightError:
+        return []
+    problem = rate_problem(device, job.precision.compute)
+    return [] if problem is None else [problem]
+
+
+def estimate(resolved: ResolvedJob, num_ranks: int | None) -> tuple[list[tuple[str, str]], InfeasibleLayout | None]:
+    """Return (label and line of the step and the memory expected on the job's cluster, error if it does not fit).
+
+    No line where the cluster is this machine, the model is a user's own, or the planner chooses the layout.
+    """
+    job = resolved.job
+    count = num_ranks or (job.layout.num_ranks if job.layout.rest_axis is None else job.cluster.num_devices)
+    if not _is_priced(job) or job.layout.search or count is None:
+        return [], None
+    try:
+        cluster = named_cluster(job.cluster.name).with_num_devices(count, f"a layout of {counted(count, 'rank')}")
+        found = verdict(replace(plan_request(_on(resolved, count), Options()), given=job.layout.resolve(count)))
+    except MeshwrightError as error:
+        return [("step", f"not estimated: {error}")], None
+    step, usable = format_duration(found.candidate.estimate.step.total_s), format_bytes(found.usable_bytes)
+    memory = f"{format_bytes(found.needed_bytes)} reserved of {usable} usable, on pipeline rank {found.fullest_rank}"
+    if 0 <= found.candidate.free_bytes < found.margin_bytes:
+        memory += f"; layouts that the planner chooses leave {format_bytes(found.margin_bytes)} free"
+    return [("step", f"{step} expected on {cluster.name}"), ("memory", memory)], found.problem()
+
+
+def search_problem(resolved: ResolvedJob, num_ranks: int | None) -> InfeasibleLayout | None:
+    """Return why the planner finds no layout for a job that leaves it open; None where it does, or that is unknown."""
+    if not _is_priced(resolved.job) or not resolved.job.layout.search:
+        return None
+    try:
+        find(plan_request(resolved if num_ranks is None else _on(resolved, num_ranks), Options()), min_scored=0)
+    except InfeasibleLayout as problem:
+        return problem
+    except MeshwrightError:
+        return None
+    return None
+
+
+def _is_priced(job: Job) -> bool:
+    """Return whether the planner knows the cluster, not being this machine, and the model, not being a user's own."""
+    return job.cluster.name != LOCAL and resolve_architecture(job.model) is not None
+
+
+def _on(resolved: ResolvedJob, num_devices: int) -> ResolvedJob:
+    """Return the job on as many devices of its cluster."""
+    job = resolved.job
+    return replace(resolved, job=job.replace(cluster=job.cluster.replace(num_devices=num_devices)))

@@ -2,15 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from meshwright.app.results.diagnosis_result import DiagnosisResult
-from meshwright.app.results.result import viewed
+from pydantic import Field
+
+from meshwright.app.results.result import Result, viewed
 from meshwright.errors import ConfigError
 from meshwright.fault_tolerance.diagnose import diagnose as _diagnose
 from meshwright.fault_tolerance.evidence import ask, look
 from meshwright.fault_tolerance.launcher_watch import last_diagnosis
+from meshwright.pages.tables.diagnosis_table import diagnosis_page
+from meshwright.spec.run.diagnosis import Diagnosis
 from meshwright.spec.run.run import Run
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+class DiagnosisResult(Result, Diagnosis):
+    """A diagnosis with its views. Data frame: a row for each rank."""
+
+    folder: str = Field("", exclude=True)
+    """The run's folder."""
+
+    def _summary(self) -> str:
+        return f"Diagnosis {self.folder}: {self.verdict}: {self.headline}"
+
+    def _page(self) -> Iterator[RenderableType]:
+        return diagnosis_page(self.folder, self)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [one.to_dict() for one in self.ranks]
+
+    def _piped_width(self) -> int:
+        return 140
 
 
 def diagnose(folder: Path | str, *, wait_s: float = 5.0) -> DiagnosisResult:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+from rich.markup import escape
 
 from meshwright.app.jobs import as_job
 from meshwright.app.progress import elapsed
-from meshwright.app.results.plan_result import PlanResult
-from meshwright.app.results.result import viewed
+from meshwright.app.results.result import PlottedResult, memory_words, step_words, viewed
+from meshwright.app.summary import precision_note
 from meshwright.config.load import COMMAND_LINE, ResolvedJob
 from meshwright.cost.stacks import OURS
 from meshwright.errors import ConfigError
 from meshwright.hardware.choice import named_cluster
 from meshwright.log import logger
+from meshwright.pages.figures.plan_figures import Shown, memory_ranks_figure, pareto_figure, shown_layouts, step_figure
+from meshwright.pages.html.plan_html import write_plan_html
+from meshwright.pages.tables.plan_table import plan_page
 from meshwright.planner.plan import make_plan
 from meshwright.planner.read_request import (
     Named,
@@ -24,7 +33,79 @@ from meshwright.planner.read_request import (
     takes_all_devices,
 )
 from meshwright.planner.request import PlanRequest
+from meshwright.spec.layout.layout import AXES, Layout
+from meshwright.spec.layout.layout_text import layout_text
+from meshwright.spec.run.layout_plan import Plan
 from meshwright.units import parse_count
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_KEYS = (*AXES, "ep", "microbatch_size", "schedule", "activation_checkpoint", "compile")
+"""Of the layout, with a column each; the others are in the column `layout`."""
+
+
+class PlanResult(PlottedResult, Plan):
+    """A plan with its views. Data frame: a row for each layout. Plots: pareto, memory, step."""
+
+    note: str = Field("", exclude=True)
+    """What to know of the job that was planned, such as a format that leaves tensor cores unused."""
+
+    @property
+    def layout(self) -> Layout:
+        """Return the layout of the pick."""
+        return self.pick.layout
+
+    @property
+    def step_s(self) -> float:
+        """Return the predicted step of the pick, seconds."""
+        return self.pick.estimate.step.total_s
+
+    @property
+    def mfu(self) -> float | None:
+        """Return the model FLOPs utilization of the pick; None where the device's peak is unknown."""
+        return self.pick.estimate.mfu
+
+    def to_html(self, file: Path | str, budget: Iterable[RenderableType] = ()) -> None:
+        """Write the plan as one page that needs no network; `budget` are the lines and tables on time and cost."""
+        write_plan_html(self, Path(file), budget)
+
+    def _summary(self) -> str:
+        return (
+            f"Plan {self.model} on {self.num_devices} x {self.device}: {layout_text(self.layout.effective)}, "
+            f"{step_words(self.step_s, self.mfu)}, "
+            f"{memory_words(self.pick.estimate.memory.reserved_bytes, self.usable_memory_bytes)}"
+        )
+
+    def _page(self) -> Iterator[RenderableType]:
+        yield from plan_page(self)
+        if self.note:
+            yield f"note: {escape(self.note)}"
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [_row(one) for one in shown_layouts(self)]
+
+    def _figures(self) -> Mapping[str, Callable[[], Any]]:
+        figures = {"pareto": pareto_figure, "memory": memory_ranks_figure, "step": step_figure}
+        return {name: partial(figure, self) for name, figure in figures.items()}
+
+
+def _row(shown: Shown) -> dict[str, Any]:
+    layout, estimate = shown.candidate.layout, shown.candidate.estimate
+    return {
+        "role": shown.role,
+        "label": shown.label,
+        "layout": layout_text(layout.effective),
+        **{key: getattr(layout, key) for key in _KEYS},
+        "step_s": estimate.step.total_s,
+        "relative_error": estimate.relative_error,
+        "mfu": estimate.mfu,
+        "hfu": estimate.hfu,
+        "reserved_bytes": estimate.memory.reserved_bytes,
+        "free_bytes": shown.candidate.free_bytes,
+        **estimate.step.to_dict(),
+    }
+
 
 _NAMES = ("model", "seq_len", "global_batch_tokens", "global_batch_size")
 
@@ -92,7 +173,7 @@ class PlanArguments:
             return request
         from meshwright.evaluation.fitting.given_runs import calibrated_stack
 
-        return request.with_setting(stack=calibrated_stack(request.setting.stack, self.given))
+        return request.with_setup(stack=calibrated_stack(request.setup.stack, self.given))
 
 
 def plan(
@@ -136,14 +217,15 @@ def plan(
 
 def answer(arguments: PlanArguments, resolved: ResolvedJob, request: PlanRequest) -> PlanResult:
     """Return the plan for arguments whose job and request are known."""
+    note = "" if arguments.precision else precision_note(resolved, request.cluster.device) or ""
     num_simulated = resolved.job.planner.simulate if arguments.simulate is None else arguments.simulate
     if not num_simulated:
         with elapsed("searching layouts"):
-            return viewed(PlanResult, make_plan(request, num_runners_up=arguments.top - 1))
+            return viewed(PlanResult, make_plan(request, num_runners_up=arguments.top - 1), note=note)
     from meshwright.app.simulated.simulated_plan import Finalists, simulated_plan
 
     finalists = Finalists(resolved, num_simulated, num_runners_up=arguments.top - 1)
-    return viewed(PlanResult, simulated_plan(request, finalists))
+    return viewed(PlanResult, simulated_plan(request, finalists), note=note)
 
 
 def count(name: str, value: int | str) -> int:

@@ -1,29 +1,82 @@
-"""settle_checkpoints: layout.activation_checkpoint = "auto" becomes what each block saves, before any rank starts."""
+"""What a job leaves open, settled before any rank starts: its layout, and what its blocks save ("auto")."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from meshwright.config.load import ResolvedJob
 from meshwright.errors import ConfigError, UnsupportedError
-from meshwright.hardware.catalogue import load_device, with_example_rates
+from meshwright.hardware.catalogue import LOCAL, load_device, with_example_rates
 from meshwright.hardware.choice import named_cluster
-from meshwright.hardware.local import LOCAL
+from meshwright.planner.plan import make_plan
+from meshwright.planner.read_request import Options, plan_request
 from meshwright.simulator.memory.choose_checkpoints import Checkpoints, Need, choose_checkpoints
 from meshwright.simulator.memory.roles import in_phase
 from meshwright.spec.job.job import Job
-from meshwright.spec.layout.layout import Layout
+from meshwright.spec.layout.layout import Layout, LayoutRequest
 from meshwright.spec.layout.schedule.schedule import build_schedule
 from meshwright.spec.layout.schedule.schedule_csv import read_schedule
 from meshwright.spec.machine.device import Device
+from meshwright.spec.run.run import Manifest
+from meshwright.spec.step.estimate import Estimate
 from meshwright.spec.trace.trace import NONE, Trace
 from meshwright.tracer.extrapolate.pipeline_stages import blocks_of_stages
 from meshwright.tracer.programs.trace_ranks import device_type_of
 from meshwright.tracer.trace_job import trace_job
 from meshwright.trainer.launch.ranks import choose_device_type
 from meshwright.trainer.step.step_builder import TRAINER_STEP
+
+
+class SettledLayout(NamedTuple):
+    """What replaces what a job leaves open."""
+
+    layout: Layout
+    estimate: Estimate | None = None
+    """What the planner expects of it; None where a run that is resumed has none."""
+
+    def resolve(self, resolved: ResolvedJob) -> ResolvedJob:
+        """Return the job with the layout set."""
+        layout = LayoutRequest.model_validate(self.layout.model_dump())
+        return replace(resolved, job=resolved.job.replace(layout=layout))
+
+
+def plan_layout(resolved: ResolvedJob, num_ranks: int | None, resumed: Manifest | None) -> SettledLayout:
+    """Return the layout of a job that searches for one: that of the run which is resumed, or else the planner's pick.
+
+    `num_ranks` are the ranks asked for; None takes the cluster's devices. Raises ConfigError for a job that cannot be
+    planned, and for other ranks than the run which is resumed has.
+    """
+    if resumed is not None and resumed.attempts:
+        layout = resumed.attempts[-1].layout
+        if num_ranks not in (None, layout.num_ranks):
+            raise ConfigError(
+                f"--ranks {num_ranks}: the run in {resolved.run_dir} has a layout of {layout.num_ranks} ranks, which a "
+                "resume keeps: leave --ranks out, or set layout.search to false and the degrees by hand"
+            )
+        return SettledLayout(layout, resumed.estimate)
+    request = plan_request(resolved, Options())
+    if num_ranks is not None:
+        request = request.with_setup(cluster=request.cluster.with_num_devices(num_ranks))
+    if resolved.job.planner.simulate:
+        from meshwright.app.simulated.simulated_plan import by_simulation
+
+        pick = by_simulation(resolved, request)
+    else:
+        pick = make_plan(request, min_scored=0).pick
+    return SettledLayout(pick.layout, pick.estimate)
+
+
+def budget_layout(resolved: ResolvedJob, num_ranks: int, resumed: Manifest | None) -> SettledLayout:
+    """Return the layout of a job with activation_checkpoint = "auto": what its blocks save in the run that is resumed
+    by as many ranks, or else what a traced step has memory for; raises InfeasibleLayout where nothing fits.
+    """
+    if resumed is not None and resumed.attempts and resumed.attempts[-1].layout.num_ranks == num_ranks:
+        return SettledLayout(resumed.attempts[-1].layout)
+    return SettledLayout(settle_checkpoints(resolved, num_ranks))
+
 
 _SHARE_OF_DEVICE = 0.95
 """Of a device's usable memory: the rest is for what the allocator rounds up and cannot use."""

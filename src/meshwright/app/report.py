@@ -29,7 +29,7 @@ def report(folder: Path | str, *, simulate: bool = False) -> ReportResult:
     run = read_own_run(folder)
     assert run.layout is not None
     assert run.row.measured_s is not None
-    assert run.setting is not None
+    assert run.setup is not None
     expected = judge(run.layout, request_of_run(run))
     parts = {"expected": expected.estimate.step.summed()}
     if simulate:
@@ -40,7 +40,7 @@ def report(folder: Path | str, *, simulate: bool = False) -> ReportResult:
 
         parts[PROFILED] = decompose(profile_of_run(folder))
     manifest, metrics = read_manifest(Run(folder)), read_metrics(Run(folder))
-    example = example_of(run.setting.cluster.device)
+    example = example_of(run.setup.cluster.device)
     return ReportResult(folder, manifest, metrics, expected, run.row.measured_s, parts, example)
 
 
@@ -53,12 +53,12 @@ def _simulated(folder: Path, run: MeasuredRun) -> StepDecomposition:
     from meshwright.trainer.step.step_builder import TRAINER_STEP
 
     assert run.layout is not None
-    assert run.setting is not None
+    assert run.setup is not None
     # What was left open when the run started has been settled.
     keys = {name: value for name, value in run.layout.model_dump().items() if value is not None} | {"search": False}
     resolved = load_job(Run(folder).job)
     resolved = replace(resolved, job=resolved.job.replace(layout=resolved.job.layout.replace(**keys)))
-    cluster = run.setting.cluster
+    cluster = run.setup.cluster
     device = device_type_of(cluster.device)
     traces = trace_job(TRAINER_STEP, resolved, run.layout.num_ranks, device=device)
     return decompose(simulate(traces, cluster, str(folder)))

@@ -11,9 +11,8 @@ from meshwright.app.garbage import kept_garbage
 from meshwright.app.progress import elapsed
 from meshwright.app.results.result import viewed
 from meshwright.app.results.simulation_result import Simulation, TimelineResult
-from meshwright.app.simulated.dry_run import dry_run
-from meshwright.app.simulated.simulate_conditions import conditions_of
-from meshwright.app.simulated.simulate_target import trace_of_job, trace_of_program
+from meshwright.app.simulated.run_traces import dry_run
+from meshwright.app.simulated.simulate_target import conditions_of, trace_of_job, trace_of_program
 from meshwright.config.load import ResolvedJob
 from meshwright.simulator.engine.rank_classes import split_classes
 from meshwright.spec.trace.traces import Traces

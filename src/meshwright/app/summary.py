@@ -7,6 +7,8 @@ from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
 from meshwright.config.load import DEFAULT
+from meshwright.hardware.catalogue import LOCAL, load_device
+from meshwright.hardware.choice import named_cluster
 from meshwright.hardware.machine import free_disk_bytes, nearest_existing
 from meshwright.spec.job.user_object import is_object_source
 from meshwright.spec.layout.layout import AXES, Layout
@@ -21,6 +23,7 @@ from meshwright.units import counted, format_bytes, format_count
 if TYPE_CHECKING:
     from meshwright.config.load import ResolvedJob
     from meshwright.spec.job.job import Job
+    from meshwright.spec.machine.device import Device
 
 # A checkpoint holds the float32 weights and AdamW's two float32 moments.
 _CHECKPOINT_BYTES_PER_PARAMETER = 12
@@ -44,6 +47,20 @@ def summary(resolved: ResolvedJob, num_ranks: int | None) -> Iterator[tuple[str,
     )
     yield "run", _run_line(resolved)
     yield from _notes(resolved, layout)
+
+
+def precision_note(resolved: ResolvedJob, device: Device) -> str | None:
+    """Return that a job computes in float32, since it names no format, on a device that is faster in bfloat16."""
+    if resolved.job.precision.compute != "float32" or resolved.origins["precision.compute"] != DEFAULT:
+        return None
+    fast, slow = (device.peak_flops_per_s(dtype) for dtype in ("bfloat16", "float32"))
+    if device.is_host or fast is None or (slow is not None and fast <= slow):
+        return None
+    times = "" if slow is None else f" {fast / slow:.3g} times as fast"
+    return (
+        f"precision.compute is float32, the default: {device.name} computes matmuls{times} in bfloat16 on its tensor "
+        'cores; set precision.compute = "bfloat16" to use them'
+    )
 
 
 def _layout(job: Job, num_ranks: int | None) -> Layout | None:
@@ -153,7 +170,7 @@ def _listed(numbers: Sequence[object]) -> str:
 
 
 def _cluster_words(job: Job) -> str:
-    return "" if job.cluster.name == "local" else f"; on {job.cluster.name}"
+    return "" if job.cluster.name == LOCAL else f"; on {job.cluster.name}"
 
 
 def _run_line(resolved: ResolvedJob) -> str:
@@ -179,16 +196,26 @@ def _checkpoint_bytes(job: Job) -> int | None:
     return _CHECKPOINT_BYTES_PER_PARAMETER * model_spec(architecture).num_parameters
 
 
+def _named_device(job: Job) -> Device | None:
+    """Return the device that the job names, by itself or by its cluster; None where it is this machine's own."""
+    if job.cluster.name != LOCAL:
+        return named_cluster(job.cluster.name).device
+    return None if job.cluster.device is None else load_device(job.cluster.device)
+
+
 def _notes(resolved: ResolvedJob, layout: Layout | None) -> Iterator[tuple[str, str]]:
     job = resolved.job
     if job.optimizer.warmup_steps > job.train.steps:
         yield "note", f"the warmup of {job.optimizer.warmup_steps} steps is longer than the run's {job.train.steps}"
     if (note := dropout_note(resolve_architecture(job.model))) is not None:
         yield "note", note
+    device = _named_device(job)
+    if device is not None and (note := precision_note(resolved, device)) is not None:
+        yield "note", note
     # A new checkpoint is complete before the oldest is removed.
     needed_bytes = (_checkpoint_bytes(job) or 0) * (job.checkpoint.keep + 1)
     free_bytes = free_disk_bytes(nearest_existing(resolved.run_dir))
-    if job.cluster.name == "local" and free_bytes < needed_bytes:
+    if job.cluster.name == LOCAL and free_bytes < needed_bytes:
         yield (
             "note",
             f"this machine's disk has {format_bytes(free_bytes)} free for {resolved.run_dir}, "

@@ -9,8 +9,10 @@ from pathlib import Path
 from meshwright.app.job_problems import check_job, layout_problems_of, run_folder
 from meshwright.app.jobs import as_job
 from meshwright.app.results.run_result import TrainedRun
+from meshwright.app.summary import precision_note
 from meshwright.config.load import ResolvedJob, raise_problems
 from meshwright.errors import ConfigError, ExitCode
+from meshwright.hardware.catalogue import recognise_device
 from meshwright.log import log_level, logger, progress
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout_text import layout_text
@@ -131,7 +133,7 @@ def _settled(
 
     settled = None
     if resolved.job.layout.search:
-        from meshwright.app.settled_layout import plan_layout
+        from meshwright.app.recompute_budget import plan_layout
 
         raise_problems(resolved.path, check_job(resolved, None, resume=resume, overwrite=overwrite))
         settled = plan_layout(resolved, ranks, read_manifest(run_folder(resolved)) if resume else None)
@@ -142,8 +144,9 @@ def _settled(
     from meshwright.trainer.launch.ranks import require_devices
 
     require_devices(resolved.job.run, num_ranks)
+    _note_precision(resolved)
     if resolved.job.layout.activation_checkpoint == "auto":
-        from meshwright.app.settled_layout import budget_layout
+        from meshwright.app.recompute_budget import budget_layout
 
         settled = budget_layout(resolved, num_ranks, read_manifest(run_folder(resolved)) if resume else None)
         resolved = settled.resolve(resolved)
@@ -152,6 +155,19 @@ def _settled(
     expected = settled.estimate and f", expected to take {format_duration(settled.estimate.step.total_s)} a step"
     progress.info("layout %s%s", layout_text(settled.layout), expected or "")
     return resolved, num_ranks, settled.estimate
+
+
+def _note_precision(resolved: ResolvedJob) -> None:
+    """Say that a job leaves the tensor cores of this machine's GPUs unused by the format that is the default."""
+    from meshwright.trainer.launch import ranks
+
+    if ranks.choose_device_type(resolved.job.run) != "cuda":
+        return
+    import torch
+
+    device = recognise_device(torch.cuda.get_device_name())
+    if device is not None and (note := precision_note(resolved, device)) is not None:
+        progress.info("note: %s", note)
 
 
 def _rank_config(

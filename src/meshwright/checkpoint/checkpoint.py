@@ -52,12 +52,6 @@ def prune(run: Run, keep: int) -> None:
         remove(run.checkpoint(step))
 
 
-def newest(run: Run) -> Path | None:
-    """Return the folder of the newest committed checkpoint, or None."""
-    steps = run.checkpoint_steps()
-    return run.checkpoint(steps[-1]) if steps else None
-
-
 def read_metadata(folder: Path) -> dict[str, Any]:
     """Return the metadata given to `save`; raises CheckpointError for a damaged checkpoint."""
     return read_contents(folder).metadata

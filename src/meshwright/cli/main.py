@@ -14,6 +14,7 @@ import click
 from meshwright import __version__
 from meshwright.errors import ExitCode
 from meshwright.exits import exit_code_of, leave
+from meshwright.log import fitted
 
 VERBS: dict[str, tuple[str, str]] = {
     "check": ("meshwright.cli.verbs.check", "Report everything that is wrong with a job before any process starts."),
@@ -120,5 +121,5 @@ def _show_usage(error: click.ClickException) -> int:
         return ExitCode.BAD_INPUT
     if isinstance(error, click.UsageError) and error.ctx is not None:
         click.echo(f"{error.ctx.get_usage()}\n", err=True)
-    click.echo(f"error: {error.format_message()}", err=True)
+    click.echo(fitted(f"error: {error.format_message()}"), err=True)
     return ExitCode.BAD_INPUT

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from meshwright.log import logger, progress
+from meshwright.log import fitted, logger, progress
 
 
 class _StandardError(logging.Handler):
@@ -17,7 +17,7 @@ class _StandardError(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one record."""
-        click.echo(self.format(record), err=True)
+        click.echo(fitted(self.format(record)), err=True)
 
 
 _progress_handler, _debug_handler = _StandardError(), _StandardError()

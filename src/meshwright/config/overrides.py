@@ -4,8 +4,8 @@ import tomllib
 from collections.abc import Sequence
 from typing import Any
 
+from meshwright.config.key_problems import KeyProblem
 from meshwright.config.keys import SECTIONS, job_keys
-from meshwright.config.messages import KeyProblem
 from meshwright.config.names import advice_for_key
 from meshwright.config.positions import KeyPath
 from meshwright.config.toml_text import toml_path

@@ -14,7 +14,7 @@ from importlib.resources import files
 
 
 @dataclass(frozen=True)
-class Constant:
+class CostConstant:
     """One number of constants.toml."""
 
     meaning: str
@@ -37,10 +37,10 @@ Constants = Mapping[str, float]
 
 
 @lru_cache
-def all_constants() -> dict[str, Constant]:
+def all_constants() -> dict[str, CostConstant]:
     """Return every constant of constants.toml by name."""
     text = (files("meshwright.cost") / "constants.toml").read_text(encoding="utf-8")
-    return {name: Constant(**{"prior": fields["value"], **fields}) for name, fields in tomllib.loads(text).items()}
+    return {name: CostConstant(**{"prior": fields["value"], **fields}) for name, fields in tomllib.loads(text).items()}
 
 
 @lru_cache

@@ -9,6 +9,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost.arrays import Bools, Ints
 from meshwright.errors import UnsupportedError
 from meshwright.spec.layout.layout import (
     SCHEDULES,
@@ -17,9 +18,6 @@ from meshwright.spec.layout.layout import (
     ContextMethod,
     Layout,
 )
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 ACTIVATION_CHECKPOINTS: tuple[str, ...] = get_args(ActivationCheckpoint)
 CONTEXT_METHODS: tuple[str, ...] = get_args(ContextMethod)

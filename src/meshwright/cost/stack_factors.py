@@ -10,19 +10,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshwright.cost.achieved_rates import is_blackwell
+from meshwright.cost.arrays import Bools, Floats
 from meshwright.cost.calibrated.measured_op import is_measured
-from meshwright.cost.case import Cases, Floats
 from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.constants import Constants
-from meshwright.cost.rates import is_blackwell
+from meshwright.cost.training_setup import Configurations
 from meshwright.spec.machine.cluster import Cluster
 
 
 @dataclass(frozen=True)
 class StackFactors:
-    """Times as multiples of the generic, tuned stack's, one element a case."""
+    """Times as multiples of the generic, tuned stack's, one element a configuration."""
 
     compute: Floats
     communication: Floats
@@ -31,13 +31,13 @@ class StackFactors:
 
 @dataclass(frozen=True)
 class Stacks:
-    """What the cases' stacks are, one element a case."""
+    """What the configurations' stacks are, one element a configuration."""
 
     fitted: StackFactors
-    is_tuned: NDArray[np.bool_]
-    is_newest: NDArray[np.bool_]
+    is_tuned: Bools
+    is_newest: Bools
     """Whether the device is of an architecture whose libraries are young."""
-    is_omni_path: NDArray[np.bool_]
+    is_omni_path: Bools
 
     def factors(self, constants: Constants) -> StackFactors:
         """Return the multiples with `constants`."""
@@ -63,17 +63,17 @@ class Stacks:
         )
 
 
-def stacks_of(cases: Cases) -> Stacks:
-    """Return what the stacks of the cases are."""
-    each = cases.each
+def stacks_of(configs: Configurations) -> Stacks:
+    """Return what the stacks of the configurations are."""
+    each = configs.each
     return Stacks(
         StackFactors(
             each(lambda s: s.stack.compute), each(lambda s: s.stack.communication), each(lambda s: s.stack.overhead)
         ),
-        # What was timed on the very machine is as fast as it is there.
-        is_tuned=each(lambda s: float(s.stack.is_tuned or is_measured(s))) > 0,
-        is_newest=each(lambda s: float(is_blackwell(s.cluster.device))) > 0,
-        is_omni_path=each(lambda s: float(is_omni_path(s.cluster))) > 0,
+        # What was timed on this machine needs no factor.
+        is_tuned=configs.has(lambda s: s.stack.is_tuned or is_measured(s)),
+        is_newest=configs.has(lambda s: is_blackwell(s.cluster.device)),
+        is_omni_path=configs.has(lambda s: is_omni_path(s.cluster)),
     )
 
 

@@ -1,14 +1,14 @@
-"""StepPricer: seconds of one optimizer step, from the physical floor up, of many cases at once.
+"""StepPricer: seconds of one optimizer step, from the physical floor up, of many configurations at once.
 
     microbatch = sum over blocks (matmul + attention + memory [+ recompute] + exposed tp, cp, ep), or the host if longer
     fsdp       = max(block, gathers and scatters) + slowdown x the shorter of the two (ours: while the device computes)
     step       = microbatches x slowest stage + bubble + exposed sends
                  + last gradients + optimizer + fixed host work, all x straggling
 
-One op list (work.py) is priced cause by cause (block_time.py, slot_compute.py, sent.py, data_parallel.py); this page
-adds the causes up. It holds for devices, next to which the host launches kernels; calibrated/host_step.py overrides
-what differs where kernels run on the host itself. Ignored: that stages differ in more than their number of blocks
-(replay_s prices the finalists exactly).
+One op list (work.py) is priced cause by cause (block_time.py, block_compute.py, exposed_traffic.py,
+data_parallel.py); this page adds the causes up. It holds for devices, next to which the host launches
+kernels; calibrated/host_step.py overrides what differs where kernels run on the host itself. Ignored: that stages
+differ in more than their number of blocks (replay_s prices the finalists exactly).
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from meshwright.cost.achieved_rates import peaks_of, rates_of
+from meshwright.cost.arrays import Floats, Passes
+from meshwright.cost.block_positions import BlockPosition, block_positions
 from meshwright.cost.calibrated.measured_op import measured_update_s
-from meshwright.cost.case import Cases, Floats
-from meshwright.cost.communication.communication import Communication, communication_of
+from meshwright.cost.communication.communication import Communication
 from meshwright.cost.communication.contention import computing_shares
 from meshwright.cost.communication.data_parallel import (
     DataParallel,
-    data_parallel_of,
     exposed_update_s,
     replicated_sums_s,
 )
+from meshwright.cost.communication.exposed_traffic import ExposedTraffic, TrafficPricer
 from meshwright.cost.communication.fabric import Fabric, FabricConstants, fabric_of, stack_fabrics
 from meshwright.cost.communication.fsdp_copies import FsdpCopies
 from meshwright.cost.communication.fsdp_exposed import ends_exposed_s, first_block_exposed_s, fsdp_exposed_s
-from meshwright.cost.communication.messages import Messages, messages_of
-from meshwright.cost.communication.sent import Passes, Sent, senders_of
+from meshwright.cost.communication.pipeline_p2p import PipelineP2P
+from meshwright.cost.compute.block_compute import Computed, ComputePricer, Prices
 from meshwright.cost.compute.block_time import BlockPricer
 from meshwright.cost.compute.repeats import repeated_share
-from meshwright.cost.compute.slot_compute import Computed, Prices, compute_pricer_of
 from meshwright.cost.constants import Constants
 from meshwright.cost.pipeline.rank_pass import RankPass
-from meshwright.cost.pipeline.slots import Slot, slots_of
-from meshwright.cost.pipeline.stage import Stages, bubble_share, stages_of
-from meshwright.cost.rates import peaks_of, rates_of
-from meshwright.cost.stack_factors import StackFactors, Stacks, stacks_of
+from meshwright.cost.pipeline.stage import blocks_per_rank, bubble_share
+from meshwright.cost.stack_factors import StackFactors, stacks_of
+from meshwright.cost.training_setup import Configurations
 from meshwright.cost.work import BLOCK, FIRST, LAST, work_of
 from meshwright.spec.step.step_decomposition import StepDecomposition
 
@@ -50,24 +50,25 @@ _OPTIMIZER_BYTES = 32.0
 
 @dataclass(frozen=True)
 class StepTerms:
-    """Seconds by cause, one element a case; the fields are those of StepDecomposition."""
+    """Seconds by cause, one element a configuration; the fields are those of StepDecomposition."""
 
-    floor_s: Floats
-    matmul_s: Floats
-    tile_s: Floats
-    attention_s: Floats
-    memory_s: Floats
-    host_s: Floats
-    recompute_s: Floats
-    repeat_s: Floats
-    tp_s: Floats
-    cp_s: Floats
-    ep_s: Floats
-    dp_s: Floats
-    pp_s: Floats
-    bubble_s: Floats
+    model_flops_at_peak_s: Floats
+    gemm_inefficiency_s: Floats
+    tile_and_wave_quantization_s: Floats
+    attention_inefficiency_s: Floats
+    memory_bound_ops_s: Floats
+    cpu_bound_s: Floats
+    recomputation_s: Floats
+    repeated_backward_s: Floats
+    tp_communication_s: Floats
+    cp_communication_s: Floats
+    ep_communication_s: Floats
+    dp_communication_s: Floats
+    pipeline_p2p_s: Floats
+    other_communication_s: Floats
+    pipeline_bubble_s: Floats
     optimizer_s: Floats
-    jitter_s: Floats
+    stragglers_s: Floats
 
     @property
     def total_s(self) -> Floats:
@@ -75,101 +76,100 @@ class StepTerms:
         return np.asarray(sum(getattr(self, field.name) for field in fields(self)))
 
     def decomposition(self, row: int) -> StepDecomposition:
-        """Return the step of the case at `row`."""
+        """Return the step of the configuration at `row`."""
         return StepDecomposition(
             **{field.name: max(0.0, float(getattr(self, field.name)[row])) for field in fields(self)}
         )
 
 
 class StepPricer:
-    """Prices the same cases again and again with other constants; what does not depend on them is computed once."""
+    """Prices configurations again and again with other constants; what does not depend on them is computed once."""
 
-    def __init__(self, cases: Cases) -> None:
-        self.cases, self.layouts = cases, cases.layouts
-        settings = cases.settings
-        self.work = work_of(cases)
-        self.peaks = peaks_of(settings)
-        self.pricer = BlockPricer(self.work, settings, self.peaks)
-        fabrics = [fabric_of(setting.cluster, FabricConstants()) for setting in settings]
-        self.fabric = stack_fabrics(fabrics, cases.setting)
-        self.stacks: Stacks = stacks_of(cases)
-        self.microbatches = cases.num_microbatches
-        self.stage: Stages = stages_of(cases, self.work)
-        self.communication: Communication = communication_of(cases, self.work)
-        self.messages: Messages = messages_of(cases, self.work)
-        self.parallel: DataParallel = data_parallel_of(cases, self.work)
-        self.slots = slots_of(self.work)
-        self.gradient_bytes = cases.each(lambda s: s.stack.gradient_bytes)
-        self.repeated = repeated_share(cases)
-        self.compute = compute_pricer_of(cases, self.parallel, self.stage)
-        self.copies = FsdpCopies(self.parallel, self.stacks, self.slots)
-        self.senders = senders_of(self.communication, self.parallel)
-        self.update_s = measured_update_s(cases, self.parallel.updated)
+    def __init__(self, configs: Configurations) -> None:
+        self.configs, self.layouts = configs, configs.layouts
+        setups = configs.setups
+        self.work = work_of(configs)
+        self.peaks = peaks_of(setups)
+        self.pricer = BlockPricer(self.work, setups, self.peaks)
+        fabrics = [fabric_of(setup.cluster, FabricConstants()) for setup in setups]
+        self.fabric = stack_fabrics(fabrics, configs.setup_index)
+        self.stacks = stacks_of(configs)
+        self.microbatches = configs.num_microbatches
+        self.stage = blocks_per_rank(configs, self.work)
+        self.communication = Communication(configs, self.work)
+        self.p2p = PipelineP2P(configs, self.work)
+        self.parallel = DataParallel(configs, self.work)
+        self.positions = block_positions(self.work)
+        self.gradient_bytes = configs.each(lambda s: s.stack.gradient_bytes)
+        self.repeated = repeated_share(configs)
+        self.compute = ComputePricer(configs, self.parallel, self.stage.num_blocks)
+        self.copies = FsdpCopies(self.parallel, self.positions)
+        self.traffic = TrafficPricer(self.communication, self.parallel)
+        self.update_s = measured_update_s(configs, self.parallel.updated)
         self.doublings = np.maximum(np.log2(np.maximum(self.layouts.num_ranks, 1) / 8), 0)
 
     def use(self, fitted: StackFactors) -> None:
         """Take `fitted` in place of the stacks' own multipliers."""
         self.stacks = replace(self.stacks, fitted=fitted)
-        self.copies = replace(self.copies, stacks=self.stacks)
 
     def price(self, constants: Constants) -> StepTerms:
-        """Return the step of each case by cause."""
+        """Return the step of each configuration by cause."""
         blocks, first, last = self.passes(constants)
-        memory_rate = rates_of(self.cases.settings, self.peaks, constants).memory[self.cases.setting]
+        memory_rate = rates_of(self.configs.setups, self.peaks, constants).memory[self.configs.setup_index]
         return self._step(blocks, first, last, self.stacks.slowed(self.fabric, constants), memory_rate, constants)
 
     def passes(self, constants: Constants) -> tuple[RankPass, RankPass, RankPass]:
         """Return one microbatch through all blocks, through the embedding, and through norm, head and loss."""
         found: dict[int, list[tuple[RankPass, Floats]]] = {BLOCK: [], FIRST: [], LAST: []}
-        for slot, one in self.slot_passes(constants):
-            found[slot.kind].append((one, slot.count))
+        for position, one in self.block_passes(constants):
+            found[position.kind].append((one, position.count))
         blocks = self._summed(found[BLOCK])
         num_blocks = sum(count for _, count in found[BLOCK])
         blocks = replace(blocks, dp=blocks.dp + blocks.first_dp / np.maximum(num_blocks, 1))
         return blocks, self._summed(found[FIRST]), self._summed(found[LAST])
 
-    def slot_passes(self, constants: Constants) -> list[tuple[Slot, RankPass]]:
-        """Return one microbatch through a single block of each slot, in the order of the model."""
-        rates = rates_of(self.cases.settings, self.peaks, constants)
+    def block_passes(self, constants: Constants) -> list[tuple[BlockPosition, RankPass]]:
+        """Return one microbatch through a single block of each position, in the order of the model."""
+        rates = rates_of(self.configs.setups, self.peaks, constants)
         prices = Prices(
             constants=constants,
             slow=self.stacks.factors(constants),
             times=self.pricer.price(rates, constants),
             fabric=self.stacks.slowed(self.fabric, constants),
-            memory_rate=rates.memory[self.cases.setting],
-            matmul32_rate=rates.matmul32[self.cases.setting],
+            memory_rate=rates.memory[self.configs.setup_index],
+            matmul32_rate=rates.matmul32[self.configs.setup_index],
         )
-        return [(slot, self._slot_pass(slot, prices)) for slot in self.slots]
+        return [(position, self._block_pass(position, prices)) for position in self.positions]
 
     def _summed(self, parts: list[tuple[RankPass, Floats]]) -> RankPass:
-        total = RankPass(*(np.zeros(len(self.cases)) for _ in fields(RankPass)))
+        total = RankPass(*(np.zeros(len(self.configs)) for _ in fields(RankPass)))
         for one, count in parts:
             total = total + one * count
         return total
 
-    def _slot_pass(self, slot: Slot, prices: Prices) -> RankPass:
+    def _block_pass(self, position: BlockPosition, prices: Prices) -> RankPass:
         """Return one block's passes for one microbatch, forward and backward together."""
-        owner, times, c = slot.owner, prices.times, prices.constants
-        block, copies = self.compute.of_slot(slot, prices), self._copies_s(slot, prices)
-        sending = self.compute.sending(slot, block, times)
-        sent = self.senders.sent_alone(sending, prices.fabric, c)
+        row, times, c = position.row, prices.times, prices.constants
+        block, copies = self.compute.at(position, prices), self._copies_s(position, prices)
+        sending = self.compute.sending(position, block, times)
+        sent = self.traffic.sent_alone(sending, prices.fabric, c)
         waits = self._waits(block, sent, c)
         # Of our own software copies hide communication, too: multipliers of other software were fitted without.
         copies_hide = np.where(self.parallel.is_own, 1.0, 0.0)
         busy = block.forward + copies_hide * copies[0], block.backward + copies_hide * copies[1]
         whole = busy[0] + sent.forward + waits[0], busy[1] + sent.backward + waits[1]
-        dp, first_dp = self._fsdp_s(slot, prices, busy, whole)
-        if slot.kind == BLOCK and self.senders.contends.any():
+        dp, first_dp = self._fsdp_s(position, prices, busy, whole)
+        if position.kind == BLOCK and self.traffic.contends.any():
             attention = (
                 block.attention[0] + block.merges[0] + sent.cp[0],
                 block.attention[1] + block.merges[1] + sent.cp[1],
             )
-            sent = self.senders.sent_next_to_fsdp(sending, prices.fabric, c, whole, attention)
+            sent = self.traffic.sent_next_to_fsdp(sending, prices.fabric, c, whole, attention)
             waits = self._waits(block, sent, c)
         return RankPass(
-            ideal_matmul=3 * times.ideal_matmul[owner],
-            ideal_attention=3 * times.ideal_attention[owner],
-            reached=3 * times.reached_matmul[owner] * prices.slow.compute,
+            ideal_matmul=3 * times.ideal_matmul[row],
+            ideal_attention=3 * times.ideal_attention[row],
+            reached=3 * times.reached_matmul[row] * prices.slow.compute,
             matmul=block.matmul[0] + block.matmul[1],
             attention=block.attention[0] + block.attention[1],
             memory=block.memory[0] + block.memory[1] + copies[0] + copies[1],
@@ -183,26 +183,26 @@ class StepPricer:
             first_dp=first_dp,
         )
 
-    def _copies_s(self, slot: Slot, prices: Prices) -> Passes:
-        """Return the seconds of what FSDP computes for a slot, forward and backward."""
-        return self.copies.of_slot(slot, prices.memory_rate, prices.constants)
+    def _copies_s(self, position: BlockPosition, prices: Prices) -> Passes:
+        """Return the seconds of what FSDP computes for a position, forward and backward."""
+        return self.copies.at(position, prices.memory_rate, prices.slow, prices.constants["kernel_s"])
 
-    def _fsdp_s(self, slot: Slot, prices: Prices, busy: Passes, whole: Passes) -> tuple[Floats, Floats]:
-        """Return the exposed seconds that FSDP adds to a slot's passes, and those that it adds to a first block's.
+    def _fsdp_s(self, position: BlockPosition, prices: Prices, busy: Passes, whole: Passes) -> tuple[Floats, Floats]:
+        """Return the exposed seconds that FSDP adds to a position's passes, and those that it adds to a first block's.
 
         Of the `whole` passes the device computes for `busy`.
         """
         fabric, c = prices.fabric, prices.constants
-        if slot.kind != BLOCK:
-            dp, first_dp = ends_exposed_s(self.parallel, slot.owner, fabric), np.zeros(len(self.cases))
+        if position.kind != BLOCK:
+            dp, first_dp = ends_exposed_s(self.parallel, position.row, fabric), np.zeros(len(self.configs))
         else:
             computing = computing_shares(self.parallel, busy, whole)
-            dp = fsdp_exposed_s(self.parallel, slot.owner, fabric, c, whole, computing)
+            dp = fsdp_exposed_s(self.parallel, position.row, fabric, c, whole, computing)
             ends = self.copies.before_blocks(prices.times, prices.memory_rate)
-            first_dp = first_block_exposed_s(self.parallel, slot.owner, fabric, c, whole, ends)
+            first_dp = first_block_exposed_s(self.parallel, position.row, fabric, c, whole, ends)
         return dp, first_dp
 
-    def _waits(self, block: Computed, sent: Sent, c: Constants) -> Passes:
+    def _waits(self, block: Computed, sent: ExposedTraffic, c: Constants) -> Passes:
         """Return for how long the device waits for the host in both passes."""
         return (
             self._wait_s(block.forward + sent.forward, block.host[0], c),
@@ -217,6 +217,10 @@ class StepPricer:
         """Return the exposed seconds of parameters and gradients outside of a steady microbatch."""
         return exposed_update_s(self.parallel, fabric, c, hidden_behind_s)
 
+    def _sums_of_numbers_s(self, fabric: Fabric) -> Floats:
+        """Return the seconds in which all ranks sum the loss and the norm of the gradients: here nothing."""
+        return np.zeros(len(self.configs))
+
     def _fixed_s(self, c: Constants) -> Floats:
         """Return the seconds of the host's fixed work of a step."""
         return c["step_s"] * self.stacks.factors(c).overhead
@@ -229,7 +233,7 @@ class StepPricer:
         slowest = self.stage.slowest_s(blocks.total, first.total, last.total)
         bubble = bubble_share(self.layouts, n, self.repeated) * mean.total
         imbalance = n * np.maximum(slowest - mean.total, 0.0)
-        sends = self.messages.exposed_s(fabric, c, n)
+        sends = self.p2p.exposed_s(fabric, c, n)
         exchanges = self._exchanges_s(fabric, c, slowest + bubble)
         overhead = self.stacks.factors(c).overhead
         updated_bytes = self.parallel.updated * (_OPTIMIZER_BYTES + self.gradient_bytes)
@@ -238,22 +242,23 @@ class StepPricer:
         steady = mean * n
         straggling = c["straggling"] * self.doublings * (steady.total + imbalance + bubble + sends)
         return StepTerms(
-            floor_s=steady.ideal_matmul + steady.ideal_attention,
-            matmul_s=steady.reached - steady.ideal_matmul,
-            tile_s=steady.matmul - steady.reached,
-            attention_s=steady.attention - steady.ideal_attention,
-            memory_s=steady.memory,
-            host_s=steady.host + self._fixed_s(c),
-            recompute_s=steady.recompute,
-            repeat_s=steady.repeat,
-            tp_s=steady.tp + replicated_sums_s(self.parallel, fabric),
-            cp_s=steady.cp,
-            ep_s=steady.ep,
-            dp_s=steady.dp + exchanges,
-            pp_s=sends,
-            bubble_s=imbalance + bubble,
+            model_flops_at_peak_s=steady.ideal_matmul + steady.ideal_attention,
+            gemm_inefficiency_s=steady.reached - steady.ideal_matmul,
+            tile_and_wave_quantization_s=steady.matmul - steady.reached,
+            attention_inefficiency_s=steady.attention - steady.ideal_attention,
+            memory_bound_ops_s=steady.memory,
+            cpu_bound_s=steady.host + self._fixed_s(c),
+            recomputation_s=steady.recompute,
+            repeated_backward_s=steady.repeat,
+            tp_communication_s=steady.tp + replicated_sums_s(self.parallel, fabric),
+            cp_communication_s=steady.cp,
+            ep_communication_s=steady.ep,
+            dp_communication_s=steady.dp + exchanges,
+            pipeline_p2p_s=sends,
+            other_communication_s=self._sums_of_numbers_s(fabric),
+            pipeline_bubble_s=imbalance + bubble,
             optimizer_s=optimizer,
-            jitter_s=straggling,
+            stragglers_s=straggling,
         )
 
 

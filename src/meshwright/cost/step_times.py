@@ -1,4 +1,4 @@
-"""step_times: seconds of one optimizer step by component, of many cases at once, on devices and on hosts."""
+"""step_times: seconds of one optimizer step by component, of many configurations at once, on devices and on hosts."""
 
 from __future__ import annotations
 
@@ -7,27 +7,42 @@ from dataclasses import fields
 import numpy as np
 
 from meshwright.cost.calibrated.host_step import HostStepPricer
-from meshwright.cost.case import Cases
 from meshwright.cost.constants import Constants, fitted_constants
 from meshwright.cost.step import StepPricer, StepTerms
+from meshwright.cost.training_setup import Configurations
 
 
-def step_times(cases: Cases, constants: Constants | None = None) -> StepTerms:
-    """Return the step of each case by component, with the fitted constants unless others are given."""
+def step_times(configs: Configurations, constants: Constants | None = None) -> StepTerms:
+    """Return the step of each configuration by component, with the fitted constants unless others are given."""
     constants = fitted_constants() if constants is None else constants
-    is_host = cases.each(lambda s: float(s.cluster.device.is_host)) > 0
+    is_host = configs.has(lambda s: s.cluster.device.is_host)
     if is_host.all() or not is_host.any():
-        return step_pricer(cases).price(constants)
-    steps = {kind: step_pricer(cases.take(is_host == kind)).price(constants) for kind in (False, True)}
-    joined = {field.name: np.zeros(len(cases)) for field in fields(StepTerms)}
+        return step_pricer(configs).price(constants)
+    steps = {kind: step_pricer(configs.take(is_host == kind)).price(constants) for kind in (False, True)}
+    joined = {field.name: np.zeros(len(configs)) for field in fields(StepTerms)}
     for kind, step in steps.items():
         for name, column in joined.items():
             column[is_host == kind] = getattr(step, name)
     return StepTerms(**joined)
 
 
-def step_pricer(cases: Cases) -> StepPricer:
-    """Return what prices `cases`, all of which are of devices or all of hosts (Device.is_host)."""
-    kinds = {cases.settings[position].cluster.device.is_host for position in np.unique(cases.setting)}
-    assert len(kinds) <= 1, "cases of devices and of hosts"
-    return HostStepPricer(cases) if kinds == {True} else StepPricer(cases)
+def step_pricer(configs: Configurations) -> StepPricer:
+    """Return what prices `configs`, all of which are of devices or all of hosts (Device.is_host)."""
+    kinds = {configs.setups[position].cluster.device.is_host for position in np.unique(configs.setup_index)}
+    assert len(kinds) <= 1, "configurations of devices and of hosts"
+    return HostStepPricer(configs) if kinds == {True} else StepPricer(configs)
+
+
+def unit_shares(config: Configurations) -> list[float]:
+    """Return what each unit that a stage can hold (embedding, blocks, norm with head and loss) takes of a microbatch's
+    time through the whole model, of one configuration.
+
+    Without gathers and reductions: a pipeline's stages gather ahead and reduce when they are done.
+    """
+    seconds = [
+        float(one.total[0] - one.dp[0])
+        for position, one in step_pricer(config).block_passes(fitted_constants())
+        for _ in range(int(position.count[0]))
+    ]
+    total_s = sum(seconds)
+    return [unit_s / total_s for unit_s in seconds]

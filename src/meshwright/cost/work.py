@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.case import Cases, Floats, Setting
-from meshwright.cost.compute.eager_mixture import eager_elements
+from meshwright.cost.arrays import Floats, Ints
 from meshwright.cost.compute.matmul_lines import (
     Matmuls,
     early_terms_share,
@@ -27,25 +26,23 @@ from meshwright.cost.compute.matmul_lines import (
     matmul_lines,
     second_matmuls_share,
 )
-from meshwright.cost.compute.own_elements import own_elements
+from meshwright.cost.compute.own_elements import eager_elements, own_elements
 from meshwright.cost.layout_table import LayoutTable
-from meshwright.cost.shares import Shares
+from meshwright.cost.partition import Partition
+from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.spec.model.model_spec import BlockGroup
 from meshwright.spec.model.op import CoreAttention, Elementwise, Embedding, GroupedMatmul, Head, Matmul, Norm, Op, Rope
 
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
-
 BLOCK, FIRST, LAST = 0, 1, 2
-"""Kinds of owners: one block of a group, what stands before the blocks, what stands after them."""
+"""Kinds of blocks: one block of a group, what stands before the blocks, what stands after them."""
 
 KEY_FIELDS = ("tp", "cp", "ep", "etp", "microbatch_size")
 """All of a layout that the work of one microbatch in one block depends on."""
 
 
 @dataclass(frozen=True)
-class Owners:
-    """One line for each key and each block group: what its blocks do besides matmuls."""
+class BlockTable:
+    """One row for each key and each block group: what one of its blocks does besides matmuls."""
 
     key: Ints
     kind: Ints
@@ -110,48 +107,54 @@ class Owners:
 
 @dataclass(frozen=True)
 class Work:
-    """The keys of all cases, and what each asks for."""
+    """The keys of all configs, and what each asks for."""
 
-    key_of_case: Ints
-    """Position of each case's key."""
-    setting: Ints
-    """Position of each key's setting."""
+    key_of_config: Ints
+    """Position of each configuration's key."""
+    setup_index: Ints
+    """Position of each key's setup."""
     keys: LayoutTable
     """One layout for each key; only KEY_FIELDS of it mean something."""
-    owners: Owners
+    blocks: BlockTable
     matmuls: Matmuls
 
 
-def work_of(cases: Cases) -> Work:
-    """Return what the cases' ranks do, each distinct (setting, tp, cp, ep, etp, microbatch_size) once."""
-    _, first, inverse = np.unique(_key_numbers(cases), return_index=True, return_inverse=True)
-    setting, keys = cases.setting[first], cases.layouts.take(first)
-    owners: list[dict[str, NDArray[Any]]] = []
+def work_of(configs: Configurations) -> Work:
+    """Return what the configurations' ranks do, each distinct (setup, tp, cp, ep, etp, microbatch_size) once."""
+    _, first, inverse = np.unique(_key_numbers(configs), return_index=True, return_inverse=True)
+    setup_index, keys = configs.setup_index[first], configs.layouts.take(first)
+    blocks: list[dict[str, NDArray[Any]]] = []
     lines: list[dict[str, NDArray[Any]]] = []
-    num_owners = 0
-    for position in np.unique(setting):
-        rows = np.flatnonzero(setting == position)
-        for group, kind in groups_of(cases.settings[position]):
-            index = num_owners + np.arange(len(rows))
-            shares = Shares(cases.settings[position], keys.take(rows))
-            owners.append({"key": rows, **_owner(group, kind, shares)})
-            lines += [{"owner": index, **line} for line in matmul_lines(group, shares)]
-            num_owners += len(rows)
-    return Work(inverse.ravel(), setting, keys, Owners(**_joined(Owners, owners)), Matmuls(**_joined(Matmuls, lines)))
+    num_rows = 0
+    for position in np.unique(setup_index):
+        rows = np.flatnonzero(setup_index == position)
+        for group, kind in groups_of(configs.setups[position]):
+            index = num_rows + np.arange(len(rows))
+            partition = Partition(configs.setups[position], keys.take(rows))
+            blocks.append({"key": rows, **_block_row(group, kind, partition)})
+            lines += [{"block": index, **line} for line in matmul_lines(group, partition)]
+            num_rows += len(rows)
+    return Work(
+        inverse.ravel(),
+        setup_index,
+        keys,
+        BlockTable(**_joined(BlockTable, blocks)),
+        Matmuls(**_joined(Matmuls, lines)),
+    )
 
 
-def _key_numbers(cases: Cases) -> Ints:
-    """Return one number for each case, equal for equal keys and in their order: sorting rows of a table is slow."""
-    numbers = cases.setting
+def _key_numbers(configs: Configurations) -> Ints:
+    """Return one number for each, equal for equal keys and in their order: sorting rows of a table is slow."""
+    numbers = configs.setup_index
     for name in KEY_FIELDS:
-        values = getattr(cases.layouts, name)
+        values = getattr(configs.layouts, name)
         numbers = numbers * (values.max(initial=0) + 1) + values
     return np.asarray(numbers, np.int64)
 
 
-def groups_of(setting: Setting) -> Iterator[tuple[BlockGroup, int]]:
+def groups_of(setup: TrainingSetup) -> Iterator[tuple[BlockGroup, int]]:
     """Yield the model's groups and their kinds: the ones without a matmul before the blocks are FIRST."""
-    groups = setting.model.groups
+    groups = setup.model.groups
     for group in groups:
         if any(isinstance(op, Head) for op in group.ops):
             yield group, LAST
@@ -161,18 +164,18 @@ def groups_of(setting: Setting) -> Iterator[tuple[BlockGroup, int]]:
             yield group, BLOCK
 
 
-def _owner(group: BlockGroup, kind: int, shares: Shares) -> dict[str, NDArray[Any]]:
+def _block_row(group: BlockGroup, kind: int, partition: Partition) -> dict[str, NDArray[Any]]:
     cores = [op for op in group.ops if isinstance(op, CoreAttention)]
     routed = [op.experts_per_token for op in group.ops if isinstance(op, GroupedMatmul)]
     num_experts = max((op.num_experts for op in group.ops if isinstance(op, GroupedMatmul)), default=0)
     core = cores[0] if cores else None
-    tokens, zero = shares.tokens, np.zeros_like(shares.tokens)
-    heads = 0.0 if core is None else core.num_heads / shares.tp
-    kv_heads = zero if core is None else np.maximum(core.num_kv_heads / shares.tp, 1)
+    tokens, zero = partition.tokens, np.zeros_like(partition.tokens)
+    heads = 0.0 if core is None else core.num_heads / partition.tp
+    kv_heads = zero if core is None else np.maximum(core.num_kv_heads / partition.tp, 1)
     head_width = 0.0 if core is None else (core.head_dim + core.value_head_dim) / 2
-    context = 1.0 if core is None else core.mean_context(shares.seq_len)
-    eager_forward, eager_backward = eager_elements(group.ops, shares)
-    own_forward, own_backward = own_elements(group.ops, shares)
+    context = 1.0 if core is None else core.mean_context(partition.seq_len)
+    eager_forward, eager_backward = eager_elements(group.ops, partition)
+    own_forward, own_backward = own_elements(group.ops, partition)
     biases = [op for op in group.ops if isinstance(op, Elementwise) and op.role == "bias"]
     plain = [op for op in group.ops if op not in biases]
     values = {
@@ -183,33 +186,33 @@ def _owner(group: BlockGroup, kind: int, shares: Shares) -> dict[str, NDArray[An
         "attention_flops": 4 * tokens * heads * head_width * context,
         "context": zero + context,
         "head_width": zero + head_width,
-        "score_elements": tokens * heads * shares.seq_len,
+        "score_elements": tokens * heads * partition.seq_len,
         "kv_elements": 2 * tokens * kv_heads * head_width,
-        "swapped_kv_elements": 2 * tokens * np.lcm(kv_heads.astype(np.int64), shares.cp) * head_width,
-        "memory_elements": zero + sum(moved_elements(op, shares) for op in plain) * (not shares.is_own),
+        "swapped_kv_elements": 2 * tokens * np.lcm(kv_heads.astype(np.int64), partition.cp) * head_width,
+        "memory_elements": zero + sum(moved_elements(op, partition) for op in plain) * (not partition.is_own),
         "own_forward_elements": own_forward,
         "own_backward_elements": own_backward,
         "eager_forward_elements": eager_forward,
         "eager_backward_elements": eager_backward,
-        "biased_elements": zero + sum(moved_elements(op, shares) for op in biases),
-        "loss_elements": zero + sum(tokens * op.vocab_size / shares.tp for op in group.ops if isinstance(op, Head)),
+        "biased_elements": zero + sum(moved_elements(op, partition) for op in biases),
+        "loss_elements": zero + sum(tokens * op.vocab_size / partition.tp for op in group.ops if isinstance(op, Head)),
         "last_matmul_share": zero + last_matmul_share(group),
         "second_matmuls_share": zero + second_matmuls_share(group),
-        "early_terms_share": np.where(shares.tp > 1, early_terms_share(group), 0.0),
+        "early_terms_share": np.where(partition.tp > 1, early_terms_share(group), 0.0),
         "num_ops": zero + len(group.ops),
         "num_tensors": zero + sum(_num_tensors(op) for op in group.ops),
         "num_biases": zero + sum(isinstance(op, Matmul) and op.has_bias for op in group.ops),
         "has_rope": zero + any(isinstance(op, Rope) for op in group.ops),
-        "num_tp_collectives": zero + _num_tp_collectives(group, shares),
-        "num_tp_inputs": np.where(shares.tp > 1, _num_row_matmuls(group), 0.0),
+        "num_tp_collectives": zero + _num_tp_collectives(group, partition),
+        "num_tp_inputs": np.where(partition.tp > 1, _num_row_matmuls(group), 0.0),
         "routed_copies": zero + (max(routed) if routed else 0),
-        "num_local_experts": num_experts / shares.ep,
-        "dense_parameters": zero + sum(_dense_parameters(op, shares) for op in group.ops),
-        "tied_parameters": zero + sum(_tied_parameters(op) for op in group.ops) / shares.tp,
-        "replicated_parameters": zero + sum(_dense_parameters(op, shares) for op in group.ops if not _is_split(op)),
+        "num_local_experts": num_experts / partition.ep,
+        "dense_parameters": zero + sum(_dense_parameters(op, partition) for op in group.ops),
+        "tied_parameters": zero + sum(_tied_parameters(op) for op in group.ops) / partition.tp,
+        "replicated_parameters": zero + sum(_dense_parameters(op, partition) for op in group.ops if not _is_split(op)),
         "expert_parameters": zero + sum(op.num_parameters for op in group.ops if isinstance(op, GroupedMatmul)),
     }
-    values["expert_parameters"] = values["expert_parameters"] / (shares.ep * shares.etp)
+    values["expert_parameters"] = values["expert_parameters"] / (partition.ep * partition.etp)
     return values
 
 
@@ -218,10 +221,10 @@ def _width(group: BlockGroup) -> float:
     return float(norms[0] if norms else next(op.dim for op in group.ops if isinstance(op, Embedding)))
 
 
-def _dense_parameters(op: Op, shares: Shares) -> Floats:
+def _dense_parameters(op: Op, partition: Partition) -> Floats:
     if isinstance(op, GroupedMatmul):
-        return np.zeros_like(shares.tokens)
-    return op.num_parameters / (shares.tp if _is_split(op) else np.ones_like(shares.tokens))
+        return np.zeros_like(partition.tokens)
+    return op.num_parameters / (partition.tp if _is_split(op) else np.ones_like(partition.tokens))
 
 
 def _num_tensors(op: Op) -> int:
@@ -243,7 +246,7 @@ def _num_row_matmuls(group: BlockGroup) -> float:
     return float(sum(isinstance(op, Matmul) and op.tensor_split == "rows" for op in group.ops))
 
 
-def _num_tp_collectives(group: BlockGroup, shares: Shares) -> Floats:
+def _num_tp_collectives(group: BlockGroup, partition: Partition) -> Floats:
     """Return 2 for each pair of column and row matmuls, where tp > 1: attention, a dense ffn, shared experts.
 
     An embedding scatters what it has looked up, the head gathers what it reads.
@@ -253,13 +256,13 @@ def _num_tp_collectives(group: BlockGroup, shares: Shares) -> Floats:
     copies = max((op.experts_per_token for op in group.ops if isinstance(op, GroupedMatmul)), default=0)
     # Split experts gather and scatter each token's copies, or, next to shared ones, the tokens before they are routed.
     is_shared = any(op.part == "shared_experts" for op in group.ops)
-    more = copies if shares.gathers_routed_tokens else float(copies > 0 and not is_shared)
-    return np.where(shares.tp > 1, 2 * num_pairs + np.where(shares.etp > 1, 2.0 * more, 0.0), 0.0)
+    more = copies if partition.gathers_routed_tokens else float(copies > 0 and not is_shared)
+    return np.where(partition.tp > 1, 2 * num_pairs + np.where(partition.etp > 1, 2.0 * more, 0.0), 0.0)
 
 
-def moved_elements(op: Op, shares: Shares) -> Floats:
+def moved_elements(op: Op, partition: Partition) -> Floats:
     """Return the elements that a memory-bound op reads and writes in the forward pass; 0 of the others."""
-    tokens, between, tp = shares.tokens, shares.tokens_between, shares.tp
+    tokens, between, tp = partition.tokens, partition.tokens_between, partition.tp
     if isinstance(op, Norm):
         return 2.0 * op.width * op.vectors_per_token * (between if op.input == "stream" else tokens / tp)
     if isinstance(op, Rope):
@@ -271,7 +274,7 @@ def moved_elements(op: Op, shares: Shares) -> Floats:
         if op.role in ("residual", "combine"):
             return elements * between
         is_whole_width = op.role in ("permute", "unpermute")
-        return elements * tokens / tp * (shares.etp if is_whole_width else 1.0)
+        return elements * tokens / tp * (partition.etp if is_whole_width else 1.0)
     return np.zeros_like(tokens)
 
 

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from difflib import get_close_matches
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -19,12 +20,19 @@ from typing import Literal
 
 from meshwright.errors import ConfigError
 from meshwright.hardware.entry import build_cluster, read_cluster_values, read_device
-from meshwright.hardware.local import CALIBRATED, LOCAL, UNMEASURED, local_cluster
+from meshwright.hardware.machine import num_usable_cores, usable_memory_bytes
 from meshwright.log import logger
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.machine.device import NAME_PATTERN, Device
+from meshwright.spec.machine.figure import Figure, Source
 
 CATALOGUE_VARIABLE = "MESHWRIGHT_CATALOGUE"
+LOCAL = "local"
+"""This machine as the operating system describes it, for runs on its processors over gloo."""
+UNMEASURED = "cpu"
+"""The device of "local" without a calibration."""
+CALIBRATED = "cpu-local"
+"""What `meshwright calibrate` calls this machine's processor; what ships under that name is an example of one."""
 Kind = Literal["devices", "clusters"]
 
 
@@ -148,7 +156,7 @@ def _read_device(found: dict[str, Entry], name: str) -> Device:
 
 
 def _log_use(entry: Entry, kind: str) -> None:
-    # Ours of that name is an example, which is there to be replaced.
+    # The shipped one of that name is an example, meant to be replaced.
     if entry.replaces_ours and entry.name != CALIBRATED:
         logger.warning("%s %s: your %s replaces the one that ships with meshwright", kind, entry.name, entry.file)
 
@@ -182,3 +190,32 @@ def _normalise(device_name: str) -> str:
     """Return the name without what varies between driver releases: the maker's words, case and punctuation."""
     words = re.findall(r"[a-z0-9.]+", device_name.lower())
     return " ".join(word for word in words if word not in ("nvidia", "tesla", "amd", "graphics"))
+
+
+def local_cluster() -> Cluster:
+    """Return this machine as a cluster of one device per usable core, all sharing its memory.
+
+    Its rates and links are None: the system does not report them, and this machine is not calibrated.
+    """
+    source = Source(
+        title="the operating system of this machine",
+        date=datetime.now(UTC).date().isoformat(),
+        kind="measured",
+    )
+    num_cores = num_usable_cores()
+    device = Device(
+        name=UNMEASURED,
+        title="one process of this machine's processor",
+        vendor="any",
+        memory_bytes=Figure(
+            value=float(usable_memory_bytes()), source=source, note="the whole machine's, shared by all of its ranks"
+        ),
+    )
+    return Cluster(
+        name=LOCAL,
+        title="this machine, one rank per core over gloo",
+        device=device,
+        num_devices=num_cores,
+        devices_per_node=num_cores,
+        source=source,
+    )

@@ -26,10 +26,16 @@ class GPT2(nn.Module):
     """`forward` takes positions and documents."""
     first_parts = ("embedding", "positions")
     """Modules of the first pipeline stage besides blocks."""
+    last_parts: tuple[str, ...]
+    """Modules of the last pipeline stage besides blocks."""
+    stage_width: int
+    """Width of the activations between stages."""
 
     def __init__(self, architecture: GPT2Architecture) -> None:
         super().__init__()
         self.architecture = architecture
+        self.last_parts = ("norm", "embedding" if architecture.tie_embeddings else "head")
+        self.stage_width = architecture.dim
         self.embedding: Any = nn.Embedding(architecture.vocab_size, architecture.dim)
         self.positions: Any = nn.Embedding(architecture.max_seq_len, architecture.dim)
         self.blocks = nn.ModuleList([GPT2Block(architecture) for _ in range(architecture.num_layers)])
@@ -37,16 +43,6 @@ class GPT2(nn.Module):
         # A tied head is the embedding's weight used twice, as in Llama.
         untied = not architecture.tie_embeddings
         self.head = nn.Linear(architecture.dim, architecture.vocab_size, bias=False) if untied else None
-
-    @property
-    def last_parts(self) -> tuple[str, ...]:
-        """Return the modules of the last pipeline stage besides blocks."""
-        return ("norm", "head") if not self.architecture.tie_embeddings else ("norm", "embedding")
-
-    @property
-    def stage_width(self) -> int:
-        """Return the width of the activations between stages."""
-        return self.architecture.dim
 
     def forward(
         self,

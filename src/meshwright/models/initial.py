@@ -47,14 +47,24 @@ def initialize(module: HasInitial, seed: int) -> None:
     """Initialize the unsharded parameters of `module` in place by its method `initial(fqn)`."""
     with torch.no_grad():
         for name, parameter in module.named_parameters():
-            initial = module.initial(name)
-            if isinstance(initial, Constant):
-                parameter.fill_(initial.value)
-            else:
-                origin = (0,) * parameter.dim()
-                fill_normal(
-                    parameter, seed=seed, name=name, global_shape=parameter.shape, offsets=origin, std=initial.std
-                )
+            origin = (0,) * parameter.dim()
+            fill(parameter, module.initial(name), seed=seed, name=name, global_shape=parameter.shape, offsets=origin)
+
+
+def fill(
+    out: Tensor,
+    initial: Normal | Constant,
+    *,
+    seed: int,
+    name: str,
+    global_shape: Sequence[int],
+    offsets: Sequence[int],
+) -> None:
+    """Fill `out`, the shard at `offsets` of the parameter `name` of `global_shape`, in place."""
+    if isinstance(initial, Constant):
+        out.fill_(initial.value)
+    else:
+        fill_normal(out, seed=seed, name=name, global_shape=global_shape, offsets=offsets, std=initial.std)
 
 
 def fill_normal(

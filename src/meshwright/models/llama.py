@@ -32,6 +32,10 @@ class Llama(nn.Module):
     """`forward` takes positions and documents."""
     first_parts = ("embedding",)
     """Modules of the first pipeline stage besides blocks."""
+    last_parts: tuple[str, ...]
+    """Modules of the last pipeline stage besides blocks."""
+    stage_width: int
+    """Width of the activations between stages."""
 
     def __init__(
         self, architecture: LlamaArchitecture, blocks: Iterable[nn.Module] | None = None, rope: Rope = rope_tables
@@ -39,6 +43,8 @@ class Llama(nn.Module):
         """`blocks` and `rope` replace the default blocks and rotary angles (models/build.py)."""
         super().__init__()
         self.architecture = architecture
+        self.last_parts = ("norm", "embedding" if architecture.tie_embeddings else "head")
+        self.stage_width = architecture.dim
         self.rope = rope
         self.embedding: Any = nn.Embedding(architecture.vocab_size, architecture.dim)
         self.blocks = nn.ModuleList(blocks or [LlamaBlock(architecture) for _ in range(architecture.num_layers)])
@@ -46,16 +52,6 @@ class Llama(nn.Module):
         # A tied head uses the embedding's weight, not a second parameter with shared storage, which moving the model
         # to another device would silently untie.
         self.head = None if architecture.tie_embeddings else _linear(architecture.dim, architecture.vocab_size)
-
-    @property
-    def last_parts(self) -> tuple[str, ...]:
-        """Return the modules of the last pipeline stage besides blocks."""
-        return ("norm", "head") if not self.architecture.tie_embeddings else ("norm", "embedding")
-
-    @property
-    def stage_width(self) -> int:
-        """Return the width of the activations between stages."""
-        return self.architecture.dim
 
     def forward(
         self,

@@ -15,9 +15,8 @@ from typing import IO, Any, cast
 
 import numpy as np
 
-from meshwright.pages.figures.curves import thinned
-from meshwright.pages.figures.messages import Message
-from meshwright.pages.figures.streams import stream_names
+from meshwright.pages.figures.intervals import stream_names, thinned
+from meshwright.pages.figures.message_arrows import Message
 from meshwright.spec.trace.timeline import MemoryCurve, SpanKind, TensorRole, Timeline
 from meshwright.units import MiB
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.case import Setting
 from meshwright.cost.compute.recompute import drops_attention, nth_share
 from meshwright.cost.compute.repeats import repeated_share
 from meshwright.cost.layout_table import LayoutTable, layout_table
 from meshwright.cost.pipeline.stage import recompute_passes
 from meshwright.cost.stacks import GENERIC, load_stack
+from meshwright.cost.training_setup import TrainingSetup
 from meshwright.planner.rate import dense_peak
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.bubble import num_actions, num_microbatches_of, replayed_step
@@ -63,9 +63,9 @@ def candidate_at(priced: Priced, row: int, request: PlanRequest, max_actions: fl
     step, is_replayed = priced.step.decomposition(row), num_actions(layout, request) <= max_actions
     if is_replayed:
         step = replayed_step(step, layout, request)
-    unmeasured = unmeasured_features(layout, request.setting)
+    unmeasured = unmeasured_features(layout, request.setup)
     has_peak = dense_peak(request.cluster.device, request.workload.matmul_dtype) is not None
-    mfu = step.floor_s / step.total_s if has_peak else None
+    mfu = step.model_flops_at_peak_s / step.total_s if has_peak else None
     candidate = Candidate(
         layout=layout,
         estimate=Estimate(
@@ -73,10 +73,10 @@ def candidate_at(priced: Priced, row: int, request: PlanRequest, max_actions: fl
             memory=priced.memory_use(row),
             mfu=mfu,
             hfu=None if mfu is None else mfu * (1 + recomputed_share(layout, request)),
-            relative_error=math.hypot(request.setting.stack.relative_error, *[LEFT_OUT_ERROR] * len(unmeasured)),
+            relative_error=math.hypot(request.setup.stack.relative_error, *[LEFT_OUT_ERROR] * len(unmeasured)),
         ),
         unmeasured=unmeasured,
-        headroom_bytes=round(float(priced.headroom_bytes[row])),
+        free_bytes=round(float(priced.free_bytes[row])),
     )
     if is_replayed:
         priced.known[row] = candidate
@@ -93,7 +93,7 @@ def recomputed_share(layout: Layout, request: PlanRequest) -> float:
     """Return the FLOPs that a step recomputes: activation checkpointing, or because a compiled block's backward runs
     in two parts, as a share of the model's FLOPs.
     """
-    model, seq_len, stack = request.setting.model, request.workload.seq_len, request.setting.stack
+    model, seq_len, stack = request.setup.model, request.workload.seq_len, request.setup.stack
     blocks = [group for group in model.groups if group.name == "blocks"]
     matmuls = sum(2 * group.count * group.num_matmul_parameters for group in blocks)
     attention = sum(group.count * group.forward_flops_per_token(seq_len) for group in blocks) - matmuls
@@ -102,7 +102,7 @@ def recomputed_share(layout: Layout, request: PlanRequest) -> float:
         again["selective"] = matmuls / 2
     elif stack.selective == "core-attention":
         again["selective"] = float(attention)
-    if drops_attention(request.setting):
+    if drops_attention(request.setup):
         again["selective"] += float(attention)
     given, table = layout.activation_checkpoint_blocks, layout_table([layout])
     if given is not None:
@@ -112,15 +112,15 @@ def recomputed_share(layout: Layout, request: PlanRequest) -> float:
         flops = again[layout.activation_checkpoint] * float(nth_share(table, num_blocks)[0])
     number = np.array([num_microbatches_of(layout, request)], np.float64)
     flops *= float(recompute_passes(table, number)[0])
-    flops += 2 * (matmuls + attention) * float(repeated_share(request.cases(table))[0])
+    flops += 2 * (matmuls + attention) * float(repeated_share(request.configs(table))[0])
     return flops / model.flops_per_token(seq_len)
 
 
-def unmeasured_features(layout: Layout, setting: Setting) -> tuple[str, ...]:
+def unmeasured_features(layout: Layout, setup: TrainingSetup) -> tuple[str, ...]:
     """Return the features of `layout` that no measured run of this software has, as a job would write them."""
     found = []
-    if setting.is_low_precision and setting.is_own:
-        found.append(f"precision={setting.workload.precision} (meshwright does not train in it yet)")
+    if setup.is_low_precision and setup.is_own:
+        found.append(f"precision={setup.workload.precision} (meshwright does not train in it yet)")
     if layout.pp > 1 and layout.schedule in SPLIT_BACKWARD_SCHEDULES:
         found.append(f"schedule={layout.schedule} (split backward)")
     if layout.cp > 1 and layout.cp_method != "all-gather":

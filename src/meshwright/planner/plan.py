@@ -54,17 +54,17 @@ def make_plan(
     pick, fastest, runners = page.pick, page.fastest, page.runners_up
     table = layout_table([pick.layout, *(runner.layout for runner in runners)])
     given = None if request.given is None else judge(request.given, request)
-    plain, plain_refusal = _plain_layout(request)
+    fsdp_alone, fsdp_alone_refusal = _plain_layout(request)
     rejections = [*misfits(pick, given, request, found.menu), *invalid_neighbours(pick.layout, request)]
     return Plan(
         model=request.model_name,
-        num_parameters=request.setting.model.num_parameters,
+        num_parameters=request.setup.model.num_parameters,
         cluster=request.cluster.name,
         device=request.cluster.device.name,
         num_devices=request.num_devices,
         usable_memory_bytes=int(request.cluster.device.usable_memory_bytes),
         workload=request.workload,
-        stack=request.setting.stack.name,
+        stack=request.setup.stack.name,
         kept=tuple(change_of(pick.layout, key) for key in request.fixed),
         layouts_scored=found.num_scored,
         layouts_that_fit=len(found.priced),
@@ -73,11 +73,11 @@ def make_plan(
         fastest=fastest,
         memory_by_pipeline_rank=memory_of_ranks(pick.layout, request),
         runners_up=tuple(runners),
-        pareto=tuple(_pareto(found.priced, page, request)),
-        plain=plain,
-        plain_refusal=plain_refusal,
+        pareto_front=tuple(_pareto(found.priced, page, request)),
+        fsdp_alone=fsdp_alone,
+        fsdp_alone_refusal=fsdp_alone_refusal,
         given=given,
-        contrasts=tuple(page.contrasts.values()),
+        alternatives=tuple(page.contrasts.values()),
         rejections=tuple(rejections),
         sensitivities=tuple(sensitivities(table, request)),
         what_ifs=tuple(what_ifs(table, request)),
@@ -166,22 +166,22 @@ def _pareto(priced: Priced, page: _Page, request: PlanRequest) -> list[Candidate
     """Return, fastest first, the layouts that leave more memory than all faster ones of the page, and the pick."""
     by_layout = {one.layout: one for one in (page.fastest, page.pick, *page.runners_up)}
     order, more_bytes = priced.by_time, MEMORY_STEP * request.cluster.device.usable_memory_bytes
-    best_so_far = np.maximum.accumulate(priced.headroom_bytes[order])
-    least = page.fastest.headroom_bytes + more_bytes
+    best_so_far = np.maximum.accumulate(priced.free_bytes[order])
+    least = page.fastest.free_bytes + more_bytes
     for _ in range(_PARETO_LENGTH):
         position = int(np.searchsorted(best_so_far, least))
         if position == len(order):
             break
         candidate = replayed_if_fast(priced, int(order[position]), page.pick, request)
-        least = candidate.headroom_bytes + more_bytes
+        least = candidate.free_bytes + more_bytes
         by_layout[candidate.layout] = candidate
     # Closed forms found them; replayed steps may be in another order.
     front: list[Candidate] = []
     least = -math.inf
     for candidate in sorted(by_layout.values(), key=_STEP_S):
-        if candidate.headroom_bytes >= least:
+        if candidate.free_bytes >= least:
             front.append(candidate)
-            least = candidate.headroom_bytes + more_bytes
+            least = candidate.free_bytes + more_bytes
     shown = front[:_PARETO_LENGTH]
     return shown if page.pick in shown else sorted([*shown, page.pick], key=_STEP_S)
 
@@ -200,5 +200,5 @@ def _plain_layout(request: PlanRequest) -> tuple[Candidate | None, str]:
     if not len(table):
         return None, invalid_reason(plain, free)
     priced = price(table, free, only_fitting=False)
-    fitting = [row for row in priced.by_time.tolist() if priced.headroom_bytes[row] >= request.margin_bytes]
-    return candidate_at(priced, fitting[0] if fitting else int(priced.headroom_bytes.argmax()), free), ""
+    fitting = [row for row in priced.by_time.tolist() if priced.free_bytes[row] >= request.margin_bytes]
+    return candidate_at(priced, fitting[0] if fitting else int(priced.free_bytes.argmax()), free), ""

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 from meshwright.config.load import DEFAULT, ResolvedJob, inspect_text, raise_problems
-from meshwright.cost.case import Setting
 from meshwright.cost.stacks import OURS, load_stack
+from meshwright.cost.training_setup import TrainingSetup
 from meshwright.errors import ConfigError, InfeasibleLayout, UnsupportedError
-from meshwright.hardware.catalogue import load_device, with_example_rates
+from meshwright.hardware.catalogue import LOCAL, load_device, with_example_rates
 from meshwright.hardware.choice import choose_cluster, named_cluster
-from meshwright.hardware.local import LOCAL
 from meshwright.planner.rate import rate_problem
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.menu import divisors
@@ -128,7 +127,7 @@ def plan_request(resolved: ResolvedJob, options: Options) -> PlanRequest:
     request = PlanRequest(
         model_name=job.model.source,
         architecture=architecture,
-        setting=Setting(model_spec(architecture), workload, cluster, load_stack(options.stack)),
+        setup=TrainingSetup(model_spec(architecture), workload, cluster, load_stack(options.stack)),
         fixed=fixed if job.layout.search else {},
         given=layout,
         memory_margin=job.planner.memory_margin,

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.case import Cases, Setting
 from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.spec.job.sections import DEFAULT_MEMORY_MARGIN
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.machine.cluster import Cluster
@@ -25,7 +25,7 @@ class PlanRequest:
     """The model as the user named it."""
     architecture: LlamaArchitecture
     """Its sizes."""
-    setting: Setting
+    setup: TrainingSetup
     """The model, the workload, the cluster and the software stack; every device of the cluster is used."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Keys of the layout that the search may not change, with their values."""
@@ -43,26 +43,26 @@ class PlanRequest:
     @property
     def workload(self) -> Workload:
         """Return what a step processes."""
-        return self.setting.workload
+        return self.setup.workload
 
     @property
     def cluster(self) -> Cluster:
         """Return the cluster."""
-        return self.setting.cluster
+        return self.setup.cluster
 
     @property
     def num_devices(self) -> int:
         """Return the devices that every layout uses."""
-        return self.setting.cluster.num_devices
+        return self.setup.cluster.num_devices
 
-    def cases(self, layouts: LayoutTable) -> Cases:
-        """Return the layouts in the request's setting; those that compile their blocks have compiled kernels."""
-        setting = self.setting
-        if setting.stack.kernels != "eager":
-            return Cases.of_one(setting, layouts)
-        compiled = replace(setting, stack=setting.stack.replace(kernels="compiled"))
-        return Cases((setting, compiled), layouts.compiles_blocks.astype(np.int64), layouts)
+    def configs(self, layouts: LayoutTable) -> Configurations:
+        """Return the layouts in the request's setup; those that compile their blocks have compiled kernels."""
+        setup = self.setup
+        if setup.stack.kernels != "eager":
+            return Configurations.of_one(setup, layouts)
+        compiled = replace(setup, stack=setup.stack.replace(kernels="compiled"))
+        return Configurations((setup, compiled), layouts.compiles_blocks.astype(np.int64), layouts)
 
-    def with_setting(self, **changes: Any) -> PlanRequest:
+    def with_setup(self, **changes: Any) -> PlanRequest:
         """Return the same request with another model, workload, cluster or stack."""
-        return replace(self, setting=replace(self.setting, **changes))
+        return replace(self, setup=replace(self.setup, **changes))

@@ -105,7 +105,7 @@ def frontier(
     found = []
     for cluster, price in clusters:
         for sized in _sizes(cluster):
-            best = _best(request.with_setting(cluster=sized))
+            best = _best(request.with_setup(cluster=sized))
             if best is not None:
                 found.append(budget(replace(run, price_per_device_hour=price), sized, best, reliability))
     return sorted(found, key=lambda point: (-point.days, point.device_hours))

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from rich.table import Table
-
+from meshwright.pages.tables.page_table import PageTable
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.proof import FAULTS, Difference, LayoutProof, Proof
 from meshwright.units import counted, format_count, format_duration
 
 HEADERS = ("layout", "ranks", "loss", "gradient", "weight", "worst in", "s", "verdict")
+_FIGURES = ("ranks", "loss", "gradient", "weight", "s")
 
 
-def proof_table(proof: Proof) -> Table:
+def proof_table(proof: Proof) -> PageTable:
     """Return the verdict of each layout, with its largest differences as shares of their bars."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for header in HEADERS:
-        is_number = header in ("ranks", "loss", "gradient", "weight", "s")
-        # Not wrapped or truncated, so that it can be copied.
-        table.add_column(header, justify="right" if is_number else "left", no_wrap=True)
+    table = PageTable(*(f"{header}#" if header in _FIGURES else header for header in HEADERS))
     for one in proof.layouts:
         table.add_row(*row_of(one), style=None if one.holds else "bold red")
     return table

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from meshwright.cost.compute.op_time import op_seconds
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.memory.host_memory import host_seconds
+from meshwright.simulator.checks.call_sites import COMMUNICATION
 from meshwright.simulator.engine.collective_times import CommOpTimes, comm_op_times, our_stack_on
 from meshwright.simulator.engine.conditions import USUAL, Conditions, comm_ops_under, records_under
 from meshwright.simulator.engine.execute import Costs
@@ -90,7 +91,7 @@ class AcceleratorModel(DeviceModel):
         records, constants, figure = trace.records, fitted_constants(), self.cluster.device.host_launch_s
         device_s, is_op = self.op_s(trace), records.kind == RecordKind.OP
         launch_s = constants["launch_s.eager"] if figure is None else figure.value
-        is_comm_op = np.isin(records.kind, (RecordKind.COLLECTIVE, RecordKind.SEND, RecordKind.RECEIVE))
+        is_comm_op = np.isin(records.kind, COMMUNICATION)
         host_s = launch_s * np.where(is_comm_op, constants["collective_launches"], device_s > 0)
         host_s[is_op] += host_seconds(trace.signatures, self.cluster.devices_per_node)[records.signature[is_op]]
         host_s[:1] += self.fixed_host_s(trace)

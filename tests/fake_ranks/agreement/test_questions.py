@@ -97,7 +97,7 @@ def test_an_order_counts_where_planned_steps_are_apart() -> None:
 def _slower(candidate: Candidate, factor: float) -> object:
     step = candidate.estimate.step
     extra_s = (factor - 1) * step.total_s
-    return candidate.estimate.replace(step=step.replace(bubble_s=step.bubble_s + extra_s))
+    return candidate.estimate.replace(step=step.replace(pipeline_bubble_s=step.pipeline_bubble_s + extra_s))
 
 
 @pytest.mark.long

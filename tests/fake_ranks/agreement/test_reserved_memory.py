@@ -8,10 +8,10 @@ from typing import NamedTuple
 import pytest
 
 from meshwright.config.load import load_job
-from meshwright.cost.case import Cases, Setting
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.memory.footprint import footprint_of_rank
 from meshwright.cost.stacks import load_stack
+from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.hardware.catalogue import load_cluster
 from meshwright.simulator.simulate_step import simulate
 from meshwright.spec.layout.layout import Layout
@@ -83,7 +83,7 @@ def test_other_layouts_reserve_what_the_replay_does(tmp_path: Path, layout: str)
 @pytest.mark.parametrize("layout", SHORT)
 def test_a_device_with_no_more_than_the_formula_says_has_enough(tmp_path: Path, layout: str) -> None:
     asked = _asked(tmp_path, layout)
-    formulas = [footprint_of_rank(asked.cases, stage).reserved_bytes[0] for stage in range(asked.layout.pp)]
+    formulas = [footprint_of_rank(asked.configs, stage).reserved_bytes[0] for stage in range(asked.layout.pp)]
     device = asked.cluster.device
     taken = device.memory_bytes.value - device.usable_memory_bytes
     memory = device.memory_bytes.replace(value=max(formulas) + taken)
@@ -98,7 +98,7 @@ class _Asked(NamedTuple):
 
     layout: Layout
     cluster: Cluster
-    cases: Cases
+    configs: Configurations
     traces: Traces
 
 
@@ -111,10 +111,10 @@ def _asked(folder: Path, layout: str) -> _Asked:
     cluster = load_cluster("h100-ib400").with_num_devices(8)
     architecture = resolve_architecture(job.model)
     assert architecture is not None
-    setting = Setting(model_spec(architecture), job.workload, cluster, load_stack("meshwright"))
+    setup = TrainingSetup(model_spec(architecture), job.workload, cluster, load_stack("meshwright"))
     resolved = layout_of(job, 8)
     traces = trace_job(TRAINER_STEP, loaded, 8, how=TraceOptions(use_cache=False))
-    return _Asked(resolved, cluster, Cases.of_one(setting, layout_table([resolved])), traces)
+    return _Asked(resolved, cluster, Configurations.of_one(setup, layout_table([resolved])), traces)
 
 
 def _compare(folder: Path, layout: str) -> None:
@@ -123,7 +123,7 @@ def _compare(folder: Path, layout: str) -> None:
     found = {}
     for curve in simulate(asked.traces, asked.cluster).memory:
         stage = curve.rank * asked.layout.pp // 8
-        formula = footprint_of_rank(asked.cases, stage).reserved_bytes[0]
+        formula = footprint_of_rank(asked.configs, stage).reserved_bytes[0]
         found[stage] = float(formula / curve.reserved_bytes.max() - 1)
     assert len(found) == asked.layout.pp
     assert {stage: off for stage, off in found.items() if abs(off) > MOST_OFF} == {}

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cost_cases import cases, setting
-from meshwright.cost.case import Cases
+from cost_configs import configs, training_setup
+from meshwright.cost.training_setup import Configurations
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.trace.trace import NONE, RecordKind, Trace
 from meshwright.tracer.programs.trace_ranks import trace
@@ -36,14 +36,14 @@ JOBS = {"llama-1m": "tiny.toml", "moe-4m": "tiny-moe.toml"}
 SEQ_LEN, NUM_MICROBATCHES, NUM_BLOCKS, NUM_EXPERTS = 256, 2, 4, 8
 
 
-def both(model: str, **keys: Any) -> tuple[Cases, Trace]:
+def both(model: str, **keys: Any) -> tuple[Configurations, Trace]:
     """Return the layout as a case, and the trace of its first rank."""
     layout = Layout(microbatch_size=2, **keys)
     batch = 2 * NUM_MICROBATCHES * layout.dp
     texts = [f"layout.{name}={value}" for name, value in (keys | {"microbatch_size": 2}).items()]
     job = (f"train.seq_len={SEQ_LEN}", f"train.global_batch_size={batch}", "precision.compute=bfloat16")
     found = trace(BUILD, 0, layout.num_ranks, arguments_of(str(EXAMPLES / JOBS[model]), *job, *texts))
-    return cases(setting(model, stack="meshwright", seq_len=SEQ_LEN, global_batch_size=batch), layout), found
+    return configs(training_setup(model, stack="meshwright", seq_len=SEQ_LEN, global_batch_size=batch), layout), found
 
 
 def left_out(cp: int, tp: int, etp: int, ep: int) -> Mapping[tuple[str, str], int]:
@@ -113,7 +113,7 @@ def test_shards_of_fsdp_are_filled_up() -> None:
     keys = ("train.seq_len=64", "train.global_batch_size=512", "layout.dp_shard=512", "layout.microbatch_size=1")
     priced, _ = sent_in_trace(trace(BUILD, 0, 512, arguments_of(str(EXAMPLES / "tiny.toml"), *keys)))
     layout = Layout(dp_shard=512)
-    of = cases(setting("llama-1m", stack="meshwright", seq_len=64, global_batch_size=512), layout)
+    of = configs(training_setup("llama-1m", stack="meshwright", seq_len=64, global_batch_size=512), layout)
     assert 2 < priced["dp", ""] / sent_by_formulas(of)["dp", ""] < 4
 
 

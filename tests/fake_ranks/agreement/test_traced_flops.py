@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cost_cases import cases, setting
+from cost_configs import configs, training_setup
 from meshwright.cost.compute.recompute import recomputed_of
 from meshwright.cost.work import BLOCK, work_of
 from meshwright.spec.layout.layout import Layout
@@ -35,15 +35,15 @@ def test_flops_are_the_formulas(tp: int, policy: str) -> None:
     keys = (*JOB_KEYS, f"train.global_batch_size={batch}", f"layout.tp={tp}", f"layout.dp_shard={dp}")
     found = trace(BUILD, 0, NUM_RANKS, arguments_of(JOB, *keys, f"layout.activation_checkpoint={policy}"))
     layout = Layout(tp=tp, dp_shard=dp, microbatch_size=2, activation_checkpoint=policy)
-    of = cases(setting("llama-1m", stack="meshwright", seq_len=SEQ_LEN, global_batch_size=batch), layout)
+    of = configs(training_setup("llama-1m", stack="meshwright", seq_len=SEQ_LEN, global_batch_size=batch), layout)
     work, again = work_of(of), recomputed_of(of)
-    lines, owners = work.matmuls, work.owners
-    forward = np.bincount(lines.owner, 2 * lines.groups * lines.m * lines.n * lines.k, len(owners.key)) * owners.count
-    is_block = owners.kind == BLOCK
-    shares = (owners.last_matmul_share, owners.second_matmuls_share, owners.early_terms_share)
+    lines, blocks = work.matmuls, work.blocks
+    forward = np.bincount(lines.block, 2 * lines.groups * lines.m * lines.n * lines.k, len(blocks.key)) * blocks.count
+    is_block = blocks.kind == BLOCK
+    shares = (blocks.last_matmul_share, blocks.second_matmuls_share, blocks.early_terms_share)
     recomputed = forward * again.of_matmuls(*shares) * is_block
     assert flops_of(found, "aten.mm", "aten.addmm") == NUM_MICROBATCHES * (3 * forward + recomputed).sum()
-    attended = float((owners.attention_flops * owners.count).sum())
+    attended = float((blocks.attention_flops * blocks.count).sum())
     # torch counts the whole square of pairs, the convention the half that the mask leaves; backward has five products
     # for the two of the forward pass.
     passes = 1 + 2.5 + float(again.attention[0])

@@ -41,7 +41,7 @@ def test_a_program_of_a_user_is_simulated(program: str) -> None:
     assert parts["compute_s"] > 0
     if program == "torch_pipeline":
         # Stages wait for each other, and no other ranks.
-        assert parts["bubble_s"] > parts["other_s"]
+        assert parts["pipeline_bubble_s"] > parts["other_communication_s"]
 
 
 def test_the_first_version_of_fsdp_is_refused() -> None:

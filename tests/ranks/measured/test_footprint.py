@@ -12,11 +12,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from meshwright.cost.case import Cases, Setting
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.memory.footprint import footprint
 from meshwright.cost.memory.footprint_constants import WORKSPACE_BYTES
 from meshwright.cost.stacks import load_stack
+from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.hardware.catalogue import load_cluster
 from meshwright.models.build import build_architecture
 from meshwright.parallelism.apply import parallelize
@@ -120,14 +120,14 @@ def _measured_bytes(case: Case) -> int:
 
 def _predicted_bytes(case: Case) -> float:
     sizes, layout, num_microbatches = case
-    setting = Setting(
+    setup = TrainingSetup(
         model_spec(LlamaArchitecture(**SIZES | sizes)),
         Workload(seq_len=SEQ_LEN, global_batch_size=num_microbatches * layout.microbatch_size),
         load_cluster("h100-ib400"),
         load_stack("meshwright"),
     )
     # The CPU has no library that wants a workspace.
-    return float(footprint(Cases.of_one(setting, layout_table([layout]))).allocated_bytes[0]) - WORKSPACE_BYTES
+    return float(footprint(Configurations.of_one(setup, layout_table([layout]))).allocated_bytes[0]) - WORKSPACE_BYTES
 
 
 def _measure_all() -> list[int]:

@@ -37,7 +37,7 @@ def require_whole(timeline: Timeline, finished: FinishedRun) -> None:
         assert parts.total_s == pytest.approx(timeline.step_s, rel=1e-6)
         assert parts.compute_s > 0
         assert parts.optimizer_s > 0
-        assert parts.data_s > 0
+        assert parts.data_loading_s > 0
         spans = timeline.of_rank(rank)
         own = spans.take(spans.stream == 0)
         assert (own.start_s[1:] >= own.end_s[:-1] - 1e-9).all()
@@ -59,9 +59,15 @@ def test_a_pipelines_profile_is_its_step(pipelined: FinishedRun) -> None:
     assert set(timeline.actions) >= {"0F0", "0B7", "1F0", "1B7"}
     assert set(timeline.phases) == {"forward", "backward", "recompute", "optimizer"}
     parts = decompose(timeline)
-    assert parts.bubble_s > 0
-    assert parts.recompute_s > 0
-    assert parts.dp_s == parts.tp_s == parts.cp_s == parts.ep_s == 0
+    assert parts.pipeline_bubble_s > 0
+    assert parts.recomputation_s > 0
+    assert (
+        parts.dp_communication_s
+        == parts.tp_communication_s
+        == parts.cp_communication_s
+        == parts.ep_communication_s
+        == 0
+    )
 
 
 def test_a_step_compared_with_itself_does_not_differ(
@@ -86,9 +92,9 @@ def test_one_rank_against_all(pipelined: FinishedRun, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("layout", "part", "axis", "collective"),
     [
-        ({"tp": 2, "dp_shard": 1}, "tp_s", "tp", "_c10d_functional.all_gather_into_tensor"),
-        ({"dp_shard": 2}, "dp_s", "fsdp", "c10d._allgather_base_"),
-        ({"cp": 2, "dp_shard": 1, "cp_method": "ring"}, "cp_s", "cp", "c10d.recv_"),
+        ({"tp": 2, "dp_shard": 1}, "tp_communication_s", "tp", "_c10d_functional.all_gather_into_tensor"),
+        ({"dp_shard": 2}, "dp_communication_s", "fsdp", "c10d._allgather_base_"),
+        ({"cp": 2, "dp_shard": 1, "cp_method": "ring"}, "cp_communication_s", "cp", "c10d.recv_"),
     ],
 )
 def test_communication_is_along_its_axis(
@@ -106,4 +112,4 @@ def test_one_rank_waits_for_nobody(tmp_path: Path) -> None:
     finished = profiled(tmp_path, 1, dp_shard=1)
     timeline = profile_of_run(finished.run.folder)
     require_whole(timeline, finished)
-    assert decompose(timeline).bubble_s == 0
+    assert decompose(timeline).pipeline_bubble_s == 0

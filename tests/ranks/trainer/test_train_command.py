@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.app.train import resume
 from meshwright.config.write import to_toml
 from meshwright.errors import ExitCode
 from meshwright.spec.job.job import Job

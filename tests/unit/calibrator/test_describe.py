@@ -12,8 +12,8 @@ from meshwright.calibrator.profiled_step import OpSample, ProfiledStep
 from meshwright.calibrator.size_grid import CPU_SIZES
 from meshwright.cost.compute.op_time import op_seconds
 from meshwright.hardware.entry import build_cluster, read_cluster_values, read_device
+from meshwright.hardware.entry_toml import cluster_toml, device_toml
 from meshwright.hardware.rates import matmul_rates, memory_op_rates
-from meshwright.hardware.write import cluster_toml, device_toml
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.machine.device import Device
 from meshwright.spec.machine.figure import Figure, Source

@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from meshwright.checkpoint.checkpoint import load, load_parameters, newest, prune, read_metadata, save
+from meshwright.checkpoint.checkpoint import load, load_parameters, prune, read_metadata, save
 from meshwright.checkpoint.contents import hash_bytes
 from meshwright.errors import CheckpointError
 from meshwright.spec.run.run import Run
@@ -65,7 +65,7 @@ def test_what_is_loaded_is_what_was_saved(run: Run) -> None:
     assert load(run.checkpoint(20), state) == METADATA
     assert_same_bits(state, make_state())
     assert read_metadata(run.checkpoint(20)) == METADATA
-    assert newest(run) == run.checkpoint(20)
+    assert run.checkpoint_steps()[-1] == 20
 
 
 def test_loading_is_in_place(run: Run) -> None:
@@ -89,8 +89,8 @@ def test_load_parameters_returns_the_model_or_the_names_asked_for(run: Run) -> N
         load_parameters(run.checkpoint(20), ["c.weight", "a.weight"])
 
 
-def test_a_run_without_checkpoints_has_no_newest(tmp_path: Path) -> None:
-    assert newest(Run(tmp_path)) is None
+def test_a_run_without_checkpoints_has_no_steps(tmp_path: Path) -> None:
+    assert Run(tmp_path).checkpoint_steps() == []
     with pytest.raises(CheckpointError, match="step-3 does not exist: there is no older checkpoint"):
         load(Run(tmp_path).checkpoint(3), make_state())
 
@@ -135,7 +135,7 @@ def test_prune_says_what_it_cannot_remove(run: Run, caplog: pytest.LogCaptureFix
     prune(run, 1)
     assert "could not be removed" in caplog.text
     assert "by hand" in caplog.text
-    assert newest(run) == run.checkpoint(20)
+    assert run.checkpoint_steps()[-1] == 20
     assert (kept / "checkpoint.json").is_file()
 
 

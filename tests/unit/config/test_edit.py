@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.config.edit import with_layout
 from meshwright.config.load import load_job
+from meshwright.config.write import with_layout
 from meshwright.spec.layout.layout import Layout
 
 LAYOUT = Layout(pp=2, dp_shard=4, schedule="GPipe", stage_boundaries=(3,), compile=True)

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwright.config.key_problems import nearest_allowed, value_text
 from meshwright.config.keys import Key, job_keys
-from meshwright.config.messages import value_text
-from meshwright.config.repairs import nearest_allowed
 
 KEYS = list(job_keys().values())
 VALUES = st.one_of(

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from cost_cases import cases, changed, setting
-from meshwright.cost.constants import Constant, all_constants, fitted_constants, fixed_constant
+from cost_configs import changed, configs, training_setup
+from meshwright.cost.constants import CostConstant, all_constants, fitted_constants, fixed_constant
 from meshwright.cost.step_times import step_times
 from meshwright.hardware.catalogue import cluster_names, load_cluster
 from meshwright.spec.layout.layout import Layout
@@ -17,7 +17,7 @@ from repository import SOURCE
 
 @pytest.mark.parametrize("name", all_constants())
 def test_a_constant_is_within_its_bounds_and_says_what_it_means(name: str) -> None:
-    constant: Constant = all_constants()[name]
+    constant: CostConstant = all_constants()[name]
     assert len(constant.meaning) > 10
     # A number is fitted, or says where it is from.
     assert bool(constant.spread) != bool(constant.source)
@@ -77,27 +77,27 @@ class Recorded(Mapping[str, float]):
 
 def test_every_constant_is_used() -> None:
     recorded = Recorded()
-    of = setting("mixtral-8x7b")
+    of = training_setup("mixtral-8x7b")
     b200 = load_cluster("b200-ib400")
     capped = b200.replace(device=b200.device.replace(architecture="blackwell-limited"))
     ultra = load_cluster("gb300-nvl72")
     clusters = [load_cluster(name) for name in sorted(set(cluster_names()) - {"cpu-local", "local"})]
     variants = [
-        *(setting(cluster=cluster, precision="float16") for cluster in (*clusters, capped)),
-        *(setting(cluster=load_cluster(name), precision=FORMATS[0]) for name in ("mi300x-node", "l40s-node")),
-        setting(cluster=load_cluster("mi355x-node"), precision="nvfp4"),
+        *(training_setup(cluster=cluster, precision="float16") for cluster in (*clusters, capped)),
+        *(training_setup(cluster=load_cluster(name), precision=FORMATS[0]) for name in ("mi300x-node", "l40s-node")),
+        training_setup(cluster=load_cluster("mi355x-node"), precision="nvfp4"),
         *(changed(of, cuda_graphs=graphs) for graphs in ("routing", "blocks", "step")),
-        *(setting(cluster=one, precision=name) for one in (b200, ultra) for name in FORMATS),
-        *(setting(cluster=capped, precision=name) for name in FORMATS[:3]),
-        *(setting("mixtral-8x7b", precision=name) for name in FORMATS[:3]),
+        *(training_setup(cluster=one, precision=name) for one in (b200, ultra) for name in FORMATS),
+        *(training_setup(cluster=capped, precision=name) for name in FORMATS[:3]),
+        *(training_setup("mixtral-8x7b", precision=name) for name in FORMATS[:3]),
         *(changed(of, kernels=kernels) for kernels in ("eager", "compiled", "fused")),
         changed(of, attention="unfused", fused_experts=True),
         changed(of, dispatcher="fused", tp_overlap=True, ep_overlap=True, p2p_overlap=False),
         changed(of, sharding="optimizer"),
-        changed(setting("mixtral-8x7b", precision="mxfp8"), low_precision_attention=True, kernels="fused"),
+        changed(training_setup("mixtral-8x7b", precision="mxfp8"), low_precision_attention=True, kernels="fused"),
     ]
     for one in variants:
-        step_times(cases(one, Layout(dp_shard=2)), recorded)
+        step_times(configs(one, Layout(dp_shard=2)), recorded)
     assert {name for name in set(all_constants()) - recorded.read if not is_read_at_import(name)} == set()
 
 

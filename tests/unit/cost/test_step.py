@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cost_cases import BATCH, MODELS, SEQ_LEN, cases, changed, layouts, setting
-from meshwright.cost.case import Cases, Setting
+from cost_configs import BATCH, MODELS, SEQ_LEN, changed, configs, layouts, training_setup
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.stacks import stacks
 from meshwright.cost.step import StepTerms
 from meshwright.cost.step_times import step_times
+from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.hardware.catalogue import cluster_names, load_cluster
 from meshwright.spec.frozen import Frozen
 from meshwright.spec.layout.layout import Layout
@@ -29,8 +29,8 @@ PRECISIONS = ("bfloat16", "float16", "float8-tensorwise", "float8-rowwise", "mxf
 SOME_LAYOUTS = st.sampled_from(MODELS).flatmap(lambda model: st.tuples(st.just(model), layouts(model)))
 
 
-def total_s(of: Setting, *several: Layout) -> list[float]:
-    return [float(seconds) for seconds in step_times(cases(of, *several)).total_s]
+def total_s(of: TrainingSetup, *several: Layout) -> list[float]:
+    return [float(seconds) for seconds in step_times(configs(of, *several)).total_s]
 
 
 @settings(max_examples=60)
@@ -41,33 +41,37 @@ def test_causes_are_not_negative_and_sum_to_the_step(
     model, layout = case
     if cluster.startswith("dgx-a100"):
         precision = "bfloat16"
-    step = step_times(cases(setting(model, cluster, stack, precision=precision), layout))
+    step = step_times(configs(training_setup(model, cluster, stack, precision=precision), layout))
     values = {name: float(getattr(step, name)[0]) for name in TERMS}
     assert np.isfinite(list(values.values())).all(), values
     assert min(values.values()) >= -1e-9 * step.total_s[0], values
     assert sum(values.values()) == pytest.approx(step.total_s[0])
     # As the noun it is the same step.
     assert step.decomposition(0).total_s == pytest.approx(step.total_s[0])
-    assert {name for name in TERMS if values[name] > 0} >= {"floor_s", "memory_s", "optimizer_s"}
+    assert {name for name in TERMS if values[name] > 0} >= {
+        "model_flops_at_peak_s",
+        "memory_bound_ops_s",
+        "optimizer_s",
+    }
 
 
 @settings(max_examples=30)
 @given(st.lists(st.tuples(SOME_LAYOUTS, st.sampled_from(CLUSTERS), st.sampled_from(sorted(stacks()))), min_size=2))
 def test_a_case_takes_as_long_alone_as_among_others(drawn: list[tuple[tuple[str, Layout], str, str]]) -> None:
-    several = tuple(setting(model, cluster, stack) for (model, _), cluster, stack in drawn)
+    several = tuple(training_setup(model, cluster, stack) for (model, _), cluster, stack in drawn)
     table = layout_table([layout for (_, layout), _, _ in drawn])
-    together = step_times(Cases(several, np.arange(len(drawn)), table))
+    together = step_times(Configurations(several, np.arange(len(drawn)), table))
     for row, of in enumerate(several):
-        alone = step_times(Cases.of_one(of, table.take(np.array([row]))))
+        alone = step_times(Configurations.of_one(of, table.take(np.array([row]))))
         for name in TERMS:
             assert getattr(together, name)[row] == pytest.approx(getattr(alone, name)[0], rel=1e-9, abs=1e-12), name
 
 
 @given(SOME_LAYOUTS)
 def test_a_layout_twice_takes_as_long_twice(case: tuple[str, Layout]) -> None:
-    first, other, again = total_s(setting(case[0]), case[1], Layout(dp_shard=64), case[1])
+    first, other, again = total_s(training_setup(case[0]), case[1], Layout(dp_shard=64), case[1])
     assert first == again
-    assert other == total_s(setting(case[0]), Layout(dp_shard=64))[0]
+    assert other == total_s(training_setup(case[0]), Layout(dp_shard=64))[0]
 
 
 def with_faster(cluster: Cluster, what: str, factor: float) -> Cluster:
@@ -104,7 +108,7 @@ def test_better_hardware_is_never_slower(
     model, layout = case
     cluster = load_cluster(name)
     own, faster = (
-        total_s(setting(model, one, stack), layout)[0] for one in (cluster, with_faster(cluster, what, factor))
+        total_s(training_setup(model, one, stack), layout)[0] for one in (cluster, with_faster(cluster, what, factor))
     )
     assert faster <= own * (1 + 1e-9)
 
@@ -115,24 +119,26 @@ def test_computing_again_is_never_faster(case: tuple[str, Layout], stack: str) -
     model, layout = case
     every = [layout.replace(activation_checkpoint="full", activation_checkpoint_every=n) for n in (1, 2, 4)]
     selective, none = (layout.replace(activation_checkpoint=policy) for policy in ("selective", "none"))
-    full_s, half_s, quarter_s, selective_s, none_s = total_s(setting(model, stack=stack), *every, selective, none)
+    full_s, half_s, quarter_s, selective_s, none_s = total_s(
+        training_setup(model, stack=stack), *every, selective, none
+    )
     # Blocks are counted within their stage: every second and every fourth of a stage of two are the same.
     assert full_s >= half_s >= quarter_s > none_s
     assert full_s > selective_s > none_s
 
 
 def test_a_step_without_recomputation_has_none() -> None:
-    step = step_times(cases(setting(), Layout(dp_shard=64), Layout(dp_shard=64, activation_checkpoint="full")))
-    assert step.recompute_s[0] == 0
+    step = step_times(configs(training_setup(), Layout(dp_shard=64), Layout(dp_shard=64, activation_checkpoint="full")))
+    assert step.recomputation_s[0] == 0
     # Full recomputation is one forward more: a third of the matmuls of the three passes.
-    forward_s = (step.floor_s + step.matmul_s + step.tile_s)[1] / 3
-    assert forward_s < step.recompute_s[1] < 2 * forward_s
+    forward_s = (step.model_flops_at_peak_s + step.gemm_inefficiency_s + step.tile_and_wave_quantization_s)[1] / 3
+    assert forward_s < step.recomputation_s[1] < 2 * forward_s
 
 
 @pytest.mark.parametrize("stack", ["generic", "megatron-core-2024", "megatron-2020"])
 @pytest.mark.parametrize("layout", [Layout(dp_shard=8, tp=4, cp=2), Layout(pp=4, dp_shard=4, tp=4)])
 def test_a_step_grows_by_the_same_with_each_microbatch(layout: Layout, stack: str) -> None:
-    steps = [total_s(setting(stack=stack, global_batch_size=64 * n), layout)[0] for n in (1, 2, 3)]
+    steps = [total_s(training_setup(stack=stack, global_batch_size=64 * n), layout)[0] for n in (1, 2, 3)]
     if layout.pp > 1 and stack == "generic":
         # A pipeline gathers parameters once a step, which more microbatches hide more of.
         assert 0 < steps[1] - steps[0] <= (steps[2] - steps[1]) * (1 + 1e-9)
@@ -144,16 +150,17 @@ def test_a_step_grows_by_the_same_with_each_microbatch(layout: Layout, stack: st
 
 def test_accumulating_gradients_is_no_faster_than_one_microbatch() -> None:
     once, twice, often = total_s(
-        setting(global_batch_size=64 * 4), *(Layout(dp_shard=64, microbatch_size=size) for size in (4, 2, 1))
+        training_setup(global_batch_size=64 * 4), *(Layout(dp_shard=64, microbatch_size=size) for size in (4, 2, 1))
     )
     assert once < twice < often
 
 
 def test_a_deeper_bubble_costs_more() -> None:
-    few, many = (setting("llama3-70b", stack="megatron-core-2024", global_batch_size=n) for n in (8, 512))
+    few, many = (training_setup("llama3-70b", stack="megatron-core-2024", global_batch_size=n) for n in (8, 512))
     layout = Layout(pp=8, dp_shard=1, tp=8)
     shares = [
-        float(step.bubble_s[0] / step.total_s[0]) for step in (step_times(cases(of, layout)) for of in (few, many))
+        float(step.pipeline_bubble_s[0] / step.total_s[0])
+        for step in (step_times(configs(of, layout)) for of in (few, many))
     ]
     assert shares[0] > 3 * shares[1] > 0
 
@@ -167,7 +174,7 @@ def test_no_device_of_the_catalogue_is_used_more_than_whole(name: str) -> None:
             continue
         for stack in ("generic", "megatron-bridge-26"):
             # A node full of long matmuls: as much as a device can be used.
-            of = setting("llama3-70b", cluster, stack, precision=precision)
+            of = training_setup("llama3-70b", cluster, stack, precision=precision)
             layout = Layout(dp_shard=cluster.devices_per_node)
             peak = cluster.device.peak_flops_per_s(dtype)
             assert peak is not None
@@ -176,7 +183,7 @@ def test_no_device_of_the_catalogue_is_used_more_than_whole(name: str) -> None:
 
 
 def test_the_floor_is_model_flops_over_the_dense_peak() -> None:
-    of = setting()
+    of = training_setup()
     peak = of.cluster.device.peak_flops_per_s("bfloat16")
     assert peak is not None
     floor = of.model.flops_per_token(SEQ_LEN) * SEQ_LEN * BATCH / (64 * peak)
@@ -185,32 +192,32 @@ def test_the_floor_is_model_flops_over_the_dense_peak() -> None:
         Layout(dp_shard=8, tp=4, cp=2),
         Layout(pp=4, dp_shard=16, activation_checkpoint="full"),
     ]
-    assert step_times(cases(of, *same)).floor_s == pytest.approx([floor] * 3)
+    assert step_times(configs(of, *same)).model_flops_at_peak_s == pytest.approx([floor] * 3)
 
 
 def test_more_ranks_wait_longer_for_the_slowest() -> None:
-    step = step_times(cases(setting(), Layout(dp_shard=8), Layout(dp_shard=64), Layout(dp_shard=512)))
-    shares = step.jitter_s / step.total_s
+    step = step_times(configs(training_setup(), Layout(dp_shard=8), Layout(dp_shard=64), Layout(dp_shard=512)))
+    shares = step.stragglers_s / step.total_s
     assert shares[0] == 0
     assert 0 < shares[1] < shares[2] < 0.2
 
 
 def test_given_constants_are_taken_instead_of_the_fitted_ones() -> None:
-    one = cases(setting(), Layout(dp_shard=64))
+    one = configs(training_setup(), Layout(dp_shard=64))
     slower = {**fitted_constants(), "step_s": fitted_constants()["step_s"] + 1.0}
-    assert step_times(one, slower).host_s - step_times(one).host_s > 0.9
+    assert step_times(one, slower).cpu_bound_s - step_times(one).cpu_bound_s > 0.9
 
 
 def test_multipliers_of_a_stack_scale_what_they_name() -> None:
-    of = setting()
+    of = training_setup()
     layout = Layout(dp_shard=8, tp=8)
     plain, compute, communication, overhead = (
-        step_times(cases(changed(of, **factor), layout))
+        step_times(configs(changed(of, **factor), layout))
         for factor in ({}, {"compute": 2.0}, {"communication": 2.0}, {"overhead": 2.0})
     )
     assert compute.total_s > plain.total_s
-    assert compute.tp_s == pytest.approx(plain.tp_s)
-    assert communication.tp_s > 1.8 * plain.tp_s
-    assert communication.memory_s == pytest.approx(plain.memory_s)
+    assert compute.tp_communication_s == pytest.approx(plain.tp_communication_s)
+    assert communication.tp_communication_s > 1.8 * plain.tp_communication_s
+    assert communication.memory_bound_ops_s == pytest.approx(plain.memory_bound_ops_s)
     assert overhead.optimizer_s == pytest.approx(2 * plain.optimizer_s)
-    assert overhead.tile_s == pytest.approx(plain.tile_s)
+    assert overhead.tile_and_wave_quantization_s == pytest.approx(plain.tile_and_wave_quantization_s)

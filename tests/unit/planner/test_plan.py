@@ -10,12 +10,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from meshwright.cost.communication.messages import hops_of
+from meshwright.cost.communication.pipeline_p2p import hops_of
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.pipeline.replay import Hops, StageTimes, pipeline_ops, replay
-from meshwright.cost.pipeline.unit_shares import unit_shares
 from meshwright.cost.stacks import load_stack
+from meshwright.cost.step_times import unit_shares
 from meshwright.planner.candidate import judge, recomputed_share
 from meshwright.planner.explain.infeasible import invalid_neighbours
 from meshwright.planner.explain.what_if import LATENCIES, scaled_network
@@ -34,7 +34,7 @@ from meshwright.spec.step.workload import Workload
 from questions import ask
 
 QUESTION = ask("llama3-70b", 64, seq_len=8192, batch=64)
-FLOAT32 = ask("llama3-8b", 64, batch=512).with_setting(
+FLOAT32 = ask("llama3-8b", 64, batch=512).with_setup(
     workload=Workload(seq_len=8192, global_batch_size=512, precision="float32")
 )
 
@@ -52,12 +52,12 @@ def test_the_pick_keeps_the_margin_and_nothing_shown_is_faster_than_the_fastest(
     answer = plan()
     fastest_s = answer.fastest.estimate.step.total_s
     assert fastest_s <= answer.pick.estimate.step.total_s <= fastest_s * (1 + RANKING_ERROR)
-    assert answer.pick.headroom_bytes >= QUESTION.margin_bytes > 0
+    assert answer.pick.free_bytes >= QUESTION.margin_bytes > 0
     assert answer.pick.layout.num_ranks == 64
-    others = [*answer.runners_up, *answer.pareto, *(contrast.other for contrast in answer.contrasts)]
+    others = [*answer.runners_up, *answer.pareto_front, *(contrast.other for contrast in answer.alternatives)]
     assert len(others) > 10
     for other in others:
-        assert other.headroom_bytes >= QUESTION.margin_bytes
+        assert other.free_bytes >= QUESTION.margin_bytes
         assert other.estimate.step.total_s >= fastest_s
 
 
@@ -68,7 +68,7 @@ def test_the_estimate_of_the_pick_is_what_judging_its_layout_gives() -> None:
 
 def test_mfu_is_the_floor_as_a_share_of_the_step() -> None:
     estimate = plan().pick.estimate
-    flops = QUESTION.setting.model.flops_per_token(8192) * 64 * 8192
+    flops = QUESTION.setup.model.flops_per_token(8192) * 64 * 8192
     peak = QUESTION.cluster.device.peak_flops_per_s("bfloat16")
     assert peak is not None
     assert estimate.mfu == pytest.approx(flops / peak / 64 / estimate.step.total_s, rel=0.02)
@@ -90,22 +90,22 @@ def test_runners_up_are_of_different_splits_and_in_order() -> None:
 def test_each_layout_of_the_pareto_list_leaves_more_memory_for_more_time(is_float32: bool) -> None:
     # In float32 replays change the order of many layouts.
     found = make_plan(FLOAT32) if is_float32 else plan()
-    assert found.pareto[0] == found.fastest
-    assert found.pick in found.pareto
-    assert 2 < len(found.pareto) <= 13
-    front = [candidate for candidate in found.pareto if candidate != found.pick or candidate == found.fastest]
+    assert found.pareto_front[0] == found.fastest
+    assert found.pick in found.pareto_front
+    assert 2 < len(found.pareto_front) <= 13
+    front = [candidate for candidate in found.pareto_front if candidate != found.pick or candidate == found.fastest]
     for before, after in pairwise(front):
         assert before.estimate.step.total_s <= after.estimate.step.total_s
-        assert before.headroom_bytes < after.headroom_bytes
+        assert before.free_bytes < after.free_bytes
     for other in found.runners_up:
         as_fast = [one for one in front if one.estimate.step.total_s <= other.estimate.step.total_s]
-        most_bytes = max(one.headroom_bytes for one in as_fast)
-        assert other.headroom_bytes < most_bytes + 3 * 2**30, layout_text(other.layout)
+        most_bytes = max(one.free_bytes for one in as_fast)
+        assert other.free_bytes < most_bytes + 3 * 2**30, layout_text(other.layout)
 
 
 def test_contrasts_name_another_value_and_where_the_difference_comes_from() -> None:
     pick = plan().pick
-    for contrast in plan().contrasts:
+    for contrast in plan().alternatives:
         *needed, change = contrast.change.split(", ")
         assert all(one in layout_text(contrast.other.layout) for one in needed)
         name, _, value = change.partition("=")
@@ -113,7 +113,7 @@ def test_contrasts_name_another_value_and_where_the_difference_comes_from() -> N
             assert str(getattr(contrast.other.layout, name)).lower() == value.lower()
             assert getattr(contrast.other.layout, name) != getattr(pick.layout, name)
         difference = contrast.other.estimate.step.total_s - pick.estimate.step.total_s
-        assert math.fsum(contrast.extra_s.values()) == pytest.approx(difference, abs=1e-6)
+        assert math.fsum(contrast.change_by_component_s.values()) == pytest.approx(difference, abs=1e-6)
 
 
 def test_what_does_not_fit_names_the_class_and_fixes_that_fit() -> None:
@@ -157,9 +157,7 @@ def test_lower_precision_is_only_a_what_if() -> None:
     assert plan().workload.precision == "bfloat16"
     assert what_if.best.estimate.step.total_s < plan().pick.estimate.step.total_s
     assert not what_if.is_runnable
-    (of_others,) = make_plan(
-        ask(num_devices=8).with_setting(stack=load_stack("torchtitan-2025")), min_scored=0
-    ).what_ifs
+    (of_others,) = make_plan(ask(num_devices=8).with_setup(stack=load_stack("torchtitan-2025")), min_scored=0).what_ifs
     assert of_others.is_runnable
 
 
@@ -181,7 +179,7 @@ def test_a_layout_that_was_set_and_does_not_fit_is_the_first_to_be_rejected() ->
     given = Layout(dp_shard=8, tp=8, gradient_sync="step")
     answer = make_plan(ask("llama3-70b", 64, seq_len=16_384, batch=64, given=given), min_scored=0)
     assert answer.given is not None
-    assert answer.given.headroom_bytes < 0
+    assert answer.given.free_bytes < 0
     assert " GiB of gradients: " in answer.rejections[0].reason
     assert answer.rejections[0].fixes
 
@@ -229,7 +227,7 @@ def test_a_layout_table_of_one_is_priced_like_a_row_of_many() -> None:
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_questions_asked_at_once_are_answered_as_one_by_one(is_compiled: bool) -> None:
     rows = layout_table([Layout(dp_shard=64, compile=is_compiled), Layout(dp_shard=32, pp=2, compile=True)])
-    slower = QUESTION.with_setting(cluster=scaled_network(QUESTION.cluster, 0.5))
+    slower = QUESTION.with_setup(cluster=scaled_network(QUESTION.cluster, 0.5))
     alone = [price(rows, question, only_fitting=False).total_s for question in (QUESTION, slower)]
     assert (alone[0] < alone[1]).all()
     assert steps_of_each_s(rows, [QUESTION, slower]) == pytest.approx(np.stack(alone))
@@ -264,8 +262,8 @@ def test_no_pipeline_is_faster_than_its_busiest_rank(schedule: str) -> None:
     question = ask("qwen3-0.6b", 16, seq_len=4096, batch=32)
     layout = Layout(pp=8, dp_shard=2, schedule=schedule, compile=True, activation_checkpoint="full")
     step = judge(layout, question).estimate.step
-    head = unit_shares(question.cases(layout_table([layout])))[-1]
-    steady_s = step.total_s - step.bubble_s - step.pp_s - step.optimizer_s - step.jitter_s
+    head = unit_shares(question.configs(layout_table([layout])))[-1]
+    steady_s = step.total_s - step.pipeline_bubble_s - step.pipeline_p2p_s - step.optimizer_s - step.stragglers_s
     assert head > 1.1 / layout.pp
     assert step.total_s > 0.98 * head * layout.pp * steady_s
 
@@ -274,9 +272,9 @@ def test_a_pipeline_of_one_microbatch_takes_all_its_stages_and_both_transfers() 
     question = ask("llama3-8b", 16, seq_len=2048, batch=8, cluster="rtx-4090-eth100")
     layout = Layout(pp=2, dp_shard=8)
     step = judge(layout, question).estimate.step
-    steady_s = step.total_s - step.bubble_s - step.pp_s - step.optimizer_s - step.jitter_s
+    steady_s = step.total_s - step.pipeline_bubble_s - step.pipeline_p2p_s - step.optimizer_s - step.stragglers_s
     # Each rank is a node of its own.
-    transfer_s = hops_of(question.cases(layout_table([layout])), fitted_constants()).hop_s[1]
+    transfer_s = hops_of(question.configs(layout_table([layout])), fitted_constants()).hop_s[1]
     assert transfer_s > 0.001 * steady_s
     # Of steady_s, the mean of both ranks, all is done one after the other.
-    assert step.bubble_s + step.pp_s == pytest.approx(steady_s + 2 * transfer_s, rel=5e-3)
+    assert step.pipeline_bubble_s + step.pipeline_p2p_s == pytest.approx(steady_s + 2 * transfer_s, rel=5e-3)

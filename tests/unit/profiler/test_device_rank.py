@@ -79,6 +79,6 @@ def test_a_rank_waits_in_a_collective_until_the_last_one_is_there(tmp_path: Path
     assert communication.num_bytes.tolist() == [16, 16]
     assert [timeline.axes[axis] for axis in communication.axis] == ["tp", "tp"]
     early, late = decompose(timeline, 0), decompose(timeline, 1)
-    assert (early.tp_s, late.tp_s) == pytest.approx((200e-6, 50e-6))
-    assert (early.compute_s, early.optimizer_s, early.data_s) == pytest.approx((300e-6, 90e-6, 50e-6))
+    assert (early.tp_communication_s, late.tp_communication_s) == pytest.approx((200e-6, 50e-6))
+    assert (early.compute_s, early.optimizer_s, early.data_loading_s) == pytest.approx((300e-6, 90e-6, 50e-6))
     assert early.total_s == pytest.approx(1e-3)

@@ -64,7 +64,7 @@ def test_what_are_no_betas(betas: object) -> None:
 
 
 def test_an_estimate_adds_its_parts() -> None:
-    step = StepDecomposition(floor_s=1.0, recompute_s=0.25, bubble_s=0.5, host_s=0.125)
+    step = StepDecomposition(model_flops_at_peak_s=1.0, recomputation_s=0.25, pipeline_bubble_s=0.5, cpu_bound_s=0.125)
     assert step.total_s == 1.875
     memory = MemoryUse(parameters_bytes=4, activations_bytes=3, fragmentation_bytes=2, context_bytes=1)
     assert (memory.allocated_bytes, memory.reserved_bytes, memory.device_bytes) == (7, 9, 10)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from meshwright.errors import ConfigError
 from meshwright.extras import import_extra
+from meshwright.units import GiB, format_bytes, format_duration
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -31,14 +32,14 @@ class Result(ABC):
 
     @abstractmethod
     def _page(self) -> Iterable[RenderableType]:
-        """Return the parts of what the command prints: a str has markup and is wrapped, a Text neither."""
+        """Return the parts of what the command prints, as print_page() takes them."""
 
     @abstractmethod
     def _rows(self) -> Rows:
         """Return what the data frame holds."""
 
-    def _least_width(self) -> int:
-        """Return the columns that the page takes also on a narrower terminal: figures side by side are never cut."""
+    def _piped_width(self) -> int:
+        """Return the columns that the page takes where there is no terminal."""
         return 80
 
     def __repr__(self) -> str:
@@ -52,17 +53,14 @@ class Result(ABC):
         from meshwright.pages.console import page_console
 
         text = StringIO()
-        self._print(page_console(self._least_width(), file=text, color_system=None, force_jupyter=False), width)
+        self._print(page_console(self._piped_width(), file=text, color_system=None, force_jupyter=False), width)
         return text.getvalue().rstrip("\n")
 
     def show(self, more: Iterable[RenderableType] = ()) -> None:
         """Print the table, in colours on a terminal, and `more` below it."""
-        from meshwright.pages.console import page_console
+        from meshwright.pages.console import page_console, print_page
 
-        console = page_console(self._least_width(), force_jupyter=False)
-        self._print(console)
-        for part in more:
-            console.print(part)
+        print_page(page_console(self._piped_width(), force_jupyter=False), [*self._page(), *more])
 
     def to_pandas(self) -> Any:
         """Return a pandas.DataFrame; raises UnsupportedError that names the extra to install without pandas."""
@@ -72,16 +70,13 @@ class Result(ABC):
         from rich.console import Console
 
         console = Console(file=StringIO(), record=True, force_jupyter=False, highlight=False)
-        self._print(console, max(_HTML_WIDTH, self._least_width()))
+        self._print(console, max(_HTML_WIDTH, self._piped_width()))
         return console.export_html(inline_styles=True, code_format=_HTML)
 
     def _print(self, console: Console, width: int | None = None) -> None:
-        from rich.text import Text
+        from meshwright.pages.console import print_page
 
-        if width is not None:
-            console.width = width
-        for part in self._page():
-            console.print(part, soft_wrap=isinstance(part, Text))
+        print_page(console, self._page(), width)
 
 
 class PlottedResult(Result):
@@ -109,3 +104,15 @@ class PlottedResult(Result):
 def viewed(kind: Callable[..., SomeResult], value: object, **more: Any) -> SomeResult:
     """Return `value` as `kind`, a result that derives from its type; `more` are fields that `kind` adds."""
     return kind(**vars(value), **more)
+
+
+def step_words(step_s: float, mfu: float | None) -> str:
+    """Return a step time, and its MFU where that is known."""
+    return f"{format_duration(step_s)}/step" + ("" if mfu is None else f", MFU {100 * mfu:.0f} %")
+
+
+def memory_words(num_bytes: float, usable_bytes: float) -> str:
+    """Return how much of a device is used: 51 of 80 GiB."""
+    if num_bytes < GiB:
+        return f"{format_bytes(num_bytes)} of {format_bytes(usable_bytes)}"
+    return f"{num_bytes / GiB:.0f} of {usable_bytes / GiB:.0f} GiB"

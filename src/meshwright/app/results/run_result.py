@@ -16,8 +16,7 @@ from meshwright.errors import ConfigError, ExitCode
 from meshwright.evaluation.dataset.own_run import read_manifest
 from meshwright.pages.figures.run_figures import curve_figure, has_curve, parts_figure
 from meshwright.pages.html.run_html import CURVES, shown_parts, write_run_html
-from meshwright.pages.tables.run_comparison_table import run_summary_table
-from meshwright.pages.tables.run_table import parts_section, run_page
+from meshwright.pages.tables.run_table import parts_section, run_page, run_summary_table
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.run import HOW_TO_PROFILE, Run
 from meshwright.spec.run.run_comparison import run_summary

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.text import Text
 
-from meshwright.app.results.plan_result import memory_words, step_words
-from meshwright.app.results.result import PlottedResult
+from meshwright.app.results.result import PlottedResult, memory_words, step_words
 from meshwright.pages.figures.dry_run_figures import exposed_figure, outcome_figure
 from meshwright.pages.figures.timeline_figures import memory_figure, pipeline_figure, streams_figure
 from meshwright.pages.html.dry_run_html import write_html

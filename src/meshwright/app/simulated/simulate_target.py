@@ -1,27 +1,87 @@
-"""What `meshwright simulate` runs: a job or a program on a cluster, and the traces of its ranks."""
+"""What `meshwright simulate` runs: a job or a program on a cluster, its conditions, and the traces of its ranks."""
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshwright.app.simulated.simulate_conditions import require_ranks
 from meshwright.log import progress
 
 if TYPE_CHECKING:
-    from meshwright.app.simulated.dry_run import Subject
+    from meshwright.app.simulated.run_traces import Subject
     from meshwright.config.load import ResolvedJob
     from meshwright.simulator.engine.conditions import Conditions
     from meshwright.spec.machine.cluster import Cluster
+    from meshwright.spec.trace.fault import Fault
     from meshwright.spec.trace.traces import Traces
+
+_MOST_JITTER = 1.0
+"""At which one operation in 40 takes 4 times its cost; no machine is as noisy as that."""
+_MOST_SLOWER = 1e6
+
+
+def conditions_of(given: dict[str, Any]) -> Conditions:
+    """Return how the step departs from the usual one; raises ConfigError for a value that means nothing."""
+    from meshwright.errors import ConfigError
+    from meshwright.simulator.engine.conditions import Conditions
+    from meshwright.spec.machine.allocator_settings import has_expandable_segments, set_allocator
+    from meshwright.tracer.extrapolate.routing import parse_routing
+
+    parse_routing(given["routing"])
+    jitter = given["jitter"]
+    if not 0 <= jitter <= _MOST_JITTER:
+        raise ConfigError(
+            f"--jitter {jitter} is the spread of the logarithm of every operation's time, 0 to {_MOST_JITTER:g}: "
+            "write 0.05 for 5 %"
+        )
+    environment = dict(os.environ)
+    if not given["build"]:
+        set_allocator(environment)
+    return Conditions(
+        seed=given["seed"],
+        jitter=jitter,
+        faults=tuple(_slow_rank(text) for text in given["slow_rank"]),
+        has_expandable_segments=has_expandable_segments(environment),
+    )
+
+
+def require_ranks(conditions: Conditions, num_ranks: int) -> None:
+    """Raise ConfigError for a slow rank that a step on `num_ranks` ranks does not have."""
+    from meshwright.errors import ConfigError
+    from meshwright.units import counted
+
+    for fault in conditions.faults:
+        if fault.rank >= num_ranks:
+            raise ConfigError(
+                f"--slow-rank {fault.rank}:{fault.argument:g}: the rank must be less than the "
+                f"{counted(num_ranks, 'rank')} of the step: write 0 to {num_ranks - 1}, or a larger --cluster"
+            )
+
+
+def _slow_rank(text: str) -> Fault:
+    from meshwright.errors import ConfigError
+    from meshwright.spec.trace.fault import Fault
+
+    rank, _, factor = text.partition(":")
+    try:
+        number, slower = int(rank), float(factor)
+    except ValueError:
+        raise ConfigError(f"--slow-rank {text} is no rank and how many times slower it is: write 3:1.5") from None
+    if number < 0 or not 0 < slower <= _MOST_SLOWER:
+        raise ConfigError(
+            f"--slow-rank {text}: the rank must be 0 or more and the factor more than 0 and at most {_MOST_SLOWER:g}; "
+            "write 3:1.5 for a rank 3 that takes half as long again"
+        )
+    return Fault(kind="slow-rank", rank=number, argument=slower)
 
 
 def trace_of_job(words: tuple[str, ...], given: dict[str, Any], conditions: Conditions) -> tuple[Subject, Traces]:
     """Return the job named by `words` and its traces; raises ConfigError for a bad argument before it traces."""
     from meshwright.app.job_problems import layout_problems_of
-    from meshwright.app.simulated.dry_run import Subject
+    from meshwright.app.simulated.run_traces import Subject
     from meshwright.config.load import load_job, raise_problems
     from meshwright.planner.read_request import Options, layout_on
     from meshwright.tracer.programs.job_steps import layout_of
@@ -104,7 +164,7 @@ def _asked(resolved: ResolvedJob, text: str | None) -> tuple[Cluster, Any]:
 
 def trace_of_program(words: tuple[str, ...], given: dict[str, Any], conditions: Conditions) -> tuple[Subject, Traces]:
     """Return the program of --build and its traces; raises ConfigError for a bad argument before it traces."""
-    from meshwright.app.simulated.dry_run import Subject
+    from meshwright.app.simulated.run_traces import Subject
     from meshwright.errors import ConfigError
     from meshwright.hardware.choice import choose_cluster
     from meshwright.tracer.programs.program_ranks import trace_program

@@ -114,9 +114,9 @@ def _simulated_s(candidate: Candidate) -> float:
 
 def _require_runnable(request: PlanRequest, resolved: ResolvedJob) -> None:
     """Raise ConfigError for a request about what Meshwright's own trainer does not run."""
-    if request.setting.stack.name != OURS:
+    if request.setup.stack.name != OURS:
         raise ConfigError(
-            f"--simulate runs Meshwright's own step, and the plan is for {request.setting.stack.name}: leave out "
+            f"--simulate runs Meshwright's own step, and the plan is for {request.setup.stack.name}: leave out "
             "--stack, or set --simulate 0"
         )
     precision = resolved.job.precision.compute

@@ -1,7 +1,7 @@
 """Name maps of Mixtral, Qwen3-MoE and DeepSeek-V3.
 
-A folder has one tensor per expert, we have one for all experts of a layer. Both rotate neighbouring dimensions for
-DeepSeek, so its weights are not permuted.
+A Hugging Face folder has one tensor per expert, a checkpoint has one for all experts of a layer. For DeepSeek,
+transformers and our model both rotate neighbouring dimensions, so the weights are not permuted.
 """
 
 from meshwright.checkpoint.hf.llama import FEED_FORWARD, FREQUENCIES, GROUPED_ATTENTION, SHARED_BY_ALL

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 import click
 
 from meshwright.cli.result_command import print_json, result_command
-from meshwright.pages.console import page_console
+from meshwright.pages.console import page_console, print_page
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from meshwright.evaluation.dataset.read import MeasuredRun
     from meshwright.spec.run.backtest_scores import Backtest, Prediction
 
-_LEAST_WIDTH = 120
+_PIPED_WIDTH = 120
 
 
 @result_command
@@ -34,13 +36,13 @@ def command(
     no row that can be used.
     """
     from meshwright.errors import ConfigError
-    from meshwright.evaluation.backtest.replay import calibrated, load_runs, replay, write_predictions
-    from meshwright.evaluation.backtest.report import backtest, shipped_sizes
+    from meshwright.evaluation.backtest.predict_runs import calibrated, load_runs, predict_runs, write_predictions
+    from meshwright.evaluation.backtest.score import backtest, shipped_sizes
     from meshwright.evaluation.fitting.given_runs import calibrate_given
 
     calibrations = calibrate_given(given)
     runs = calibrated(load_runs(runs_file), calibrations)
-    predictions = replay(runs)
+    predictions = predict_runs(runs)
     reports = [backtest(_title(list(calibrations)), runs, predictions, shipped_sizes(calibrations))]
     reports += _left_out(runs, predictions, folds=folds, leave_out=leave_out)
     if out is not None:
@@ -81,11 +83,7 @@ def _print_json(reports: list[Backtest], predictions: list[Prediction]) -> None:
 def _show(reports: list[Backtest], predictions: list[Prediction]) -> None:
     from meshwright.pages.tables.backtest_table import backtest_page, reasons_page
 
-    console = page_console(_LEAST_WIDTH)
-    for index, report in enumerate(reports):
-        if index:
-            console.print()
-        for part in backtest_page(report):
-            console.print(part)
-    for part in reasons_page(predictions):
-        console.print(part)
+    pages: list[RenderableType] = []
+    for report in reports:
+        pages += [*([""] if pages else []), *backtest_page(report)]
+    print_page(page_console(_PIPED_WIDTH), [*pages, *reasons_page(predictions)])

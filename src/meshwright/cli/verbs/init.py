@@ -10,6 +10,7 @@ import click
 
 from meshwright.cli.completion import model_names
 from meshwright.cli.result_command import print_json, result_command
+from meshwright.log import fitted
 
 if TYPE_CHECKING:
     from meshwright.spec.job.job import Job
@@ -47,7 +48,7 @@ def command(model: str, out: Path, schema: bool, as_json: bool) -> None:
     if as_json:
         print_json({"file": str(out), "job": job.to_dict()})
     else:
-        click.echo(f"wrote {out}\nnext: meshwright check {out}, then meshwright train {out}")
+        click.echo(fitted(f"wrote {out}\nnext: meshwright check {out}, then meshwright train {out}"))
 
 
 def job_for(model: str) -> Job:

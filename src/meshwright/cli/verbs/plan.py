@@ -18,8 +18,7 @@ from meshwright.log import progress
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from meshwright.app.plan import PlanArguments
-    from meshwright.app.results.plan_result import PlanResult
+    from meshwright.app.plan import PlanArguments, PlanResult
     from meshwright.config.load import ResolvedJob
     from meshwright.planner.request import PlanRequest
     from meshwright.planner.run_cost import BudgetRequest
@@ -158,7 +157,7 @@ def _budget_request(request: PlanRequest, given: dict[str, Any], price: float | 
 
     return BudgetRequest(
         num_tokens=count("tokens", given["tokens"]),
-        num_parameters=request.setting.model.num_parameters,
+        num_parameters=request.setup.model.num_parameters,
         workload=request.workload,
         price_per_device_hour=price,
         deadline_s=None if given["deadline"] is None else _duration_s(given["deadline"]),
@@ -211,7 +210,7 @@ def _budget_parts(budgets: list[Budget], given: dict[str, Any]) -> Iterator[Rend
 
 
 def _write(resolved: ResolvedJob, plan: Plan) -> None:
-    from meshwright.config.edit import with_layout
+    from meshwright.config.write import with_layout
 
     path = Path(resolved.path)
     path.write_text(with_layout(path.read_text(encoding="utf-8"), plan.pick.layout), encoding="utf-8")

@@ -9,7 +9,7 @@ import click
 
 from meshwright.cli.completion import job_words
 from meshwright.cli.result_command import print_json, result_command
-from meshwright.pages.console import page_console
+from meshwright.pages.console import page_console, print_page
 
 if TYPE_CHECKING:
     from meshwright.config.load import ResolvedJob
@@ -63,31 +63,28 @@ def _resolved_values(resolved: ResolvedJob) -> dict[str, Any]:
 
 
 def _print_table(path: Path, rows: dict[str, dict[str, Any]]) -> None:
-    from rich.table import Table
     from rich.text import Text
 
     from meshwright.config.keys import job_keys, section_meaning
     from meshwright.config.toml_text import shown
+    from meshwright.pages.tables.page_table import PageTable
 
-    console = page_console(piped_width=_PIPED_WIDTH)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name, width in (("key", 28), ("value", 21), ("from", 12)):
-        table.add_column(name, width=width, overflow="fold")
-    table.add_column("meaning", ratio=1)
+    table = PageTable("key", "value", "from", "meaning")
+    table.columns[0].no_wrap = True
     section = ""
     for dotted, row in rows.items():
         key = job_keys()[dotted]
         if key.section != section:
             section = key.section
-            table.add_row()
+            table.add_row("", "", "", "")
             table.add_row(Text(f"[{section}]", style="bold"), "", "", Text(section_meaning(section), style="bold"))
         style = "dim" if row["origin"] == "default" else ""
         # Text and not str: a value in brackets is no markup of rich's.
         cells = (key.name, shown(row["value"], 200), _short_origin(path, row["origin"]), row["meaning"])
         table.add_row(*(Text(cell, style=style) for cell in cells))
+    console = page_console(piped_width=_PIPED_WIDTH)
     with console.capture() as captured:
-        console.print(table)
-    click.echo(f"{path}\n")
+        print_page(console, [Text(f"{path}\n"), table])
     click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 

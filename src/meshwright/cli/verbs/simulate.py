@@ -45,7 +45,7 @@ def command(words: tuple[str, ...], **given: Any) -> None:
     """
     from meshwright.app.progress import elapsed
     from meshwright.app.simulate import simulated
-    from meshwright.cli.simulate_files import files_of, write_files
+    from meshwright.cli.output_files import files_of, write_files
     from meshwright.errors import ExitCode
 
     files = files_of(given)

@@ -12,15 +12,14 @@ What was not measured is nan, and formulas hold. Ignored: that a kernel finds in
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from meshwright.cost.case import Cases, Floats, Setting
+from meshwright.cost.arrays import Bools, Floats
 from meshwright.cost.compute.op_shapes import ATTENTION_BACKWARD_FLOPS
 from meshwright.cost.constants import fixed_constant
-from meshwright.cost.shares import Shares
+from meshwright.cost.partition import Partition
+from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.cost.work import Work, groups_of, moved_elements
 from meshwright.hardware.rates import attention_rates, matmul_rates, memory_op_rates
 from meshwright.spec.machine.measured import MemoryOp
@@ -32,123 +31,101 @@ _FORWARD_SHARE = 1 / (1 + fixed_constant("backward_launches"))
 """Of a block's kernels."""
 
 
-@dataclass(frozen=True)
-class MeasuredTimes:
-    """Forward and backward seconds, one element an owner; nan where the owner's device was not measured."""
-
-    matmul: tuple[Floats, Floats]
-    best_matmul: Floats
-    """Forward matmuls at the best rate that was measured."""
-    attention: tuple[Floats, Floats]
-    memory: tuple[Floats, Floats]
-    host: tuple[Floats, Floats]
+MeasuredTimes = dict[str, tuple[Floats, ...]]
+"""Seconds by field of BlockTimes, forward and backward, one element a row of the BlockTable: nan where its device was
+not measured. reached_matmul are forward matmuls at the best rate that was measured."""
 
 
-def is_measured(setting: Setting) -> bool:
-    """Return whether matrix products were measured on the setting's device, in the format of its workload."""
-    dtype = setting.workload.matmul_dtype
-    return any(point.dtype == dtype for point in setting.cluster.device.matmul_points)
+def is_measured(setup: TrainingSetup) -> bool:
+    """Return whether matrix products were measured on the setup's device, in the format of its workload."""
+    dtype = setup.workload.matmul_dtype
+    return any(point.dtype == dtype for point in setup.cluster.device.matmul_points)
 
 
-def measured_times(work: Work, settings: tuple[Setting, ...]) -> MeasuredTimes | None:
-    """Return what was measured of each owner's kernels; None where none of the settings' devices was measured."""
-    measured = [position for position, setting in enumerate(settings) if is_measured(setting)]
+def measured_times(work: Work, setups: tuple[TrainingSetup, ...]) -> MeasuredTimes | None:
+    """Return what was measured of each row's kernels; None where none of the setups' devices was measured."""
+    measured = [position for position, setup in enumerate(setups) if is_measured(setup)]
     if not measured:
         return None
-    unknown = np.full(len(work.owners.key), np.nan)
-    times = MeasuredTimes((unknown, unknown), unknown, *[(unknown, unknown)] * 3)
-    of_owner = work.setting[work.owners.key]
+    of_row = work.setup_index[work.blocks.key]
+    times: MeasuredTimes = {}
     for position in measured:
-        here = of_owner == position
+        here = of_row == position
         if here.any():
-            times = _filled(times, here, _times_of(work, settings[position], here))
-    return times
+            for name, sides in _times_of(work, setups[position], here).items():
+                known = times.get(name) or (np.full(len(here), np.nan),) * len(sides)
+                times[name] = tuple(np.where(here, new, old) for new, old in zip(sides, known, strict=True))
+    return times or None
 
 
-def measured_update_s(cases: Cases, num_parameters: Floats) -> Floats:
+def measured_update_s(configs: Configurations, num_parameters: Floats) -> Floats:
     """Return the seconds in which a rank clips and updates so many parameters; nan where that was not measured."""
-    seconds = np.full(len(cases), np.nan)
-    for position, setting in enumerate(cases.settings):
-        (update, _), (clip, _) = (memory_op_rates(setting.cluster.device, op, "float32") for op in _OPTIMIZER_OPS)
+    seconds = np.full(len(configs), np.nan)
+    for position, setup in enumerate(configs.setups):
+        (update, _), (clip, _) = (memory_op_rates(setup.cluster.device, op, "float32") for op in _OPTIMIZER_OPS)
         if update is not None and clip is not None:
-            here = cases.setting == position
+            here = configs.setup_index == position
             number = num_parameters[here]
             seconds[here] = number / update(number) + number / clip(number)
     return seconds
 
 
-def _filled(times: MeasuredTimes, here: NDArray[np.bool_], part: MeasuredTimes) -> MeasuredTimes:
-    """Return `times` with those of `part` where `here`."""
-
-    def both(name: str) -> tuple[Floats, Floats]:
-        (old_f, old_b), (new_f, new_b) = getattr(times, name), getattr(part, name)
-        return np.where(here, new_f, old_f), np.where(here, new_b, old_b)
-
-    return MeasuredTimes(
-        both("matmul"),
-        np.where(here, part.best_matmul, times.best_matmul),
-        both("attention"),
-        both("memory"),
-        both("host"),
-    )
+def _times_of(work: Work, setup: TrainingSetup, here: Bools) -> MeasuredTimes:
+    """Return the seconds on the setup's device; those of blocks that are not `here` mean nothing."""
+    matmul, best = _matmuls(work, setup, here)
+    return {
+        "matmul": (matmul / 3, 2 * matmul / 3),
+        "reached_matmul": (best / 3,),
+        "attention": _attention(work, setup),
+        "memory": _memory(work, setup, here),
+        "host": _host(work, setup),
+    }
 
 
-def _times_of(work: Work, setting: Setting, here: NDArray[np.bool_]) -> MeasuredTimes:
-    """Return the seconds on the setting's device; those of owners that are not `here` mean nothing."""
-    matmul, best = _matmuls(work, setting, here)
-    return MeasuredTimes(
-        matmul=(matmul / 3, 2 * matmul / 3),
-        best_matmul=best / 3,
-        attention=_attention(work, setting),
-        memory=_memory(work, setting, here),
-        host=_host(work, setting),
-    )
-
-
-def _matmuls(work: Work, setting: Setting, here: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-    """Return the seconds of all three products of each owner's matmuls, as measured and at the best rate."""
-    lines, dtype = work.matmuls, setting.workload.matmul_dtype
-    rate = matmul_rates(setting.cluster.device, dtype)
+def _matmuls(work: Work, setup: TrainingSetup, here: Bools) -> tuple[Floats, Floats]:
+    """Return the seconds of all three products of each row's matmuls, as measured and at the best rate."""
+    lines, dtype = work.matmuls, setup.workload.matmul_dtype
+    rate = matmul_rates(setup.cluster.device, dtype)
     assert rate is not None
-    rows = here[lines.owner]
+    rows = here[lines.block]
     m, n, k = (side[rows] for side in (lines.m, lines.n, lines.k))
-    flops, owner, num_owners = 6 * lines.groups[rows] * m * n * k, lines.owner[rows], len(here)
-    best = max(point.flops_per_s.value for point in setting.cluster.device.matmul_points if point.dtype == dtype)
-    seconds, best_s = (np.bincount(owner, one, num_owners) for one in (flops / rate(m, n, k), flops / best))
+    flops, row, num_rows = 6 * lines.groups[rows] * m * n * k, lines.block[rows], len(here)
+    best = max(point.flops_per_s.value for point in setup.cluster.device.matmul_points if point.dtype == dtype)
+    seconds, best_s = (np.bincount(row, one, num_rows) for one in (flops / rate(m, n, k), flops / best))
     return np.asarray(seconds, np.float64), np.asarray(best_s, np.float64)
 
 
-def _attention(work: Work, setting: Setting) -> tuple[Floats, Floats]:
-    owners = work.owners
-    forward, backward = attention_rates(setting.cluster.device, setting.workload.activation_dtype)
+def _attention(work: Work, setup: TrainingSetup) -> tuple[Floats, Floats]:
+    blocks = work.blocks
+    forward, backward = attention_rates(setup.cluster.device, setup.workload.activation_dtype)
     if forward is None or backward is None:
-        unknown = np.full(len(owners.key), np.nan)
+        unknown = np.full(len(blocks.key), np.nan)
         return unknown, unknown
     # A causal token attends to half of the sequence in the mean; blocks without attention have no FLOPs either.
-    sizes = np.maximum(2 * owners.context, 1), np.maximum(owners.head_width, 1)
-    flops = owners.attention_flops
+    sizes = np.maximum(2 * blocks.context, 1), np.maximum(blocks.head_width, 1)
+    flops = blocks.attention_flops
     return flops / forward(*sizes), ATTENTION_BACKWARD_FLOPS * flops / backward(*sizes)
 
 
-def _memory(work: Work, setting: Setting, here: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-    device, dtype, num_owners = setting.cluster.device, setting.workload.activation_dtype, len(here)
-    totals = np.zeros(num_owners), np.zeros(num_owners)
-    groups = list(groups_of(setting))
-    # work_of writes the owners of one setting group by group, each with the setting's keys in order.
-    for (group, _), owner in zip(groups, np.flatnonzero(here).reshape(len(groups), -1), strict=True):
-        shares = Shares(setting, work.keys.take(work.owners.key[owner]))
-        for op, elements in _memory_ops(group.ops, shares):
+def _memory(work: Work, setup: TrainingSetup, here: Bools) -> tuple[Floats, Floats]:
+    device, dtype, num_rows = setup.cluster.device, setup.workload.activation_dtype, len(here)
+    totals = np.zeros(num_rows), np.zeros(num_rows)
+    groups = list(groups_of(setup))
+    # work_of writes the blocks of one setup group by group, each with the setup's keys in order.
+    for (group, _), row in zip(groups, np.flatnonzero(here).reshape(len(groups), -1), strict=True):
+        partition = Partition(setup, work.keys.take(work.blocks.key[row]))
+        for op, elements in _memory_ops(group.ops, partition):
             for total, rate in zip(totals, memory_op_rates(device, op, dtype), strict=True):
-                total[owner] += np.nan if rate is None else elements / rate(np.maximum(elements, 1))
+                total[row] += np.nan if rate is None else elements / rate(np.maximum(elements, 1))
     return totals
 
 
-def _memory_ops(ops: tuple[Op, ...], shares: Shares) -> Iterator[tuple[MemoryOp, Floats]]:
+def _memory_ops(ops: tuple[Op, ...], partition: Partition) -> Iterator[tuple[MemoryOp, Floats]]:
     """Yield the measured operation that each op is, or is nearest to, and the elements of its result."""
     for op in ops:
-        moved = moved_elements(op, shares)
+        moved = moved_elements(op, partition)
         if isinstance(op, Head):
-            yield "loss", shares.tokens * op.vocab_size / shares.tp
+            yield "loss", partition.tokens * op.vocab_size / partition.tp
         elif isinstance(op, Norm):
             yield "norm", moved / 2
         elif isinstance(op, Rope):
@@ -160,7 +137,7 @@ def _memory_ops(ops: tuple[Op, ...], shares: Shares) -> Iterator[tuple[MemoryOp,
             yield "swiglu" if op.keeps_inputs else "add", moved * written
 
 
-def _host(work: Work, setting: Setting) -> tuple[Floats, Floats]:
-    figure = setting.cluster.device.host_launch_s
-    seconds = work.owners.num_ops * KERNELS_PER_OP * (np.nan if figure is None else figure.value)
+def _host(work: Work, setup: TrainingSetup) -> tuple[Floats, Floats]:
+    figure = setup.cluster.device.host_launch_s
+    seconds = work.blocks.num_ops * KERNELS_PER_OP * (np.nan if figure is None else figure.value)
     return seconds * _FORWARD_SHARE, seconds * (1 - _FORWARD_SHARE)

@@ -19,15 +19,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from meshwright.cost.arrays import Floats
 from meshwright.cost.communication.collective import where_measured
-from meshwright.cost.communication.fabric import Fabric, Floats
-from meshwright.cost.communication.group import Group
-from meshwright.cost.communication.link_rate import inside_bytes_per_s, spread_bytes_per_s
+from meshwright.cost.communication.fabric import Fabric
+from meshwright.cost.communication.group import RankGroup, inside_bytes_per_s, spread_bytes_per_s
 
 
 @dataclass(frozen=True)
 class Routing:
-    """How tokens go to experts; each field a scalar or one element a case."""
+    """How tokens go to experts; each field a scalar or one element a configuration."""
 
     experts_per_token: ArrayLike
     """Experts that each token goes to."""
@@ -39,7 +39,7 @@ class Routing:
     """Tokens of the busiest rank over the mean; 1 where routing is forced to balance."""
 
 
-def all_to_all_s(bytes_per_rank: ArrayLike, group: Group, fabric: Fabric) -> Floats:
+def all_to_all_s(bytes_per_rank: ArrayLike, group: RankGroup, fabric: Fabric) -> Floats:
     """Return the seconds in which each rank spreads its `bytes_per_rank` evenly over the group, itself included."""
     per_peer = np.asarray(bytes_per_rank, np.float64) / group.num_ranks
     inside = per_peer * (group.ranks_per_domain - 1)
@@ -47,7 +47,7 @@ def all_to_all_s(bytes_per_rank: ArrayLike, group: Group, fabric: Fabric) -> Flo
     return _exchange_s(inside, across, group, fabric)
 
 
-def token_exchange_s(token_bytes: ArrayLike, routing: Routing, group: Group, fabric: Fabric) -> Floats:
+def token_exchange_s(token_bytes: ArrayLike, routing: Routing, group: RankGroup, fabric: Fabric) -> Floats:
     """Return the seconds of one way to the experts (or back), `token_bytes` being one copy of all tokens of a rank."""
     num_copies = np.asarray(routing.experts_per_token, np.float64)
     token_bytes = np.asarray(token_bytes, np.float64) * np.asarray(routing.imbalance, np.float64)
@@ -64,7 +64,7 @@ def token_exchange_s(token_bytes: ArrayLike, routing: Routing, group: Group, fab
     return _exchange_s(inside, across, group, fabric)
 
 
-def _exchange_s(inside_bytes: Floats, across_bytes: Floats, group: Group, fabric: Fabric) -> Floats:
+def _exchange_s(inside_bytes: Floats, across_bytes: Floats, group: RankGroup, fabric: Fabric) -> Floats:
     crosses = group.num_domains > 1
     latency_s = fabric.all_to_all_intra_s + np.where(crosses, fabric.all_to_all_inter_s, 0.0)
     latency_s = latency_s + fabric.all_to_all_peer_s * (group.num_ranks - 1)

@@ -20,26 +20,26 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from meshwright.cost.communication.fabric import Fabric, Floats
-from meshwright.cost.communication.group import Group
-from meshwright.cost.communication.link_rate import inside_bytes_per_s, neighbour_bytes_per_s
+from meshwright.cost.arrays import Floats
+from meshwright.cost.communication.fabric import Fabric
+from meshwright.cost.communication.group import RankGroup, inside_bytes_per_s, neighbour_bytes_per_s
 from meshwright.cost.constants import fixed_constant
 from meshwright.spec.machine.measured import CollectiveKind
 
 _TREE_BANDWIDTH = fixed_constant("tree_bandwidth")
 
 
-def all_gather_s(total_bytes: ArrayLike, group: Group, fabric: Fabric) -> Floats:
+def all_gather_s(total_bytes: ArrayLike, group: RankGroup, fabric: Fabric) -> Floats:
     """Return the seconds in which every rank gets the whole tensor of `total_bytes`."""
     return where_measured("all-gather", total_bytes, _ring_s(total_bytes, group, fabric), group, fabric)
 
 
-def reduce_scatter_s(total_bytes: ArrayLike, group: Group, fabric: Fabric) -> Floats:
+def reduce_scatter_s(total_bytes: ArrayLike, group: RankGroup, fabric: Fabric) -> Floats:
     """Return the seconds in which every rank gets its part of the sum of tensors of `total_bytes`."""
     return where_measured("reduce-scatter", total_bytes, _ring_s(total_bytes, group, fabric), group, fabric)
 
 
-def all_reduce_s(total_bytes: ArrayLike, group: Group, fabric: Fabric) -> Floats:
+def all_reduce_s(total_bytes: ArrayLike, group: RankGroup, fabric: Fabric) -> Floats:
     """Return the seconds in which every rank gets the sum of tensors of `total_bytes`; 0 bytes are a barrier."""
     ring_s = _ring_s(total_bytes, group, fabric, num_passes=2)
     tree_s = _tree_all_reduce_s(total_bytes, group, fabric)
@@ -49,7 +49,7 @@ def all_reduce_s(total_bytes: ArrayLike, group: Group, fabric: Fabric) -> Floats
 
 
 def where_measured(
-    kind: CollectiveKind, num_bytes: ArrayLike, formula_s: Floats, group: Group, fabric: Fabric
+    kind: CollectiveKind, num_bytes: ArrayLike, formula_s: Floats, group: RankGroup, fabric: Fabric
 ) -> Floats:
     """Return what was measured inside a domain, `formula_s` where nothing was, and 0 in a group of one."""
     if not fabric.measured.is_empty:
@@ -59,7 +59,7 @@ def where_measured(
     return np.where(group.num_ranks > 1, formula_s, 0.0)
 
 
-def _ring_s(total_bytes: ArrayLike, group: Group, fabric: Fabric, num_passes: int = 1) -> Floats:
+def _ring_s(total_bytes: ArrayLike, group: RankGroup, fabric: Fabric, num_passes: int = 1) -> Floats:
     num_network_steps = group.num_domains - 1
     num_inner_steps = group.num_ranks - group.num_domains
     steps_s = num_inner_steps * fabric.intra_step_s + num_network_steps * fabric.inter_step_s
@@ -67,22 +67,22 @@ def _ring_s(total_bytes: ArrayLike, group: Group, fabric: Fabric, num_passes: in
     return np.asarray(fabric.base_s + num_passes * (steps_s + moved_s))
 
 
-def _tree_all_reduce_s(total_bytes: ArrayLike, group: Group, fabric: Fabric) -> Floats:
+def _tree_all_reduce_s(total_bytes: ArrayLike, group: RankGroup, fabric: Fabric) -> Floats:
     up_s = (group.ranks_per_domain - 1) * fabric.intra_step_s + np.log2(group.num_domains) * fabric.inter_step_s
     moved_s = _bytes_moved(total_bytes, group) / (_TREE_BANDWIDTH * _ring_bytes_per_s(group, fabric))
     return np.asarray(fabric.base_s + 2 * (up_s + moved_s))
 
 
-def _switch_all_reduce_s(total_bytes: ArrayLike, group: Group, fabric: Fabric) -> Floats:
+def _switch_all_reduce_s(total_bytes: ArrayLike, group: RankGroup, fabric: Fabric) -> Floats:
     can_add = (group.num_domains == 1) & (fabric.nvls_bytes_per_s > 0)
     num_bytes = np.asarray(total_bytes, np.float64) * (1 + 1 / group.num_ranks)
     return np.where(can_add, fabric.nvls_s + num_bytes / np.where(can_add, fabric.nvls_bytes_per_s, 1.0), np.inf)
 
 
-def _ring_bytes_per_s(group: Group, fabric: Fabric) -> Floats:
+def _ring_bytes_per_s(group: RankGroup, fabric: Fabric) -> Floats:
     network = group.ranks_per_domain * neighbour_bytes_per_s(group, fabric)
     return np.minimum(inside_bytes_per_s(group, fabric), network)
 
 
-def _bytes_moved(total_bytes: ArrayLike, group: Group) -> Floats:
+def _bytes_moved(total_bytes: ArrayLike, group: RankGroup) -> Floats:
     return np.asarray(np.asarray(total_bytes, np.float64) * (group.num_ranks - 1) / group.num_ranks)

@@ -19,79 +19,53 @@ a few bytes a token or less (sums of a loss over the vocabulary, how many tokens
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
-from numpy.typing import NDArray
 
-from meshwright.cost.case import Cases, Floats
+from meshwright.cost.arrays import Bools, Floats, Ints, Passes
 from meshwright.cost.communication.all_to_all import Routing, all_to_all_s, token_exchange_s
 from meshwright.cost.communication.collective import all_gather_s, reduce_scatter_s
 from meshwright.cost.communication.contention import LinkShares
 from meshwright.cost.communication.fabric import Fabric
-from meshwright.cost.communication.group import Group, group_of
-from meshwright.cost.communication.link_rate import neighbour_shares, spread_shares
+from meshwright.cost.communication.group import RankGroup, group_of, neighbour_shares, spread_shares
 from meshwright.cost.communication.point_to_point import send_s
 from meshwright.cost.compute.recompute import share_of_blocks
 from meshwright.cost.constants import Constants
-from meshwright.cost.layout_table import CONTEXT_METHODS, LayoutTable
+from meshwright.cost.layout_table import CONTEXT_METHODS
 from meshwright.cost.pipeline.stage import split_share
+from meshwright.cost.training_setup import Configurations
 from meshwright.cost.work import BLOCK, FIRST, Work
-
-Index = NDArray[np.int64]
 
 _FLOAT32_BYTES = 4.0
 _LOW_SHARE = (0.5 + 1.0) / 2
 """Bytes of a pair of collectives whose all-gather is of 8 bits and whose reduce-scatter is of 16, over 16 for both."""
 
 
-def communication_of(cases: Cases, work: Work) -> Communication:
-    """Return the cases' communication, to be priced with a fabric and constants."""
-
-    def is_set(name: str) -> NDArray[np.bool_]:
-        return cases.each(lambda s: float(getattr(s.stack, name))) > 0
-
-    full, selective = share_of_blocks(cases, "full"), share_of_blocks(cases, "selective")
-    # With selective recomputation each part of a split backward does so, without any only that of the weights.
-    split = split_share(cases.layouts, cases.num_microbatches)
-    return Communication(
-        layouts=cases.layouts,
-        work=work,
-        element_bytes=cases.each(lambda s: s.workload.activation_element_bytes),
-        has_sequence_parallel=is_set("sequence_parallel"),
-        orders_collectives=is_set("gathers_input_again"),
-        gathers_input_again=is_set("gathers_input_again") * (1 - full - selective),
-        recomputes_gathers=is_set("gathers_input_again") * selective * (1 + split),
-        overlaps_tp=is_set("tp_overlap") | cases.layouts.async_tp,
-        overlaps_ep=is_set("ep_overlap"),
-        gathers_again=is_set("gathers_again"),
-        gathers_routed_tokens=is_set("gathers_routed_tokens"),
-        gathers_low=cases.each(lambda s: float(s.gathers_low)) > 0,
-        is_deduplicated=cases.each(lambda s: float(s.stack.dispatcher == "fused")) > 0,
-    )
-
-
-@dataclass(frozen=True)
 class Communication:
-    """One element a case."""
+    """Communication of tp, cp and ep, to be priced with a fabric and constants; one element a configuration."""
 
-    layouts: LayoutTable
-    work: Work
-    element_bytes: Floats
-    has_sequence_parallel: NDArray[np.bool_]
-    gathers_input_again: Floats
-    """Share of the blocks whose backward gathers the inputs of column-parallel matmuls again, as only ours do."""
-    recomputes_gathers: Floats
-    """How often, in the mean over blocks, a selective recomputation does so."""
-    orders_collectives: NDArray[np.bool_]
-    """Whether compiled blocks run matmuls next to collectives that these do not need, as only ours do."""
-    overlaps_tp: NDArray[np.bool_]
-    overlaps_ep: NDArray[np.bool_]
-    gathers_again: NDArray[np.bool_]
-    gathers_routed_tokens: NDArray[np.bool_]
-    gathers_low: NDArray[np.bool_]
-    """Whether activations are gathered in 8 bits; what is scattered stays in 16."""
-    is_deduplicated: NDArray[np.bool_]
+    def __init__(self, configs: Configurations, work: Work) -> None:
+        def is_set(name: str) -> Bools:
+            return configs.has(lambda s: getattr(s.stack, name))
+
+        self.layouts, self.work = configs.layouts, work
+        full, selective = share_of_blocks(configs, "full"), share_of_blocks(configs, "selective")
+        # With selective recomputation each part of a split backward does so, without any only that of the weights.
+        split = split_share(configs.layouts, configs.num_microbatches)
+        self.element_bytes = configs.each(lambda s: s.workload.activation_element_bytes)
+        self.has_sequence_parallel = is_set("sequence_parallel")
+        self.orders_collectives = is_set("gathers_input_again")
+        """Whether compiled blocks run matmuls next to collectives that these do not need, as only ours do."""
+        self.gathers_input_again = self.orders_collectives * (1 - full - selective)
+        """Share of the blocks whose backward gathers the inputs of column-parallel matmuls again, as only ours do."""
+        self.recomputes_gathers = self.orders_collectives * selective * (1 + split)
+        """How often, in the mean over blocks, a selective recomputation does so."""
+        self.overlaps_tp = is_set("tp_overlap") | configs.layouts.async_tp
+        self.overlaps_ep = is_set("ep_overlap")
+        self.gathers_again = is_set("gathers_again")
+        self.gathers_routed_tokens = is_set("gathers_routed_tokens")
+        self.gathers_low = configs.has(lambda s: s.gathers_low)
+        """Whether activations are gathered in 8 bits; what is scattered stays in 16."""
+        self.is_deduplicated = configs.has(lambda s: s.stack.dispatcher == "fused")
 
     def shares(self, fabric: Fabric) -> tuple[LinkShares, LinkShares, LinkShares]:
         """Return the shares of its links that a rank takes for tp, cp and ep."""
@@ -108,49 +82,49 @@ class Communication:
             LinkShares(ep, *spread_shares(ep, fabric)),
         )
 
-    def tensor(self, owner: Index, fabric: Fabric, c: Constants, matmul_s: Floats) -> tuple[Floats, Floats]:
+    def tensor(self, row: Ints, fabric: Fabric, c: Constants, matmul_s: Floats) -> Passes:
         """Return tp's exposed seconds of one block, or of what stands before or after them, forward and backward.
 
         `matmul_s` are the seconds of its matmuls, forward.
         """
-        owners = self.work.owners
+        blocks = self.work.blocks
         # No matmul comes before the embedding's.
-        has_matmuls = owners.kind[owner] != FIRST
+        has_matmuls = blocks.kind[row] != FIRST
         group = group_of(1, self.layouts.tp, fabric)
         element_bytes = self.element_bytes * np.where(self.gathers_low, _LOW_SHARE, 1.0)
-        num_bytes = owners.tokens[owner] * owners.width[owner] * element_bytes
+        num_bytes = blocks.tokens[row] * blocks.width[row] * element_bytes
         # As many gathers as scatters, which take as long unless they were timed.
         pair = all_gather_s(num_bytes, group, fabric) + reduce_scatter_s(num_bytes, group, fabric)
         one = 0.5 * pair
         exposed = one * np.where(self.overlaps_tp & has_matmuls, c["tp_exposed"], 1.0)
-        count = owners.num_tp_collectives[owner]
+        count = blocks.num_tp_collectives[row]
         gathers_all = self.has_sequence_parallel & self.gathers_again & has_matmuls
-        ours = owners.num_tp_inputs[owner] * self.gathers_input_again
+        ours = blocks.num_tp_inputs[row] * self.gathers_input_again
         num_again = np.where(gathers_all, count / 2, ours)
-        recomputed = owners.num_tp_inputs[owner] * self.recomputes_gathers
+        recomputed = blocks.num_tp_inputs[row] * self.recomputes_gathers
         # What is recomputed has no other gradients to hide behind.
         num_exposed = num_again * c["tp_again_exposed"] + recomputed
         usual = exposed * count, exposed * (count + num_exposed)
         whole = one * count, one * (count + num_again + recomputed)
         compiled = tuple(
             left + c["overlap_slowdown"] * (all_of - left)
-            for all_of, left in zip(whole, self._compiled(owner, one, num_again + recomputed, matmul_s), strict=True)
+            for all_of, left in zip(whole, self._compiled(row, one, num_again + recomputed, matmul_s), strict=True)
         )
-        is_compiled = self.orders_collectives & self.layouts.compiles_blocks & (owners.kind[owner] == BLOCK)
+        is_compiled = self.orders_collectives & self.layouts.compiles_blocks & (blocks.kind[row] == BLOCK)
         forward, backward = (np.where(is_compiled, *both) for both in zip(compiled, usual, strict=True))
         return forward, backward
 
-    def _compiled(self, owner: Index, one: Floats, num_again: Floats, matmul_s: Floats) -> tuple[Floats, Floats]:
+    def _compiled(self, row: Ints, one: Floats, num_again: Floats, matmul_s: Floats) -> Passes:
         """Return the same of our compiled blocks; `one` is a collective alone, `num_again` those that gather again.
 
         Async tp joins all but the reduce-scatters of backward with a matmul, which can start on one of tp parts only
         after the collective has ended. What is not joined hides in backward behind matmuls that need nothing of it,
         but for the first all-gather of a block: all wait for it.
         """
-        owners, layouts = self.work.owners, self.layouts
-        row_shares = owners.last_matmul_share[owner], owners.early_terms_share[owner]
+        blocks, layouts = self.work.blocks, self.layouts
+        row_shares = blocks.last_matmul_share[row], blocks.early_terms_share[row]
         column_share = 1 - row_shares[0] - row_shares[1]
-        pairs, hides = owners.num_tp_collectives[owner] / 2, 1 - 1 / layouts.tp
+        pairs, hides = blocks.num_tp_collectives[row] / 2, 1 - 1 / layouts.tp
 
         def left(collectives_s: Floats, matmuls_s: Floats) -> Floats:
             return np.asarray(np.maximum(collectives_s - matmuls_s, 0.0))
@@ -164,22 +138,20 @@ class Communication:
         behind_all = first + left((2 * pairs + num_again) * one - first, 2 * matmul_s)
         return forward, np.where(layouts.async_tp, rows + behind_joined, behind_all)
 
-    def context(
-        self, owner: Index, fabric: Fabric, c: Constants, attention_f: Floats, attention_b: Floats
-    ) -> tuple[Floats, Floats]:
+    def context(self, row: Ints, fabric: Fabric, c: Constants, attention_f: Floats, attention_b: Floats) -> Passes:
         """Return cp's exposed seconds of one block, forward and backward."""
-        owners, layouts = self.work.owners, self.layouts
+        blocks, layouts = self.work.blocks, self.layouts
         cp = layouts.cp
         group = group_of(layouts.tp, cp, fabric)
-        local = owners.kv_elements[owner] * self.element_bytes
+        local = blocks.kv_elements[row] * self.element_bytes
         gathered = all_gather_s(local * cp, group, fabric)
         one = send_s(local, group, fabric)
-        wide = send_s(owners.kv_elements[owner] * _FLOAT32_BYTES, group, fabric)
+        wide = send_s(blocks.kv_elements[row] * _FLOAT32_BYTES, group, fabric)
         ring = (cp - 1) * one
         ring_back = ring + np.where(self.gathers_again, ring, cp * wide)
         # Heads x their width, which is not the residual stream's in every model.
-        queries = owners.attention_flops[owner] / (4 * owners.context[owner])
-        swapped = all_to_all_s((2 * queries + owners.swapped_kv_elements[owner]) * self.element_bytes, group, fabric)
+        queries = blocks.attention_flops[row] / (4 * blocks.context[row])
+        swapped = all_to_all_s((2 * queries + blocks.swapped_kv_elements[row]) * self.element_bytes, group, fabric)
         is_ring = layouts.cp_method == CONTEXT_METHODS.index("ring")
         is_swap = layouts.cp_method == CONTEXT_METHODS.index("ulysses")
         ring_f, ring_b = (
@@ -189,21 +161,21 @@ class Communication:
         forward = np.where(is_ring, ring_f, np.where(is_swap, swapped, gathered))
         back = np.where(self.gathers_again, 2.0, 1.0) * gathered
         backward = np.where(is_ring, ring_b, np.where(is_swap, swapped, back))
-        has_attention = owners.attention_flops[owner] > 0
+        has_attention = blocks.attention_flops[row] > 0
         return forward * has_attention, backward * has_attention
 
-    def expert(self, owner: Index, fabric: Fabric, c: Constants) -> tuple[Floats, Floats]:
+    def expert(self, row: Ints, fabric: Fabric, c: Constants) -> Passes:
         """Return ep's exposed seconds of one block, forward and backward."""
-        owners, layouts = self.work.owners, self.layouts
-        copies = owners.routed_copies[owner]
+        blocks, layouts = self.work.blocks, self.layouts
+        copies = blocks.routed_copies[row]
         group = self._experts(fabric)
         senders = np.where(self.gathers_routed_tokens, layouts.tp, layouts.tp / layouts.etp)
-        num_bytes = owners.tokens[owner] / senders * owners.width[owner] * self.element_bytes
+        num_bytes = blocks.tokens[row] / senders * blocks.width[row] * self.element_bytes
         routing = Routing(np.maximum(copies, 1), self.is_deduplicated)
         one = token_exchange_s(num_bytes, routing, group, fabric)
         one = one * np.where(copies > 0, 1.0, 0.0) * np.where(self.overlaps_ep, c["ep_exposed"], 1.0)
         return 2 * one, 2 * one
 
-    def _experts(self, fabric: Fabric) -> Group:
+    def _experts(self, fabric: Fabric) -> RankGroup:
         """Return the groups of ranks that exchange tokens."""
         return group_of(np.where(self.layouts.etp > 1, self.layouts.tp, 1), self.layouts.ep, fabric)

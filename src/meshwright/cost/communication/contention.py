@@ -1,6 +1,6 @@
 """Contention: how much longer a rank's other communication takes while FSDP's runs next to it, on links that both use.
 
-    load    = the shares that both take of the busiest link they have in common, at least 1 (link_rate.py)
+    load    = the shares that both take of the busiest link they have in common, at least 1 (group.py)
     covered = the part of an axis' time in which FSDP communicates, too: its D seconds are the first of a pass
     longer  = covered x (load - 1) x FSDP's bytes' seconds / D, of the seconds in which bytes travel
 
@@ -17,25 +17,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from meshwright.cost.case import Floats
+from meshwright.cost.arrays import Bools, Floats, Ints, Passes
 from meshwright.cost.communication.collective import all_gather_s
 from meshwright.cost.communication.data_parallel import DataParallel, block_collectives_s, replicas_all_reduce_s
 from meshwright.cost.communication.fabric import Fabric
-from meshwright.cost.communication.group import Group, group_of
-from meshwright.cost.communication.link_rate import joins_pairs, neighbour_shares
+from meshwright.cost.communication.group import RankGroup, joins_pairs, neighbour_shares
 
-Index = NDArray[np.int64]
 _TINY = 1e-12
 """Seconds, in place of none."""
 
 
 @dataclass(frozen=True)
 class LinkShares:
-    """Shares of each rank's links that communication of a group takes, one element a case."""
+    """Shares of each rank's links that communication of a group takes, one element a configuration."""
 
-    group: Group
+    group: RankGroup
     inside: Floats
     network: Floats
 
@@ -47,10 +44,10 @@ Span = tuple[Floats, Floats]
 @dataclass(frozen=True)
 class FsdpTraffic:
     """What FSDP communicates during a block's passes, from their start on: for each of its groups the seconds of
-    latency and those in which bytes travel [2, cases].
+    latency and those in which bytes travel [2, configurations].
     """
 
-    groups: tuple[Group, ...]
+    groups: tuple[RankGroup, ...]
     forward: tuple[Floats, ...]
     backward: tuple[Floats, ...]
     """Of a microbatch that is not the last."""
@@ -61,9 +58,7 @@ class FsdpTraffic:
     """Share of microbatches that are the last."""
 
 
-def computing_shares(
-    dp: DataParallel, computed: tuple[Floats, Floats], whole: tuple[Floats, Floats]
-) -> tuple[Floats, Floats]:
+def computing_shares(dp: DataParallel, computed: Passes, whole: Passes) -> Passes:
     """Return the shares of both passes in which the device computes, and does not wait for communication."""
     # Multipliers of other software were fitted to whole steps that FSDP slows all along.
     forward, backward = (
@@ -73,13 +68,13 @@ def computing_shares(
     return forward, backward
 
 
-def fsdp_traffic(dp: DataParallel, owner: Index, fabric: Fabric, contends: NDArray[np.bool_]) -> FsdpTraffic:
-    """Return what FSDP communicates during one block's passes, in the cases that contend."""
+def fsdp_traffic(dp: DataParallel, row: Ints, fabric: Fabric, contends: Bools) -> FsdpTraffic:
+    """Return what FSDP communicates during one block's passes, in the configurations that contend."""
     layouts, last = dp.layouts, 1.0 / dp.num_microbatches
     is_each = layouts.reduces_each_microbatch
     # Where backward has two parts, gradients are reduced after it.
     is_hidden = contends & ~(is_each & layouts.splits_backward)
-    parts = tuple(_parts(dp, owner, fabric))
+    parts = tuple(_parts(dp, row, fabric))
     gathers = [np.where(is_hidden, gather_s, 0.0) for _, gather_s, _ in parts]
     again = [np.where(layouts.is_resharded, seconds, 0.0) for seconds in gathers]
     reductions = [np.where(is_hidden, reduction_s, 0.0) for *_, reduction_s in parts]
@@ -121,21 +116,19 @@ def _longer_by(fsdp_s: tuple[Floats, ...], more: list[Floats], span: Span) -> Fl
     return np.asarray(covered * weighed / np.maximum(whole, _TINY))
 
 
-def _parts(dp: DataParallel, owner: Index, fabric: Fabric) -> Iterator[tuple[Group, Floats, Floats]]:
+def _parts(dp: DataParallel, row: Ints, fabric: Fabric) -> Iterator[tuple[RankGroup, Floats, Floats]]:
     """Yield the groups of dense parameters, of experts and of replicas, and their seconds to gather and to reduce."""
-    layouts = dp.layouts
-    gather, scatter = block_collectives_s(dp, owner, fabric, with_experts=False)
-    yield _part(group_of(layouts.tp, layouts.fsdp, fabric), gather, scatter, fabric)
-    if dp.work.owners.expert_parameters[owner].any():
-        whole_gather, whole_scatter = block_collectives_s(dp, owner, fabric)
-        experts = group_of(layouts.ep * layouts.etp, np.maximum(layouts.expert_dp_shard, 1), fabric)
-        yield _part(experts, whole_gather - gather, whole_scatter - scatter, fabric)
-    replicas, summed = replicas_all_reduce_s(dp, owner, fabric)
+    gather, scatter = block_collectives_s(dp, row, fabric, with_experts=False)
+    yield _part(dp.shard_group(fabric), gather, scatter, fabric)
+    if dp.work.blocks.expert_parameters[row].any():
+        whole_gather, whole_scatter = block_collectives_s(dp, row, fabric)
+        yield _part(dp.expert_group(fabric), whole_gather - gather, whole_scatter - scatter, fabric)
+    replicas, summed = replicas_all_reduce_s(dp, row, fabric)
     yield _part(replicas, np.zeros(len(summed)), summed, fabric)
 
 
-def _part(group: Group, gather_s: Floats, reduction_s: Floats, fabric: Fabric) -> tuple[Group, Floats, Floats]:
-    """Return the group, and its seconds [2, cases]: of latency, and those in which bytes travel."""
+def _part(group: RankGroup, gather_s: Floats, reduction_s: Floats, fabric: Fabric) -> tuple[RankGroup, Floats, Floats]:
+    """Return the group, and its seconds [2, configurations]: of latency, and those in which bytes travel."""
     latency_s = all_gather_s(0.0, group, fabric)
     gather, reduction = (
         np.stack([np.minimum(latency_s, seconds), np.maximum(seconds - latency_s, 0.0)])
@@ -144,7 +137,7 @@ def _part(group: Group, gather_s: Floats, reduction_s: Floats, fabric: Fabric) -
     return group, gather, reduction
 
 
-def ring_shares(group: Group, fabric: Fabric) -> LinkShares:
+def ring_shares(group: RankGroup, fabric: Fabric) -> LinkShares:
     """Return the shares of links that a ring of each group takes."""
     return LinkShares(group, *neighbour_shares(group, fabric))
 
@@ -158,7 +151,7 @@ def joint_load(one: LinkShares, other: LinkShares, fabric: Fabric) -> Floats:
     return np.maximum(1.0, np.maximum(inside, network))
 
 
-def _have_pairs_in_common(one: LinkShares, other: LinkShares) -> NDArray[np.bool_]:
+def _have_pairs_in_common(one: LinkShares, other: LinkShares) -> Bools:
     """Return whether a rank has a peer that is in both of its groups: of two axes of a mesh, none."""
     wider_apart = np.maximum(one.group.stride, other.group.stride)
     return np.asarray(wider_apart < np.minimum(one.group.width, other.group.width))

@@ -14,140 +14,123 @@ Sources: FSDP (arXiv:2304.11277), ZeRO (arXiv:1910.02054). Ignored: dim-0 paddin
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from meshwright.cost.case import Cases, Floats
+from meshwright.cost.arrays import Bools, Floats, Ints, Passes
 from meshwright.cost.communication.collective import all_gather_s, all_reduce_s, reduce_scatter_s
 from meshwright.cost.communication.fabric import Fabric
-from meshwright.cost.communication.group import Group, group_of
+from meshwright.cost.communication.group import RankGroup, group_of
 from meshwright.cost.constants import Constants
-from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.training_setup import Configurations
 from meshwright.cost.work import BLOCK, Work
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT
 
-Index = NDArray[np.int64]
 
-
-@dataclass(frozen=True)
 class DataParallel:
-    """One element a case."""
+    """What data-parallel ranks hold and exchange, one element a configuration."""
 
-    layouts: LayoutTable
-    work: Work
-    shards_parameters: NDArray[np.bool_]
-    overlaps: NDArray[np.bool_]
-    fuses_sum: NDArray[np.bool_]
-    """Whether backward itself adds a microbatch's gradients to those before it."""
-    element_bytes: Floats
-    gather_bytes: Floats
-    """Bytes of a parameter that is gathered."""
-    reduce_bytes: Floats
-    """Bytes of a gradient that is reduced."""
-    dense_parameters: Floats
-    """Of the fullest rank, before data-parallel ranks share them."""
-    expert_parameters: Floats
-    replicated_parameters: Floats
-    """Those of dense_parameters that tp does not divide, where its ranks share the sequence between matmuls."""
-    updated: Floats
-    """Parameters that one rank updates."""
-    is_own: NDArray[np.bool_]
-    """Whether the software is our own trainer."""
-    num_microbatches: Floats
-    num_blocks: Floats
-    """Of the model."""
+    def __init__(self, configs: Configurations, work: Work) -> None:
+        layouts, blocks = configs.layouts, work.blocks
+        self.layouts, self.work, self.num_microbatches = layouts, work, configs.num_microbatches
+        self.is_own = configs.has(lambda s: s.is_own)
+        """Whether the software is our own trainer."""
+        self.shards_parameters = configs.has(lambda s: s.stack.sharding == "parameters")
+        self.overlaps = configs.has(lambda s: s.stack.dp_overlap)
+        self.fuses_sum = configs.has(lambda s: s.stack.fuses_gradient_sum)
+        """Whether backward itself adds a microbatch's gradients to those before it."""
+        self.element_bytes = configs.each(lambda s: s.workload.activation_element_bytes)
+        self.gather_bytes = np.where(configs.has(lambda s: s.gathers_low), 1.0, self.element_bytes)
+        """Bytes of a parameter that is gathered."""
+        self.reduce_bytes = configs.each(lambda s: BYTES_PER_ELEMENT[s.workload.gradient_dtype])
+        """Bytes of a gradient that is reduced."""
+        is_block = blocks.kind == BLOCK
+        copied = (self.is_own & (layouts.pp > 1)) * self._of_rank(blocks.tied_parameters)
+        self.dense_parameters = self._of_rank(blocks.dense_parameters) + copied
+        """Of the fullest rank, before data-parallel ranks share them."""
+        self.expert_parameters = self._of_model(blocks.expert_parameters, is_block) / layouts.pp
+        """The same of experts."""
+        has_sequence_parallel = configs.has(lambda s: s.stack.sequence_parallel)
+        self.replicated_parameters = self._of_rank(blocks.replicated_parameters) * has_sequence_parallel
+        """Those of dense_parameters that tp does not divide, where its ranks share the sequence between matmuls."""
+        divides = configs.has(lambda s: s.stack.sharding != "none")
+        self.updated = self.dense_parameters / np.where(divides, layouts.fsdp, 1) + self.expert_parameters / np.where(
+            divides, np.maximum(layouts.expert_dp_shard, 1), 1
+        )
+        """Parameters that one rank updates."""
+        self.num_blocks = self._of_model(np.ones(len(blocks.key)), is_block)
+        """Of the model."""
 
+    def shard_group(self, fabric: Fabric) -> RankGroup:
+        """Return the ranks that share one copy of the dense parameters."""
+        return group_of(self.layouts.tp, self.layouts.fsdp, fabric)
 
-def data_parallel_of(cases: Cases, work: Work) -> DataParallel:
-    """Return what data-parallel ranks hold and exchange."""
-    layouts, owners = cases.layouts, work.owners
-    is_block = owners.kind == BLOCK
+    def expert_group(self, fabric: Fabric) -> RankGroup:
+        """Return the ranks that share one copy of a rank's experts."""
+        layouts = self.layouts
+        return group_of(layouts.ep * layouts.etp, np.maximum(layouts.expert_dp_shard, 1), fabric)
 
-    def per_key(values: Floats, mask: NDArray[np.bool_]) -> Floats:
-        total = np.bincount(owners.key[mask], (values * owners.count)[mask], minlength=len(work.setting))
-        return np.asarray(total[work.key_of_case])
+    def replica_group(self, fabric: Fabric) -> RankGroup:
+        """Return the ranks that hold the same shards."""
+        return group_of(self.layouts.tp * self.layouts.fsdp, self.layouts.dp_replicate, fabric)
 
-    def of_rank(values: Floats) -> Floats:
-        ends = per_key(values, ~is_block)
-        return per_key(values, is_block) / layouts.pp + np.where(layouts.pp > 1, ends / 2, ends)
+    def shard(self, row: Ints) -> Floats:
+        """Return the parameters of one block that a rank holds."""
+        blocks, layouts = self.work.blocks, self.layouts
+        experts = blocks.expert_parameters[row] / np.maximum(layouts.expert_dp_shard, 1)
+        return np.asarray(blocks.dense_parameters[row] / layouts.fsdp + experts)
 
-    is_ours = cases.each(lambda s: float(s.is_own)) > 0
-    dense = of_rank(owners.dense_parameters) + (is_ours & (layouts.pp > 1)) * of_rank(owners.tied_parameters)
-    experts = per_key(owners.expert_parameters, is_block) / layouts.pp
-    sharding = [setting.stack.sharding for setting in cases.settings]
-    shards = np.array([name == "parameters" for name in sharding])[cases.setting]
-    divides = np.array([name != "none" for name in sharding])[cases.setting]
-    updated = dense / np.where(divides, layouts.fsdp, 1) + experts / np.where(
-        divides, np.maximum(layouts.expert_dp_shard, 1), 1
-    )
-    low = cases.each(lambda s: float(s.gathers_low))
-    wide = cases.each(lambda s: s.workload.activation_element_bytes)
-    return DataParallel(
-        layouts=layouts,
-        work=work,
-        shards_parameters=shards,
-        overlaps=cases.each(lambda s: float(s.stack.dp_overlap)) > 0,
-        fuses_sum=cases.each(lambda s: float(s.stack.fuses_gradient_sum)) > 0,
-        element_bytes=wide,
-        gather_bytes=np.where(low > 0, 1.0, wide),
-        reduce_bytes=cases.each(lambda s: BYTES_PER_ELEMENT[s.workload.gradient_dtype]),
-        dense_parameters=dense,
-        expert_parameters=experts,
-        replicated_parameters=of_rank(owners.replicated_parameters)
-        * cases.each(lambda s: float(s.stack.sequence_parallel)),
-        updated=updated,
-        is_own=is_ours,
-        num_microbatches=cases.num_microbatches,
-        num_blocks=per_key(np.ones(len(owners.key)), is_block),
-    )
+    def _of_model(self, values: Floats, mask: Bools) -> Floats:
+        """Return the sums of a column of the BlockTable over the chosen blocks."""
+        work, blocks = self.work, self.work.blocks
+        total = np.bincount(blocks.key[mask], (values * blocks.count)[mask], minlength=len(work.setup_index))
+        return np.asarray(total[work.key_of_config])
+
+    def _of_rank(self, values: Floats) -> Floats:
+        """Return the same over the blocks of the fullest pipeline rank."""
+        pp, is_block = self.layouts.pp, self.work.blocks.kind == BLOCK
+        ends = self._of_model(values, ~is_block)
+        return self._of_model(values, is_block) / pp + np.where(pp > 1, ends / 2, ends)
 
 
-def block_collectives_s(
-    dp: DataParallel, owner: Index, fabric: Fabric, *, with_experts: NDArray[np.bool_] | bool = True
-) -> tuple[Floats, Floats]:
+def block_collectives_s(dp: DataParallel, row: Ints, fabric: Fabric, *, with_experts: Bools | bool = True) -> Passes:
     """Return the seconds in which one block's parameters are gathered, and its gradients reduced, none hidden."""
-    owners, layouts = dp.work.owners, dp.layouts
-    dense, experts = owners.dense_parameters[owner], np.where(with_experts, owners.expert_parameters[owner], 0.0)
-    group = group_of(layouts.tp, layouts.fsdp, fabric)
-    expert_group = group_of(layouts.ep * layouts.etp, np.maximum(layouts.expert_dp_shard, 1), fabric)
+    blocks = dp.work.blocks
+    dense, experts = blocks.dense_parameters[row], np.where(with_experts, blocks.expert_parameters[row], 0.0)
+    group, expert_group = dp.shard_group(fabric), dp.expert_group(fabric)
 
-    def whole_block_s(collective_s: Callable[[ArrayLike, Group, Fabric], Floats], element_bytes: Floats) -> Floats:
+    def whole_block_s(collective_s: Callable[[ArrayLike, RankGroup, Fabric], Floats], element_bytes: Floats) -> Floats:
         whole = collective_s(dense * element_bytes, group, fabric)
         return whole + np.where(experts > 0, collective_s(experts * element_bytes, expert_group, fabric), 0.0)
 
     return whole_block_s(all_gather_s, dp.gather_bytes), whole_block_s(reduce_scatter_s, dp.reduce_bytes)
 
 
-def gather_again_s(dp: DataParallel, owner: Index, fabric: Fabric) -> tuple[Group, Floats]:
+def gather_again_s(dp: DataParallel, row: Ints, fabric: Fabric) -> tuple[RankGroup, Floats]:
     """Return the groups that kept a copy of one block after forward, and the seconds in which they gather it again.
 
     Experts on ranks of their own have none, and are gathered as in forward.
     """
-    owners, layouts = dp.work.owners, dp.layouts
-    dense, experts = owners.dense_parameters[owner], owners.expert_parameters[owner]
+    blocks, layouts = dp.work.blocks, dp.layouts
+    dense, experts = blocks.dense_parameters[row], blocks.expert_parameters[row]
     kept = group_of(layouts.tp, np.maximum(layouts.kept_on, 1), fabric)
-    expert_group = group_of(layouts.ep * layouts.etp, np.maximum(layouts.expert_dp_shard, 1), fabric)
     are_apart = (layouts.ep > 1) & (experts > 0)
-    apart_s = np.where(are_apart, all_gather_s(experts * dp.gather_bytes, expert_group, fabric), 0.0)
+    apart_s = np.where(are_apart, all_gather_s(experts * dp.gather_bytes, dp.expert_group(fabric), fabric), 0.0)
     return kept, apart_s + all_gather_s((dense + np.where(are_apart, 0.0, experts)) * dp.gather_bytes, kept, fabric)
 
 
-def replicas_all_reduce_s(dp: DataParallel, owner: Index, fabric: Fabric) -> tuple[Group, Floats]:
+def replicas_all_reduce_s(dp: DataParallel, row: Ints, fabric: Fabric) -> tuple[RankGroup, Floats]:
     """Return the groups of replicas, and the seconds in which one block's gradient shards are summed over them."""
-    owners, layouts = dp.work.owners, dp.layouts
-    dense, experts = owners.dense_parameters[owner], owners.expert_parameters[owner]
-    replicas = group_of(layouts.tp * layouts.fsdp, layouts.dp_replicate, fabric)
-    shard = (dense / layouts.fsdp + experts / np.maximum(layouts.expert_dp_shard, 1)) * dp.reduce_bytes
-    return replicas, all_reduce_s(shard, replicas, fabric)
+    replicas = dp.replica_group(fabric)
+    return replicas, all_reduce_s(dp.shard(row) * dp.reduce_bytes, replicas, fabric)
 
 
-def dense_parameters(dp: DataParallel, owner: Index) -> Floats:
-    """Return the dense parameters of one owner, with those of which a pipeline's last stage has a copy (ours)."""
-    owners = dp.work.owners
-    copied = np.where(dp.is_own & (dp.layouts.pp > 1), owners.tied_parameters[owner], 0.0)
-    return np.asarray(owners.dense_parameters[owner] + copied)
+def dense_parameters(dp: DataParallel, row: Ints) -> Floats:
+    """Return the dense parameters of one row, with those of which a pipeline's last stage has a copy (ours)."""
+    blocks = dp.work.blocks
+    copied = np.where(dp.is_own & (dp.layouts.pp > 1), blocks.tied_parameters[row], 0.0)
+    return np.asarray(blocks.dense_parameters[row] + copied)
 
 
 def replicated_sums_s(dp: DataParallel, fabric: Fabric) -> Floats:

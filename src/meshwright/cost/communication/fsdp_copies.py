@@ -13,12 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cost.case import Floats
-from meshwright.cost.communication.data_parallel import DataParallel, Index, dense_parameters
+from meshwright.cost.arrays import Floats, Ints, Passes
+from meshwright.cost.block_positions import BlockPosition
+from meshwright.cost.communication.data_parallel import DataParallel, dense_parameters
 from meshwright.cost.compute.block_time import BlockTimes
-from meshwright.cost.constants import Constants
-from meshwright.cost.pipeline.slots import Slot
-from meshwright.cost.stack_factors import Stacks
+from meshwright.cost.stack_factors import StackFactors
 from meshwright.cost.work import BLOCK, FIRST
 
 _MASTER_BYTES = 4.0
@@ -30,39 +29,37 @@ class FsdpCopies:
     """Prices what FSDP itself computes for one microbatch."""
 
     parallel: DataParallel
-    stacks: Stacks
-    slots: list[Slot]
+    positions: list[BlockPosition]
 
-    def of_slot(self, slot: Slot, memory_rate: Floats, c: Constants) -> tuple[Floats, Floats]:
-        """Return the seconds of a slot, forward and backward."""
-        forward, backward = fsdp_copies_s(self.parallel, slot.owner, memory_rate, is_block=slot.kind == BLOCK)
+    def at(self, position: BlockPosition, memory_rate: Floats, slow: StackFactors, kernel_s: float) -> Passes:
+        """Return the seconds of a position, forward and backward."""
+        forward, backward = fsdp_copies_s(self.parallel, position.row, memory_rate, is_block=position.kind == BLOCK)
         # Multipliers of other software were fitted to whole steps with copies that nothing slows.
-        slow = self.stacks.factors(c)
         slower = np.where(self.parallel.is_own, slow.compute * slow.overhead, 1.0)
-        backward = backward + c["kernel_s"] * fsdp_kernels(self.parallel, slot.owner)
+        backward = backward + kernel_s * fsdp_kernels(self.parallel, position.row)
         return forward * slower, backward * slower
 
-    def before_blocks(self, times: BlockTimes, memory_rate: Floats) -> tuple[Floats, Floats]:
+    def before_blocks(self, times: BlockTimes, memory_rate: Floats) -> Passes:
         """Return the seconds before the first block, forward and backward: of the embedding, and copies of the ends."""
         forward, backward = np.zeros(len(self.parallel.layouts)), np.zeros(len(self.parallel.layouts))
-        for slot in self.slots:
-            if slot.kind != BLOCK:
-                copies = fsdp_copies_s(self.parallel, slot.owner, memory_rate, is_block=False)
-                has_embedding = slot.kind == FIRST
-                forward += slot.count * (copies[0] + has_embedding * times.memory[0][slot.owner])
-                backward += slot.count * (copies[1] + has_embedding * times.memory[1][slot.owner])
+        for position in self.positions:
+            if position.kind != BLOCK:
+                copies = fsdp_copies_s(self.parallel, position.row, memory_rate, is_block=False)
+                has_embedding = position.kind == FIRST
+                forward += position.count * (copies[0] + has_embedding * times.memory[0][position.row])
+                backward += position.count * (copies[1] + has_embedding * times.memory[1][position.row])
         return forward, backward
 
 
-def fsdp_copies_s(dp: DataParallel, owner: Index, memory_rate: Floats, *, is_block: bool) -> tuple[Floats, Floats]:
-    """Return the seconds of what FSDP itself computes for one owner and one microbatch, forward and backward: casts,
+def fsdp_copies_s(dp: DataParallel, row: Ints, memory_rate: Floats, *, is_block: bool) -> Passes:
+    """Return the seconds of what FSDP itself computes for one row and one microbatch, forward and backward: casts,
     copies, sums.
 
     Blocks may be gathered again in backward, what stands before and after them is not.
     """
-    owners, layouts = dp.work.owners, dp.layouts
-    parameters = dense_parameters(dp, owner) + owners.expert_parameters[owner]
-    reordered = reordered_experts(dp, owner)
+    blocks, layouts = dp.work.blocks, dp.layouts
+    parameters = dense_parameters(dp, row) + blocks.expert_parameters[row]
+    reordered = reordered_experts(dp, row)
     last = 1.0 / dp.num_microbatches
     # Out of the buffer that was gathered; blocks that are freed are gathered again.
     out = 2 * np.where(layouts.is_resharded, 1.0, last) * dp.gather_bytes * (parameters + reordered)
@@ -76,19 +73,19 @@ def fsdp_copies_s(dp: DataParallel, owner: Index, memory_rate: Floats, *, is_blo
     return forward / memory_rate, backward / memory_rate
 
 
-def fsdp_kernels(dp: DataParallel, owner: Index) -> Floats:
-    """Return the kernels that add up one owner's gradients after each microbatch: ours, one for each tensor."""
+def fsdp_kernels(dp: DataParallel, row: Ints) -> Floats:
+    """Return the kernels that add up one row's gradients after each microbatch: ours, one for each tensor."""
     adds = dp.is_own & dp.shards_parameters & (dp.num_microbatches > 1)
-    return np.where(adds, dp.work.owners.num_tensors[owner], 0.0)
+    return np.where(adds, dp.work.blocks.num_tensors[row], 0.0)
 
 
-def reordered_experts(dp: DataParallel, owner: Index) -> Floats:
+def reordered_experts(dp: DataParallel, row: Ints) -> Floats:
     """Return the parameters of experts that ranks cut in another dim than FSDP2's first, since there are fewer of them
     than ranks, or the ranks do not divide them: what is gathered and what is reduced is copied once more into order.
     """
-    owners, expert_dp_shard = dp.work.owners, np.maximum(dp.layouts.expert_dp_shard, 1)
-    is_cut_across = np.mod(owners.num_local_experts[owner], expert_dp_shard) != 0
-    return np.where(is_cut_across & dp.is_own, owners.expert_parameters[owner], 0.0)
+    blocks, expert_dp_shard = dp.work.blocks, np.maximum(dp.layouts.expert_dp_shard, 1)
+    is_cut_across = np.mod(blocks.num_local_experts[row], expert_dp_shard) != 0
+    return np.where(is_cut_across & dp.is_own, blocks.expert_parameters[row], 0.0)
 
 
 def _bytes_of_whole(dp: DataParallel) -> Floats:

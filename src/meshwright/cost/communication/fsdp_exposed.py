@@ -18,55 +18,56 @@ more than one block hides besides; casts of shards; that copies take bandwidth f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from meshwright.cost.case import Floats
+from meshwright.cost.arrays import Bools, Floats, Ints, Passes
 from meshwright.cost.communication.collective import all_gather_s, all_reduce_s, reduce_scatter_s
 from meshwright.cost.communication.contention import joint_load, ring_shares
 from meshwright.cost.communication.data_parallel import (
     DataParallel,
-    Index,
     block_collectives_s,
     dense_parameters,
     gather_again_s,
     replicas_all_reduce_s,
 )
 from meshwright.cost.communication.fabric import Fabric
-from meshwright.cost.communication.group import group_of
 from meshwright.cost.constants import Constants
-from meshwright.cost.layout_table import Bools, LayoutTable
-from meshwright.cost.memory.offload import copy_s, sums_on_host
+from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.memory.host_memory import copy_s, sums_on_host
 
 
-@dataclass(frozen=True)
 class _Exchanges:
-    """The seconds of one block's exchanges, none hidden, one element a case."""
+    """The seconds of one block's exchanges, none hidden, one element a configuration."""
 
-    gather: Floats
-    again: Floats
-    """Of gathering it for backward; 0 where it is not freed."""
-    scatter: Floats
-    summed: Floats
-    """Of summing its gradient shards over replicas."""
-    copied: Floats
-    """Of copying its parameters to the device, or its gradients to the host."""
-    copied_again: Floats
-    is_freed: Bools
-    load: Floats
-    """Of the links that it is gathered again over next to a reduction; 2 where one waits for the other."""
-    sums_overlap: Bools
-    """Whether replicas are summed over other links than those of gathers and reductions."""
+    def __init__(self, dp: DataParallel, row: Ints, fabric: Fabric) -> None:
+        layouts = dp.layouts
+        self.gather, self.scatter = block_collectives_s(dp, row, fabric)
+        replicas, self.summed = replicas_all_reduce_s(dp, row, fabric)
+        """Of summing its gradient shards over replicas."""
+        kept, from_kept = gather_again_s(dp, row, fabric)
+        shards = dp.shard_group(fabric)
+        self.is_freed = layouts.is_resharded & ((layouts.fsdp > 1) | _shares_experts(dp, row))
+        is_kept = layouts.kept_on > 0
+        self.again: Floats = np.where(self.is_freed, np.where(is_kept, from_kept, self.gather), 0.0)
+        """Of gathering it for backward; 0 where it is not freed."""
+        self.copied = copy_s(layouts, dp.shard(row))
+        """Of copying its parameters to the device, or its gradients to the host."""
+        # What a group keeps is on the device.
+        self.copied_again: Floats = np.where(self.is_freed & ~is_kept, self.copied, 0.0)
+        load = joint_load(ring_shares(kept, fabric), ring_shares(shards, fabric), fabric) if is_kept.any() else 2.0
+        self.load: Floats = np.where(is_kept, load, 2.0)
+        """Of the links that it is gathered again over next to a reduction; 2 where one waits for the other."""
+        # FSDP2 reduces over replicas on a stream of its own, and over other links where each node has all shards.
+        self.sums_overlap = dp.is_own & (shards.num_domains == 1) & (replicas.num_domains > 1)
 
 
 def fsdp_exposed_s(
     dp: DataParallel,
-    owner: Index,
+    row: Ints,
     fabric: Fabric,
     c: Constants,
-    block: tuple[Floats, Floats],
-    computes: tuple[Floats, Floats],
+    block: Passes,
+    computes: Passes,
 ) -> Floats:
     """Return the seconds of exposed communication that FSDP adds to one block's passes of one microbatch.
 
@@ -74,52 +75,22 @@ def fsdp_exposed_s(
     of them in which the device computes, which is what communication slows down.
     """
     layouts, last = dp.layouts, 1.0 / dp.num_microbatches
-    unit = _exchanges_of(dp, owner, fabric)
+    unit = _Exchanges(dp, row, fabric)
     # Shares of microbatches: what is freed is gathered for each, what is kept for one.
     gathered = np.where(unit.is_freed, 1.0, last)
     forward = gathered * _exposed(np.maximum(unit.gather, unit.copied), block[0], c, computes[0])
     usual, at_end = _backward_exposed_s(dp, unit, c, block[1], computes[1])
-    is_shared = (layouts.dp * layouts.cp > 1) | _shares_experts(dp, owner) | layouts.cpu_offload
+    is_shared = (layouts.dp * layouts.cp > 1) | _shares_experts(dp, row) | layouts.cpu_offload
     exposed = forward + (1 - last) * usual + last * at_end
     return np.where(dp.shards_parameters & is_shared, exposed, 0.0)
 
 
-def _exchanges_of(dp: DataParallel, owner: Index, fabric: Fabric) -> _Exchanges:
-    owners, layouts = dp.work.owners, dp.layouts
-    gather, scatter = block_collectives_s(dp, owner, fabric)
-    replicas, summed = replicas_all_reduce_s(dp, owner, fabric)
-    kept, from_kept = gather_again_s(dp, owner, fabric)
-    shards = group_of(layouts.tp, layouts.fsdp, fabric)
-    is_freed = layouts.is_resharded & ((layouts.fsdp > 1) | _shares_experts(dp, owner))
-    is_kept = layouts.kept_on > 0
-    load = joint_load(ring_shares(kept, fabric), ring_shares(shards, fabric), fabric) if is_kept.any() else 2.0
-    own = owners.dense_parameters[owner] / layouts.fsdp + owners.expert_parameters[owner] / np.maximum(
-        layouts.expert_dp_shard, 1
-    )
-    copied = copy_s(layouts, own)
-    return _Exchanges(
-        gather=gather,
-        again=np.where(is_freed, np.where(is_kept, from_kept, gather), 0.0),
-        scatter=scatter,
-        summed=summed,
-        copied=copied,
-        # What a group keeps is on the device.
-        copied_again=np.where(is_freed & ~is_kept, copied, 0.0),
-        is_freed=is_freed,
-        load=np.where(is_kept, load, 2.0),
-        # FSDP2 reduces over replicas on a stream of its own, and over other links where each node has all shards.
-        sums_overlap=dp.is_own & (shards.num_domains == 1) & (replicas.num_domains > 1),
-    )
-
-
-def _shares_experts(dp: DataParallel, owner: Index) -> Bools:
+def _shares_experts(dp: DataParallel, row: Ints) -> Bools:
     """Return where ranks that share their tokens, by tp alone, still share out experts (ours)."""
-    return np.asarray(dp.is_own & (dp.layouts.expert_dp_shard > 1) & (dp.work.owners.expert_parameters[owner] > 0))
+    return np.asarray(dp.is_own & (dp.layouts.expert_dp_shard > 1) & (dp.work.blocks.expert_parameters[row] > 0))
 
 
-def _backward_exposed_s(
-    dp: DataParallel, unit: _Exchanges, c: Constants, block_s: Floats, computes: Floats
-) -> tuple[Floats, Floats]:
+def _backward_exposed_s(dp: DataParallel, unit: _Exchanges, c: Constants, block_s: Floats, computes: Floats) -> Passes:
     """Return the seconds exposed in one block's backward, of the usual microbatch and of the one whose gradients are
     left to reduce at the end of a step, or are the first that the host gets.
     """
@@ -182,11 +153,11 @@ def _hidden_after_stage(dp: DataParallel, scatter: Floats, backward_s: Floats, c
 
 def first_block_exposed_s(
     dp: DataParallel,
-    owner: Index,
+    row: Ints,
     fabric: Fabric,
     c: Constants,
-    block: tuple[Floats, Floats],
-    ends: tuple[Floats, Floats],
+    block: Passes,
+    ends: Passes,
 ) -> Floats:
     """Return the seconds, for one microbatch, that the first block's gather and the reduction of its gradients, the
     last one, are exposed for longer than those of others: they hide behind what stands before it, not behind a block.
@@ -197,7 +168,7 @@ def first_block_exposed_s(
     layouts, last = dp.layouts, 1.0 / dp.num_microbatches
     # Experts on ranks of their own are a unit within their block, which hides behind the rest of it.
     is_one_unit = (layouts.ep == 1) & (layouts.tp == 1)
-    gather, scatter = block_collectives_s(dp, owner, fabric, with_experts=is_one_unit)
+    gather, scatter = block_collectives_s(dp, row, fabric, with_experts=is_one_unit)
     gathers = np.where(layouts.is_resharded, 1.0, last)
     # What the host waits for is exposed of all blocks, as is what is queued.
     reduces = np.where(layouts.reduces_each_microbatch & ~sums_on_host(layouts), 1.0, last)
@@ -210,13 +181,12 @@ def first_block_exposed_s(
     return np.where(is_alone, gathers * longer[0] + reduces * longer[1], 0.0)
 
 
-def ends_exposed_s(dp: DataParallel, owner: Index, fabric: Fabric) -> Floats:
+def ends_exposed_s(dp: DataParallel, row: Ints, fabric: Fabric) -> Floats:
     """Return the seconds, for one microbatch, of gathering what stands before or after the blocks and reducing its
     gradients: at the ends of a pass there is nothing to hide them behind.
     """
-    layouts, parameters = dp.layouts, dense_parameters(dp, owner)
-    group = group_of(layouts.tp, layouts.fsdp, fabric)
-    replicas = group_of(layouts.tp * layouts.fsdp, layouts.dp_replicate, fabric)
+    layouts, parameters = dp.layouts, dense_parameters(dp, row)
+    group, replicas = dp.shard_group(fabric), dp.replica_group(fabric)
     whole = all_gather_s(parameters * dp.element_bytes, group, fabric)
     scatter = reduce_scatter_s(parameters * dp.reduce_bytes, group, fabric)
     summed = all_reduce_s(parameters / layouts.fsdp * dp.reduce_bytes, replicas, fabric)

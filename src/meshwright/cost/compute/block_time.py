@@ -13,17 +13,18 @@ Ignored: dropout, biases, L2 hits between kernels.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshwright.cost.achieved_rates import Peaks, Rates, is_blackwell
+from meshwright.cost.arrays import Floats, Passes
 from meshwright.cost.calibrated.measured_op import MeasuredTimes, measured_times
-from meshwright.cost.case import Floats, Setting
 from meshwright.cost.compute.matmul import MatmulSizes, is_misaligned, matmul_bytes, tile_flops
 from meshwright.cost.compute.op_shapes import ATTENTION_BACKWARD_FLOPS, NARROW_HEAD
 from meshwright.cost.compute.own_kernels import end_kernels, own_kernels
 from meshwright.cost.constants import Constants
-from meshwright.cost.rates import Peaks, Rates, is_blackwell
+from meshwright.cost.training_setup import TrainingSetup
 from meshwright.cost.work import Work
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT
 
@@ -44,41 +45,41 @@ cast (6)."""
 
 @dataclass(frozen=True)
 class BlockTimes:
-    """One element an owner; seconds unless the name says otherwise."""
+    """One element a row; seconds unless the name says otherwise."""
 
     ideal_matmul: Floats
     """Forward matmuls at the dense peak."""
     ideal_attention: Floats
     reached_matmul: Floats
     """Forward matmuls at the rate of large ones."""
-    matmul: tuple[Floats, Floats]
+    matmul: Passes
     """Forward, backward."""
     expert_share: Floats
     """Share of the matmuls' backward that is experts'."""
     attention_share: Floats
     """Share of those around attention."""
-    attention: tuple[Floats, Floats]
-    memory: tuple[Floats, Floats]
-    host: tuple[Floats, Floats]
+    attention: Passes
+    memory: Passes
+    host: Passes
 
 
 class BlockPricer:
     """What does not depend on constants, computed once: tiles, bytes, FLOPs."""
 
-    def __init__(self, work: Work, settings: tuple[Setting, ...], peaks: Peaks) -> None:
-        self.work, self.settings, self.peaks = work, settings, peaks
-        self.owner_setting = work.setting[work.owners.key]
+    def __init__(self, work: Work, setups: tuple[TrainingSetup, ...], peaks: Peaks) -> None:
+        self.work, self.setups, self.peaks = work, setups, peaks
+        self.block_setup = work.setup_index[work.blocks.key]
         lines = work.matmuls
-        self.line_setting = self.owner_setting[lines.owner]
-        low = np.array([s.is_low_precision for s in settings])
-        four = np.array([s.workload.matmul_dtype == "float4" for s in settings])
-        wide = np.array([s.workload.activation_element_bytes for s in settings], np.float64)
-        self.is_low = low[self.line_setting] & lines.is_low
-        self.element_bytes = np.where(self.is_low, np.where(four[self.line_setting], 0.5, 1.0), wide[self.line_setting])
+        self.line_setup = self.block_setup[lines.block]
+        low = np.array([s.is_low_precision for s in setups])
+        four = np.array([s.workload.matmul_dtype == "float4" for s in setups])
+        wide = np.array([s.workload.activation_element_bytes for s in setups], np.float64)
+        self.is_low = low[self.line_setup] & lines.is_low
+        self.element_bytes = np.where(self.is_low, np.where(four[self.line_setup], 0.5, 1.0), wide[self.line_setup])
         self.element_bytes = np.where(lines.is_float32, _FLOAT32_BYTES, self.element_bytes)
-        self.activation_bytes = wide[self.owner_setting]
-        new = np.array([is_blackwell(s.cluster.device) for s in settings])
-        self.is_new = new[self.line_setting]
+        self.activation_bytes = wide[self.block_setup]
+        new = np.array([is_blackwell(s.cluster.device) for s in setups])
+        self.is_new = new[self.line_setup]
         self.flops = 2 * lines.groups * lines.m * lines.n * lines.k
         self._tiles: dict[float, list[Floats]] = {}
         m, n, k, g = lines.m, lines.n, lines.k, lines.groups
@@ -87,13 +88,13 @@ class BlockPricer:
         self.misaligned = is_misaligned(n, k, self.element_bytes)
         self.weights = g * n * k
         self.casts = (lines.cast_inputs + lines.cast_weights, lines.cast_outputs + lines.cast_weights)
-        self.own_kernels = own_kernels(work, settings)
-        self.measured = measured_times(work, settings)
+        self.own_kernels = own_kernels(work, setups)
+        self.measured = measured_times(work, setups)
 
     def tiles(self, small_tile: float) -> list[Floats]:
         """Return the tile FLOPs of the three passes, kept for the constant they were made with."""
         if small_tile not in self._tiles:
-            sms = self.peaks.num_sms[self.line_setting]
+            sms = self.peaks.num_sms[self.line_setup]
             share = np.where(self.is_new, small_tile, 1.0)
             lines = self.work.matmuls
             # The last pass sums over rows, whose tiles are those of the weights.
@@ -103,20 +104,20 @@ class BlockPricer:
         return self._tiles[small_tile]
 
     def price(self, rates: Rates, constants: Constants) -> BlockTimes:
-        """Return the seconds of every owner."""
+        """Return the seconds of every row."""
         reached = self._reached(rates, constants)
         seconds = self._matmuls(rates, reached, constants)
-        forward, backward = self._by_owner(seconds[0]), self._by_owner(seconds[1] + seconds[2])
+        forward, backward = self._by_block(seconds[0]), self._by_block(seconds[1] + seconds[2])
         experts, around = (
-            self._by_owner(np.where(mask, seconds[1] + seconds[2], 0.0)) / np.maximum(backward, 1e-30)
+            self._by_block(np.where(mask, seconds[1] + seconds[2], 0.0)) / np.maximum(backward, 1e-30)
             for mask in (self.work.matmuls.is_expert, self.work.matmuls.is_attention)
         )
         attention, ideal_attention = self._attention(rates, constants)
-        ideal = self._by_owner(self.flops / self.peaks.dense[self.line_setting])
+        ideal = self._by_block(self.flops / self.peaks.dense[self.line_setup])
         times = BlockTimes(
             ideal_matmul=ideal,
             ideal_attention=ideal_attention,
-            reached_matmul=self._by_owner(self.flops / reached),
+            reached_matmul=self._by_block(self.flops / reached),
             matmul=(forward, backward),
             expert_share=experts,
             attention_share=around,
@@ -126,59 +127,59 @@ class BlockPricer:
         )
         return times if self.measured is None else _measured_first(times, self.measured)
 
-    def _by_owner(self, values: Floats) -> Floats:
-        return np.asarray(np.bincount(self.work.matmuls.owner, values, len(self.work.owners.key)), np.float64)
+    def _by_block(self, values: Floats) -> Floats:
+        return np.asarray(np.bincount(self.work.matmuls.block, values, len(self.work.blocks.key)), np.float64)
 
     def _reached(self, rates: Rates, constants: Constants) -> Floats:
-        rate = np.where(self.is_low, rates.matmul[self.line_setting], rates.matmul16[self.line_setting])
-        rate = np.where(self.work.matmuls.is_float32, rates.matmul32[self.line_setting], rate)
+        rate = np.where(self.is_low, rates.matmul[self.line_setup], rates.matmul16[self.line_setup])
+        rate = np.where(self.work.matmuls.is_float32, rates.matmul32[self.line_setup], rate)
         slower = np.where(self.work.matmuls.is_expert, constants["experts"], 1.0)
         return np.asarray(rate / slower / constants["misaligned"] ** self.misaligned)
 
     def _matmuls(self, rates: Rates, reached: Floats, constants: Constants) -> list[Floats]:
         """Return the seconds of each line, forward and in the two passes of backward."""
-        memory = rates.memory[self.line_setting]
-        fused = np.array([s.stack.grouped_experts for s in self.settings])[self.line_setting]
+        memory = rates.memory[self.line_setup]
+        fused = np.array([s.stack.grouped_experts for s in self.setups])[self.line_setup]
         num_kernels = np.where(fused, 1.0, self.work.matmuls.groups)
         return [
             np.maximum(tiles / reached, num_bytes / memory) + constants["kernel_s"] * num_kernels
             for tiles, num_bytes in zip(self.tiles(constants["small_tile.blackwell"]), self.bytes, strict=True)
         ]
 
-    def _attention(self, rates: Rates, constants: Constants) -> tuple[tuple[Floats, Floats], Floats]:
-        owners, setting = self.work.owners, self.owner_setting
-        ramp = owners.context / (owners.context + constants["attention_ramp_tokens"])
-        narrow = np.where(owners.head_width < NARROW_HEAD, constants["narrow_head"], 1.0)
-        rate = rates.attention[setting] * ramp * narrow
-        flash = owners.attention_flops / rate
+    def _attention(self, rates: Rates, constants: Constants) -> tuple[Passes, Floats]:
+        blocks, setup = self.work.blocks, self.block_setup
+        ramp = blocks.context / (blocks.context + constants["attention_ramp_tokens"])
+        narrow = np.where(blocks.head_width < NARROW_HEAD, constants["narrow_head"], 1.0)
+        rate = rates.attention[setup] * ramp * narrow
+        flash = blocks.attention_flops / rate
         flash_back = ATTENTION_BACKWARD_FLOPS * flash / constants["attention_backward"]
-        whole = 4 * owners.score_elements * owners.head_width
+        whole = 4 * blocks.score_elements * blocks.head_width
         of_8, of_1 = constants["unaligned_head.8"], constants["unaligned_head.1"]
-        alignment = np.where(owners.head_width % 64 == 0, 1.0, np.where(owners.head_width % 8 == 0, of_8, of_1))
-        products = whole / (rates.matmul16[setting] * constants["unfused_matmul"]) * alignment
-        passes = owners.score_elements * 2 * constants["unfused_passes"] / rates.memory[setting]
-        is_flash = np.array([s.stack.attention == "flash" for s in self.settings])[setting]
+        alignment = np.where(blocks.head_width % 64 == 0, 1.0, np.where(blocks.head_width % 8 == 0, of_8, of_1))
+        products = whole / (rates.matmul16[setup] * constants["unfused_matmul"]) * alignment
+        passes = blocks.score_elements * 2 * constants["unfused_passes"] / rates.memory[setup]
+        is_flash = np.array([s.stack.attention == "flash" for s in self.setups])[setup]
         forward = np.where(is_flash, flash, products + passes)
         backward = np.where(is_flash, flash_back, 2 * products + constants["unfused_backward_passes"] * passes)
-        return (forward, backward), owners.attention_flops / self.peaks.dense[setting]
+        return (forward, backward), blocks.attention_flops / self.peaks.dense[setup]
 
-    def _memory(self, rates: Rates, constants: Constants) -> tuple[Floats, Floats]:
-        owners, setting = self.work.owners, self.owner_setting
-        memory = rates.memory[setting]
-        passes = np.array([constants[f"passes.{s.stack.kernels}"] for s in self.settings])[setting]
-        biased = np.array([constants["biased_passes"] * _unfused(s, constants) for s in self.settings])[setting]
-        routed = np.array([_routing_passes(s, constants) for s in self.settings])[setting]
-        is_routed = owners.routed_copies > 0
+    def _memory(self, rates: Rates, constants: Constants) -> Passes:
+        blocks, setup = self.work.blocks, self.block_setup
+        memory = rates.memory[setup]
+        passes = np.array([constants[f"passes.{s.stack.kernels}"] for s in self.setups])[setup]
+        biased = np.array([constants["biased_passes"] * _unfused(s, constants) for s in self.setups])[setup]
+        routed = np.array([_routing_passes(s, constants) for s in self.setups])[setup]
+        is_routed = blocks.routed_copies > 0
         passes = passes * np.where(is_routed, routed, 1.0)
-        elements = owners.memory_elements * passes + owners.biased_elements * biased
+        elements = blocks.memory_elements * passes + blocks.biased_elements * biased
         forward = elements * self.activation_bytes / memory
-        loss_f, loss_b = (owners.loss_elements * num_bytes / memory for num_bytes in self._loss_bytes(passes))
-        casts = np.array([_casts(s, constants) for s in self.settings])[self.line_setting]
-        casts = np.where(self.is_low, _CAST_BYTES * casts, 0.0) / rates.memory[self.line_setting]
-        cast_forward, cast_backward = (self._by_owner(casts * elements) for elements in self.casts)
-        sums = np.array([_sum_bytes(s, constants) for s in self.settings])[setting]
-        sums = self._by_owner(self.weights) * sums / memory
-        started = constants["launches_per_op"] * owners.num_ops
+        loss_f, loss_b = (blocks.loss_elements * num_bytes / memory for num_bytes in self._loss_bytes(passes))
+        casts = np.array([_casts(s, constants) for s in self.setups])[self.line_setup]
+        casts = np.where(self.is_low, _CAST_BYTES * casts, 0.0) / rates.memory[self.line_setup]
+        cast_forward, cast_backward = (self._by_block(casts * elements) for elements in self.casts)
+        sums = np.array([_sum_bytes(s, constants) for s in self.setups])[setup]
+        sums = self._by_block(self.weights) * sums / memory
+        started = constants["launches_per_op"] * blocks.num_ops
         starts_f, starts_b = (
             constants["kernel_s"] * np.where(np.isnan(own), times * started, own + around)
             for own, around, times in zip(self.own_kernels, end_kernels(self.work), (1, 2), strict=True)
@@ -186,8 +187,8 @@ class BlockPricer:
         own_forward, own_backward = (
             moved * self.activation_bytes / memory
             for moved in (
-                owners.own_forward_elements + owners.eager_forward_elements,
-                owners.own_backward_elements + owners.eager_backward_elements,
+                blocks.own_forward_elements + blocks.eager_forward_elements,
+                blocks.own_backward_elements + blocks.eager_backward_elements,
             )
         )
         return (
@@ -195,12 +196,12 @@ class BlockPricer:
             2 * forward + starts_b + own_backward + loss_b + cast_backward + sums,
         )
 
-    def _loss_bytes(self, passes: Floats) -> tuple[Floats, Floats]:
+    def _loss_bytes(self, passes: Floats) -> Passes:
         """Return what the loss moves of each logit, forward and backward."""
-        is_plain = np.array([s.stack.has_plain_loss for s in self.settings])[self.owner_setting]
+        is_plain = np.array([s.stack.has_plain_loss for s in self.setups])[self.block_setup]
         # A cast is all of it that a wider or narrower format changes.
         wider = self.activation_bytes - 2
-        is_shared = self.work.keys.tp[self.work.owners.key] > 1
+        is_shared = self.work.keys.tp[self.work.blocks.key] > 1
         plain = (
             np.where(is_shared, shared, whole) + wider
             for whole, shared in zip(_PLAIN_LOSS_BYTES["whole"], _PLAIN_LOSS_BYTES["over tp"], strict=True)
@@ -208,19 +209,19 @@ class BlockPricer:
         forward, backward = (np.where(is_plain, num_bytes, _LOSS_BYTES / 2 * passes) for num_bytes in plain)
         return forward, backward
 
-    def _host(self, constants: Constants) -> tuple[Floats, Floats]:
-        owners, setting = self.work.owners, self.owner_setting
-        launch = np.array([_launch_s(s, constants) for s in self.settings])[setting]
-        exchange = np.array([_exchange_launches(s, constants) for s in self.settings])[setting]
-        low = np.array([s.is_low_precision for s in self.settings])[setting]
-        count = owners.num_ops * constants["launches_per_op"] + constants["low_precision_launches"] * low
-        count = count + constants["collective_launches"] * owners.num_tp_collectives
-        count = count + np.where(owners.routed_copies > 0, exchange, 0.0)
-        tp = self.work.keys.tp[owners.key]
+    def _host(self, constants: Constants) -> Passes:
+        blocks, setup = self.work.blocks, self.block_setup
+        launch = np.array([_launch_s(s, constants) for s in self.setups])[setup]
+        exchange = np.array([_exchange_launches(s, constants) for s in self.setups])[setup]
+        low = np.array([s.is_low_precision for s in self.setups])[setup]
+        count = blocks.num_ops * constants["launches_per_op"] + constants["low_precision_launches"] * low
+        count = count + constants["collective_launches"] * blocks.num_tp_collectives
+        count = count + np.where(blocks.routed_copies > 0, exchange, 0.0)
+        tp = self.work.keys.tp[blocks.key]
         slowest = 1 + constants["host_jitter"] * (tp - 1)
-        matmuls, attention = self._by_owner(np.ones(len(self.flops))), owners.attention_flops > 0
+        matmuls, attention = self._by_block(np.ones(len(self.flops))), blocks.attention_flops > 0
         own_f, own_b = (
-            kernels + passes * matmuls + attention + constants["collective_launches"] * owners.num_tp_collectives
+            kernels + passes * matmuls + attention + constants["collective_launches"] * blocks.num_tp_collectives
             for kernels, passes in zip(self.own_kernels, (1, 2), strict=True)
         )
         forward = np.where(np.isnan(own_f), count, own_f)
@@ -230,34 +231,30 @@ class BlockPricer:
 
 def _measured_first(times: BlockTimes, measured: MeasuredTimes) -> BlockTimes:
     """Return `times` with what was measured in place of what formulas say."""
-
-    def first(name: str) -> tuple[Floats, Floats]:
-        (formula_f, formula_b), (known_f, known_b) = getattr(times, name), getattr(measured, name)
-        return np.where(np.isnan(known_f), formula_f, known_f), np.where(np.isnan(known_b), formula_b, known_b)
-
-    return replace(
-        times,
-        reached_matmul=np.where(np.isnan(measured.best_matmul), times.reached_matmul, measured.best_matmul),
-        matmul=first("matmul"),
-        attention=first("attention"),
-        memory=first("memory"),
-        host=first("host"),
-    )
+    (reached,) = measured["reached_matmul"]
+    passes: dict[str, Any] = {
+        name: tuple(
+            np.where(np.isnan(known), formula, known)
+            for formula, known in zip(getattr(times, name), measured[name], strict=True)
+        )
+        for name in ("matmul", "attention", "memory", "host")
+    }
+    return replace(times, reached_matmul=np.where(np.isnan(reached), times.reached_matmul, reached), **passes)
 
 
-def _casts(setting: Setting, constants: Constants) -> float:
-    if setting.workload.matmul_dtype == "float4":
+def _casts(setup: TrainingSetup, constants: Constants) -> float:
+    if setup.workload.matmul_dtype == "float4":
         return constants["casts.float4"]
-    if setting.workload.precision == "mxfp8":
+    if setup.workload.precision == "mxfp8":
         return constants["casts.mx"]
     # Scales of rows suit one of the two matmuls that a tensor goes to: it is cast again for the other.
-    layouts = 2.0 if setting.workload.precision == "float8-rowwise" else 1.0
-    return layouts * constants["casts.compiled" if setting.stack.kernels != "fused" else "casts.fused"]
+    layouts = 2.0 if setup.workload.precision == "float8-rowwise" else 1.0
+    return layouts * constants["casts.compiled" if setup.stack.kernels != "fused" else "casts.fused"]
 
 
-def _sum_bytes(setting: Setting, constants: Constants) -> float:
+def _sum_bytes(setup: TrainingSetup, constants: Constants) -> float:
     """Return the bytes that a microbatch moves to add a parameter's gradient to the sum; FSDP's: data_parallel.py."""
-    stack = setting.stack
+    stack = setup.stack
     if stack.sharding == "parameters":
         return 0.0
     element_bytes = BYTES_PER_ELEMENT[stack.gradient_accumulation_dtype]
@@ -266,25 +263,22 @@ def _sum_bytes(setting: Setting, constants: Constants) -> float:
     return 2 * element_bytes * constants["accumulate"]
 
 
-def _routing_passes(setting: Setting, constants: Constants) -> float:
-    return constants["routing_passes"] * _unfused(setting, constants)
+def _routing_passes(setup: TrainingSetup, constants: Constants) -> float:
+    return constants["routing_passes"] * _unfused(setup, constants)
 
 
-def _unfused(setting: Setting, constants: Constants) -> float:
+def _unfused(setup: TrainingSetup, constants: Constants) -> float:
     """Return the share of the passes around experts that their kernel does not do itself."""
-    return constants["fused_experts"] if setting.stack.fused_experts else 1.0
+    return constants["fused_experts"] if setup.stack.fused_experts else 1.0
 
 
-def _launch_s(setting: Setting, constants: Constants) -> float:
-    stack = setting.stack
+def _launch_s(setup: TrainingSetup, constants: Constants) -> float:
+    stack = setup.stack
     name = "unfused" if stack.attention == "unfused" else stack.kernels
     share = 1.0 if stack.cuda_graphs == "none" else constants[f"graph_launches.{stack.cuda_graphs}"]
     return constants[f"launch_s.{name}"] * share
 
 
-def _exchange_launches(setting: Setting, constants: Constants) -> float:
-    name = "exchange_launches" if setting.stack.dispatcher == "fused" else "plain_exchange_launches"
+def _exchange_launches(setup: TrainingSetup, constants: Constants) -> float:
+    name = "exchange_launches" if setup.stack.dispatcher == "fused" else "plain_exchange_launches"
     return constants[name]
-
-
-Index = NDArray[np.int64]

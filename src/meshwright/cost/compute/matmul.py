@@ -15,9 +15,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from meshwright.cost.case import Floats
+from meshwright.cost.arrays import Bools, Floats
 from meshwright.cost.constants import fixed_constant
 
 _LARGEST_TILE = 256 * 128
@@ -43,7 +43,7 @@ class MatmulSizes(NamedTuple):
     n: Floats
     k: Floats
     groups: Floats
-    is_routed: NDArray[np.bool_] | bool = False
+    is_routed: Bools | bool = False
     """Whether m is the mean of groups that differ, as the rows of experts do."""
 
 

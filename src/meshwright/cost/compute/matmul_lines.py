@@ -19,20 +19,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.case import Floats
-from meshwright.cost.shares import Shares
+from meshwright.cost.arrays import Bools, Floats, Ints
+from meshwright.cost.partition import Partition
 from meshwright.spec.model.model_spec import BlockGroup
 from meshwright.spec.model.op import GroupedMatmul, Head, Matmul, Op
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class Matmuls:
-    """One line for each matmul (or group of equal ones) of each owner."""
+    """One line for each matmul (or group of equal ones) of each block group."""
 
-    owner: Ints
+    block: Ints
+    """Row of the BlockTable."""
     m: Floats
     n: Floats
     k: Floats
@@ -52,44 +50,44 @@ class Matmuls:
     """Elements of its output's gradient that are cast."""
 
 
-def matmul_lines(group: BlockGroup, shares: Shares) -> Iterator[dict[str, NDArray[Any]]]:
-    """Yield the columns of Matmuls but its owner for each matmul of a block, one element a key."""
-    one = np.ones_like(shares.tokens)
+def matmul_lines(group: BlockGroup, partition: Partition) -> Iterator[dict[str, NDArray[Any]]]:
+    """Yield the columns of Matmuls but `block` for each matmul of a block, one element a key."""
+    one = np.ones_like(partition.tokens)
     before: Op | None = None
-    for op, num_fused in _fused(group.ops) if shares.fuses else [(op, 1.0) for op in group.ops]:
+    for op, num_fused in _fused(group.ops) if partition.fuses else [(op, 1.0) for op in group.ops]:
         if isinstance(op, Matmul):
-            columns = shares.tp if op.tensor_split == "columns" else one
-            rows = shares.tp if op.tensor_split == "rows" else one
-            tokens = shares.tokens_between if op.tensor_split == "none" else shares.tokens
+            columns = partition.tp if op.tensor_split == "columns" else one
+            rows = partition.tp if op.tensor_split == "rows" else one
+            tokens = partition.tokens_between if op.tensor_split == "none" else partition.tokens
             line = _line(tokens, num_fused * op.out_features / columns, op.in_features / rows, one)
-            if shares.routes_in_float32 and op.part == "router":
+            if partition.routes_in_float32 and op.part == "router":
                 yield line | {"is_float32": ~line["is_float32"], "is_low": ~line["is_low"]}
             elif op.part == "attention":
-                yield _cast(op, before, shares, line | {"is_attention": ~line["is_attention"]})
+                yield _cast(op, before, partition, line | {"is_attention": ~line["is_attention"]})
             else:
-                yield _cast(op, before, shares, line)
+                yield _cast(op, before, partition, line)
         elif isinstance(op, GroupedMatmul):
-            num_local = op.num_experts / shares.ep
-            rows = shares.tokens / shares.tp * shares.etp * op.experts_per_token / num_local
-            n = num_fused * op.out_features / (shares.etp if op.tensor_split == "columns" else one)
-            k = op.in_features / (shares.etp if op.tensor_split == "rows" else one)
-            yield _cast(op, before, shares, _line(rows, n, k, num_local, is_expert=True))
+            num_local = op.num_experts / partition.ep
+            rows = partition.tokens / partition.tp * partition.etp * op.experts_per_token / num_local
+            n = num_fused * op.out_features / (partition.etp if op.tensor_split == "columns" else one)
+            k = op.in_features / (partition.etp if op.tensor_split == "rows" else one)
+            yield _cast(op, before, partition, _line(rows, n, k, num_local, is_expert=True))
         elif isinstance(op, Head):
-            yield _line(shares.tokens, op.vocab_size / shares.tp, op.dim * one, one, is_low=False)
+            yield _line(partition.tokens, op.vocab_size / partition.tp, op.dim * one, one, is_low=False)
         before = op if isinstance(op, Matmul | GroupedMatmul) else before
 
 
-def _cast(op: Matmul | GroupedMatmul, before: Op | None, shares: Shares, line: dict[str, Any]) -> dict[str, Any]:
+def _cast(op: Matmul | GroupedMatmul, before: Op | None, partition: Partition, line: dict[str, Any]) -> dict[str, Any]:
     """Return `line` with what it casts to low precision: a tensor once for all that read it, and before it is gathered
     where that is gathered in low precision.
     """
-    split = op.tensor_split if isinstance(op, Matmul) and shares.gathers_low else "none"
+    split = op.tensor_split if isinstance(op, Matmul) and partition.gathers_low else "none"
     is_read_before = isinstance(before, Matmul | GroupedMatmul) and _reads_the_same(before, op)
     inputs, outputs = (line["groups"] * line["m"] * line[side] for side in ("k", "n"))
     return line | {
-        "cast_inputs": 0 * inputs if is_read_before else inputs / (shares.tp if split == "columns" else 1.0),
-        "cast_weights": (0.0 if shares.gathers_low else 1.0) * line["groups"] * line["n"] * line["k"],
-        "cast_outputs": outputs / (shares.tp if split == "rows" else 1.0),
+        "cast_inputs": 0 * inputs if is_read_before else inputs / (partition.tp if split == "columns" else 1.0),
+        "cast_weights": (0.0 if partition.gathers_low else 1.0) * line["groups"] * line["n"] * line["k"],
+        "cast_outputs": outputs / (partition.tp if split == "rows" else 1.0),
     }
 
 

@@ -20,7 +20,7 @@ _DTYPES = {"float8_e4m3fn": "float8", "float8_e5m2": "float8", "float4_e2m1fn_x2
 """Formats by what devices call them, where torch has another name."""
 TF32 = "tf32"
 _BY_ROWS = ("attention_by_rows", "attention_by_rows_backward")
-"""Attention without a kernel: parallelism/context/row_attention.py."""
+"""Attention without a kernel: parallelism/context/blockwise_attention.py."""
 ATTENTION_BACKWARD_FLOPS = 5 / 2
 """Over those of the forward pass: five products for two, one of them recomputed."""
 NARROW_HEAD = 96

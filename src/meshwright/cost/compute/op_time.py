@@ -3,7 +3,7 @@
     matmul      max(tile_flops / reached rate, bytes / memory rate) + start
     attention   FLOPs / (rate x ramp), 2.5 x the FLOPs backward at a lower rate
     the rest    bytes / memory rate + start
-    by rows     attention without a kernel: products in float32 and passes over scores, row_attention.py
+    by rows     attention without a kernel: products in float32 and passes over scores, attention_by_rows.py
     copies      bytes / PCIe + start, between the memories of the host and the device: host_memory.py
     nothing     allocations and other looks at the same memory; collectives and messages, which links carry
     on a host   as measured on the machine, with all that the host does besides: host_op_time.py
@@ -18,9 +18,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshwright.cost.achieved_rates import (
+    attention_share,
+    figure_of,
+    is_blackwell,
+    matmul_share,
+    num_sms,
+    peak_flops_per_s,
+    power_share,
+)
+from meshwright.cost.arrays import Floats
 from meshwright.cost.calibrated.host_op_time import HostOps
+from meshwright.cost.compute.attention_by_rows import AttentionByRows
 from meshwright.cost.compute.matmul import MatmulSizes, is_misaligned, tile_flops
 from meshwright.cost.compute.op_bytes import base_name, is_communication, is_free, moved_bytes
 from meshwright.cost.compute.op_shapes import (
@@ -32,23 +42,12 @@ from meshwright.cost.compute.op_shapes import (
     attention_shape,
     matmul_shape,
 )
-from meshwright.cost.compute.row_attention import RowAttention
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.memory.host_memory import copy_seconds
-from meshwright.cost.rates import (
-    attention_share,
-    figure_of,
-    is_blackwell,
-    matmul_share,
-    num_sms,
-    peak_flops_per_s,
-    power_share,
-)
 from meshwright.spec.machine.device import Device
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT
 from meshwright.spec.trace.trace import Signature
 
-Floats = NDArray[np.float64]
 _KERNELS = "eager"
 """What Meshwright's own stack is, as in Stack.kernels."""
 _ELEMENT_BYTES = {**BYTES_PER_ELEMENT, TF32: BYTES_PER_ELEMENT["float32"], "float8": 1.0, "float4": 0.5}
@@ -116,7 +115,7 @@ class _Pricer:
     def _by_rows_s(self, shape: AttentionShape) -> float:
         assert shape.by_rows is not None
         constants, device = self.constants, self.device
-        rows = RowAttention(*(np.array(size, np.float64) for size in (*shape.by_rows, shape.head_width)))
+        rows = AttentionByRows(*(np.array(size, np.float64) for size in (*shape.by_rows, shape.head_width)))
         rate = peak_flops_per_s(device, shape.dtype) * matmul_share(device, shape.dtype, "", constants)
         rate *= power_share(device) ** constants["power_exponent"]
         small_tile = constants["small_tile.blackwell"] if self._is_new else 1.0

@@ -11,8 +11,15 @@
     embedding     2 forward; backward reads a gradient and writes the whole table; under tp foreign tokens are masked
 
 Sums are of the gradients that matmuls give the tensor they all read: under tp of the whole sequence, before it is
-scattered. Counted in traced steps of Llama and GPT-2 on torch 2.13, 2026-11-23, in elements of 16-bit activations.
-Ignored: what latent attention joins and splits. Mixtures one operator at a time: eager_mixture.py.
+scattered. Mixtures of experts operator by operator (models/moe.py where it is not compiled):
+
+    rows          K of each token, D wide: taken from tokens, padded (zeros, then rows), back out of padding, into the
+                  tokens' order, weighed, summed; with ep also into the experts' order and out of it
+    width         K F of each token: activation and product, with the activation recomputed in backward
+    router        its input, cast to float32
+
+Counted in traced steps of Llama and GPT-2 on torch 2.13, 2026-11-23, in elements of 16-bit activations, as op_time.py
+prices operators. Ignored: what latent attention joins and splits; indices, and rows of padding.
 """
 
 from __future__ import annotations
@@ -21,10 +28,41 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from meshwright.cost.case import Floats
-from meshwright.cost.compute.eager_mixture import is_eager
-from meshwright.cost.shares import Shares
-from meshwright.spec.model.op import CoreAttention, Elementwise, Embedding, Matmul, Norm, Op, Rope
+from meshwright.cost.arrays import Floats, Passes
+from meshwright.cost.partition import Partition
+from meshwright.spec.model.op import CoreAttention, Elementwise, Embedding, GroupedMatmul, Matmul, Norm, Op, Rope
+
+_ROW_PASSES = (12.0, 19.0)
+"""Reads and writes of all rows, forward and backward: 2 for a gather, 3 where zeros are written first, 3 for a product
+or for the sum of two gradients."""
+_EXCHANGE_PASSES = 4.0
+_WIDTH_PASSES = (5.0, 11.0)
+_ROUTER_PASSES = (3.0, 6.0)
+"""A cast from 16 bits to 32, backward also the sum of the gradients that the router and the rows give a token."""
+
+
+def is_eager(ops: Sequence[Op], partition: Partition) -> Floats:
+    """Return 1 where a block of `ops` has a mixture that runs operator by operator, else 0, one element a key."""
+    has_experts = any(isinstance(op, GroupedMatmul) for op in ops)
+    return np.where(partition.has_eager_experts & has_experts, 1.0, 0.0)
+
+
+def eager_elements(ops: Sequence[Op], partition: Partition) -> Passes:
+    """Return what one microbatch's tokens move, forward and backward; 0 where the mixture is compiled."""
+    grouped = [op for op in ops if isinstance(op, GroupedMatmul)]
+    if not grouped:
+        return 0.0 * partition.tokens, 0.0 * partition.tokens
+    first = grouped[0]
+    copies, dim, width = first.experts_per_token, first.in_features, first.out_features / partition.etp
+    tokens = partition.tokens / partition.tp * partition.etp * is_eager(ops, partition)
+    exchange = np.where(partition.ep > 1, _EXCHANGE_PASSES, 0.0)
+
+    def moved(rows: float, widths: float, router: float) -> Floats:
+        return np.asarray(tokens * (copies * dim * (rows + exchange) + copies * width * widths + dim * (1 + router)))
+
+    forward, backward = zip(_ROW_PASSES, _WIDTH_PASSES, _ROUTER_PASSES, strict=True)
+    return moved(*forward), moved(*backward)
+
 
 _NORM = (2.0, 3.0)
 _RESIDUAL = {"compiled": (3.0, 4.0), "eager": (3.0, 3.0)}
@@ -36,22 +74,22 @@ _SUM = {"compiled": 1.0, "eager": 3.0}
 _MASK = 2.0
 
 
-def own_elements(ops: Sequence[Op], shares: Shares) -> tuple[Floats, Floats]:
+def own_elements(ops: Sequence[Op], partition: Partition) -> Passes:
     """Return the elements that one microbatch's tokens move forward and backward; 0 where the software is another."""
     is_block = any(isinstance(op, CoreAttention) for op in ops)
-    kernels = "compiled" if is_block and shares.compiles_blocks else "eager"
-    replaced = is_eager(ops, shares)
-    forward, backward = 0.0 * shares.tokens, 0.0 * shares.tokens
+    kernels = "compiled" if is_block and partition.compiles_blocks else "eager"
+    replaced = is_eager(ops, partition)
+    forward, backward = 0.0 * partition.tokens, 0.0 * partition.tokens
     for op in ops:
         share = 1 - replaced * (isinstance(op, Elementwise) and op.part == "experts")
-        op_forward, op_backward = _moved(op, kernels, shares)
+        op_forward, op_backward = _moved(op, kernels, partition)
         forward, backward = forward + share * op_forward, backward + share * op_backward
-    backward = backward + _SUM[kernels] * _summed(ops, shares)
-    return forward * float(shares.is_own), backward * float(shares.is_own)
+    backward = backward + _SUM[kernels] * _summed(ops, partition)
+    return forward * float(partition.is_own), backward * float(partition.is_own)
 
 
-def _moved(op: Op, kernels: str, shares: Shares) -> tuple[Floats, Floats]:
-    tokens, between, tp = shares.tokens, shares.tokens_between, shares.tp
+def _moved(op: Op, kernels: str, partition: Partition) -> Passes:
+    tokens, between, tp = partition.tokens, partition.tokens_between, partition.tp
     if isinstance(op, Norm):
         rows = between if op.input == "stream" else tokens / tp
         return _times(_NORM, op.width * op.vectors_per_token * rows)
@@ -64,30 +102,30 @@ def _moved(op: Op, kernels: str, shares: Shares) -> tuple[Floats, Floats]:
         looked_up = op.dim * tokens
         return 2 * looked_up + masked, looked_up + masked + op.vocab_size * op.dim / tp
     if isinstance(op, Elementwise):
-        return _elementwise(op, kernels, shares)
+        return _elementwise(op, kernels, partition)
     if isinstance(op, Matmul) and op.has_bias:
         # The bias' gradient is a sum over tokens.
         return 0.0 * tokens, op.out_features * tokens / (tp if op.tensor_split == "columns" else 1.0)
     return 0.0 * tokens, 0.0 * tokens
 
 
-def _elementwise(op: Elementwise, kernels: str, shares: Shares) -> tuple[Floats, Floats]:
+def _elementwise(op: Elementwise, kernels: str, partition: Partition) -> Passes:
     reads, writes = float(op.reads_per_token), float(op.writes_per_token)
     if op.role == "residual":
-        return _times(_RESIDUAL[kernels], (reads + writes) / 3 * shares.tokens_between)
+        return _times(_RESIDUAL[kernels], (reads + writes) / 3 * partition.tokens_between)
     if op.role == "gated_activation":
-        return _times(_SWIGLU[kernels], writes * shares.tokens / shares.tp)
-    tokens = shares.tokens_between if op.role == "combine" else shares.tokens / shares.tp
+        return _times(_SWIGLU[kernels], writes * partition.tokens / partition.tp)
+    tokens = partition.tokens_between if op.role == "combine" else partition.tokens / partition.tp
     return _times((reads + writes, reads + 2 * writes), tokens)
 
 
-def _summed(ops: Sequence[Op], shares: Shares) -> Floats:
+def _summed(ops: Sequence[Op], partition: Partition) -> Floats:
     """Return the elements of all sums of two gradients: one less than column-parallel matmuls read each tensor."""
     columns = [op for op in ops if isinstance(op, Matmul) and op.tensor_split == "columns"]
     num_read = sum(isinstance(op, Matmul) and op.tensor_split == "rows" for op in ops)
     width = columns[0].in_features if columns else 0
-    return max(len(columns) - num_read, 0) * width * shares.tokens
+    return max(len(columns) - num_read, 0) * width * partition.tokens
 
 
-def _times(passes: tuple[float, float], elements: Floats) -> tuple[Floats, Floats]:
+def _times(passes: tuple[float, float], elements: Floats) -> Passes:
     return passes[0] * elements, passes[1] * elements

@@ -17,9 +17,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from meshwright.cost.case import Floats, Setting
+from meshwright.cost.arrays import Floats, Ints, Passes
 from meshwright.cost.layout_table import LayoutTable
-from meshwright.cost.work import BLOCK, FIRST, LAST, Ints, Owners, Work
+from meshwright.cost.training_setup import TrainingSetup
+from meshwright.cost.work import BLOCK, FIRST, LAST, BlockTable, Work
 
 _DENSE = {"compiled": (6.0, 8.0), "eager": (20.0, 24.0)}
 _WITHOUT_ROPE = {"compiled": (4.0, 6.0), "eager": (5.0, 7.0)}
@@ -31,39 +32,39 @@ _ENDS = {FIRST: ((1.0, 1.0), (7.0, 2.0)), LAST: ((7.0, 6.0), (28.0, 11.0))}
 _POSITIONS = 13.0
 
 
-def own_kernels(work: Work, settings: Sequence[Setting]) -> tuple[Floats, Floats]:
-    """Return the kernels forward and backward of each owner, NaN where the software is another; 0 around blocks."""
-    owners, setting = work.owners, work.setting[work.owners.key]
-    is_ours = np.array([one.is_own for one in settings])[setting]
-    is_compiled = np.array([one.stack.kernels != "eager" for one in settings])[setting]
-    is_mixture, is_eager = owners.routed_copies > 0, owners.eager_forward_elements > 0
-    has_exchange = is_mixture & (work.keys.ep[owners.key] > 1)
-    is_block = owners.attention_flops > 0
+def own_kernels(work: Work, setups: Sequence[TrainingSetup]) -> Passes:
+    """Return the kernels forward and backward of each row, NaN where the software is another; 0 around blocks."""
+    blocks, setup = work.blocks, work.setup_index[work.blocks.key]
+    is_ours = np.array([one.is_own for one in setups])[setup]
+    is_compiled = np.array([one.stack.kernels != "eager" for one in setups])[setup]
+    is_mixture, is_eager = blocks.routed_copies > 0, blocks.eager_forward_elements > 0
+    has_exchange = is_mixture & (work.keys.ep[blocks.key] > 1)
+    is_block = blocks.attention_flops > 0
 
     def of_block(kernels: str, way: int) -> Floats:
-        plain = np.where(owners.has_rope > 0, _DENSE[kernels][way], _WITHOUT_ROPE[kernels][way])
-        return np.asarray(plain + way * _BIAS[kernels] * owners.num_biases)
+        plain = np.where(blocks.has_rope > 0, _DENSE[kernels][way], _WITHOUT_ROPE[kernels][way])
+        return np.asarray(plain + way * _BIAS[kernels] * blocks.num_biases)
 
     def count(way: int) -> Floats:
         dense = np.where(is_compiled, of_block("compiled", way), of_block("eager", way))
         mixture = np.where(is_eager, _MIXTURE["eager"][way], _MIXTURE["compiled"][way]) + has_exchange * _EXCHANGE[way]
-        copies = owners.num_tp_collectives + np.where(is_compiled, 0.0, way * owners.num_tp_inputs)
+        copies = blocks.num_tp_collectives + np.where(is_compiled, 0.0, way * blocks.num_tp_inputs)
         kernels = (np.where(is_mixture, mixture, dense) + copies) * is_block
         return np.where(is_ours, kernels, np.nan)
 
     return count(0), count(1)
 
 
-def end_kernels(work: Work) -> tuple[Floats, Floats]:
+def end_kernels(work: Work) -> Passes:
     """Return the kernels of our own trainer's embedding, last norm and loss, forward and backward; 0 of blocks.
 
     They are launched while the host is ahead, so that they are not CPU-bound.
     """
-    owners, has_tp = work.owners, work.keys.tp[work.owners.key] > 1
+    blocks, has_tp = work.blocks, work.keys.tp[work.blocks.key] > 1
 
     def count(way: int) -> Floats:
         of_kind = [
-            (owners.kind == kind) * (np.where(has_tp, shared[way], alone[way]) + owners.num_tp_collectives)
+            (blocks.kind == kind) * (np.where(has_tp, shared[way], alone[way]) + blocks.num_tp_collectives)
             for kind, (alone, shared) in _ENDS.items()
         ]
         return np.asarray(sum(of_kind), np.float64)
@@ -71,7 +72,7 @@ def end_kernels(work: Work) -> tuple[Floats, Floats]:
     return count(0), count(1)
 
 
-def position_kernels(owners: Owners, owner: Ints, layouts: LayoutTable, num_blocks: Floats) -> Floats:
+def position_kernels(blocks: BlockTable, row: Ints, layouts: LayoutTable, num_blocks: Floats) -> Floats:
     """Return a block's share of the kernels of our own trainer that make the tables of rotary embedding on a stage."""
-    is_turned = (owners.kind[owner] == BLOCK) & (owners.has_rope[owner] > 0)
+    is_turned = (blocks.kind[row] == BLOCK) & (blocks.has_rope[row] > 0)
     return np.where(is_turned, _POSITIONS * layouts.num_stages / num_blocks, 0.0)

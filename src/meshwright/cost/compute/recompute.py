@@ -20,10 +20,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cost.case import Cases, Floats, Setting
+from meshwright.cost.achieved_rates import is_blackwell
+from meshwright.cost.arrays import Floats
 from meshwright.cost.constants import fixed_constant
 from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, LayoutTable
-from meshwright.cost.rates import is_blackwell
+from meshwright.cost.training_setup import Configurations, TrainingSetup
 
 _SELECTIVE = {
     "matmul-outputs": (0.0, 0.0, 1.0),
@@ -35,7 +36,7 @@ _SELECTIVE = {
 
 @dataclass(frozen=True)
 class Recomputed:
-    """Shares between 0 and 1, one element a case."""
+    """Shares between 0 and 1, one element a configuration."""
 
     matmul: Floats
     attention: Floats
@@ -63,32 +64,32 @@ class Recomputed:
         return np.asarray(self.collectives * (1 - left_out / np.maximum(num_collectives, 1)), np.float64)
 
 
-def recomputed_of(cases: Cases) -> Recomputed:
-    """Return what each case recomputes."""
-    full, selective = share_of_blocks(cases, "full"), share_of_blocks(cases, "selective")
-    by_setting = np.array([_SELECTIVE[setting.stack.selective] for setting in cases.settings])[cases.setting]
-    by_setting[:, 1] = np.maximum(by_setting[:, 1], cases.each(lambda setting: float(drops_attention(setting))))
-    matmul, attention, memory = (full + selective * share for share in by_setting.T)
-    stops = (full > 0) & (cases.each(lambda setting: float(setting.stack.recompute_stops_early)) > 0)
-    halves = selective * (cases.each(lambda s: float(s.stack.selective == "half-of-matmul-outputs")) > 0)
-    keeps_sums = cases.each(lambda s: float(s.stack.gathers_input_again and s.stack.selective == "matmul-outputs"))
-    terms = selective * keeps_sums * ~cases.layouts.compiles_blocks
+def recomputed_of(configs: Configurations) -> Recomputed:
+    """Return what each configuration recomputes."""
+    full, selective = share_of_blocks(configs, "full"), share_of_blocks(configs, "selective")
+    by_setup = np.array([_SELECTIVE[setup.stack.selective] for setup in configs.setups])[configs.setup_index]
+    by_setup[:, 1] = np.maximum(by_setup[:, 1], configs.each(lambda setup: float(drops_attention(setup))))
+    matmul, attention, memory = (full + selective * share for share in by_setup.T)
+    stops = (full > 0) & configs.has(lambda setup: setup.stack.recompute_stops_early)
+    halves = selective * configs.has(lambda s: s.stack.selective == "half-of-matmul-outputs")
+    keeps_sums = configs.each(lambda s: float(s.stack.gathers_input_again and s.stack.selective == "matmul-outputs"))
+    terms = selective * keeps_sums * ~configs.layouts.compiles_blocks
     exchanges = full + selective * keeps_sums
     return Recomputed(matmul, attention, memory, full, stops.astype(np.float64), halves, terms, exchanges)
 
 
-def drops_attention(setting: Setting) -> bool:
+def drops_attention(setup: TrainingSetup) -> bool:
     """Return whether selective recomputation does not save attention's output, and so runs attention again."""
-    runs_cudnn = is_blackwell(setting.cluster.device)
-    return runs_cudnn and not setting.stack.saves_cudnn_attention
+    runs_cudnn = is_blackwell(setup.cluster.device)
+    return runs_cudnn and not setup.stack.saves_cudnn_attention
 
 
-def share_of_blocks(cases: Cases, policy: str) -> Floats:
+def share_of_blocks(configs: Configurations, policy: str) -> Floats:
     """Return the share of all blocks that save what `policy` says."""
-    layouts, code = cases.layouts, ACTIVATION_CHECKPOINTS.index(policy)
+    layouts, code = configs.layouts, ACTIVATION_CHECKPOINTS.index(policy)
     if layouts.checkpoint_of_block is not None:
         return np.asarray((layouts.checkpoint_of_block == code).mean(axis=1))
-    num_blocks = cases.each(lambda setting: float(sum(group.count for group in setting.model.groups[1:-1])))
+    num_blocks = configs.each(lambda setup: float(sum(group.count for group in setup.model.groups[1:-1])))
     return np.where(layouts.activation_checkpoint == code, nth_share(layouts, num_blocks), 0.0)
 
 

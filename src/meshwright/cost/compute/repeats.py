@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
-from meshwright.cost.case import Cases, Floats
+from meshwright.cost.arrays import Bools, Floats, Ints
+from meshwright.cost.block_positions import BlockPosition
 from meshwright.cost.compute.block_time import BlockTimes
 from meshwright.cost.layout_table import CONTEXT_METHODS, LayoutTable
-from meshwright.cost.pipeline.slots import Slot
 from meshwright.cost.pipeline.stage import split_share
-from meshwright.cost.work import BLOCK, Owners
+from meshwright.cost.training_setup import Configurations
+from meshwright.cost.work import BLOCK, BlockTable
 from meshwright.spec.model.model_spec import ModelSpec
 from meshwright.spec.model.op import GroupedMatmul
 
@@ -30,7 +30,7 @@ _RING = CONTEXT_METHODS.index("ring")
 
 @dataclass(frozen=True)
 class Repeats:
-    """Shares of the backwards of a slot's blocks that run twice, one element a case."""
+    """Shares of the backwards of a position's blocks that run twice, one element a configuration."""
 
     matmul: Floats
     attention: Floats
@@ -40,25 +40,24 @@ class Repeats:
     ep: Floats
 
 
-@dataclass(frozen=True)
 class RepeatPricer:
-    """Finds what of a slot is repeated."""
+    """Finds what of a block position is repeated."""
 
-    layouts: LayoutTable
-    owners: Owners
-    passes: Floats
-    """Share of the backwards of compiled blocks that run in both parts."""
+    def __init__(self, configs: Configurations, blocks: BlockTable) -> None:
+        self.layouts, self.blocks = configs.layouts, blocks
+        self.passes = _repeated_passes(configs)
+        """Share of the backwards of compiled blocks that run in both parts."""
 
-    def of_slot(self, slot: Slot, times: BlockTimes) -> Repeats:
-        """Return the shares of a slot's backward; `times` say which of its matmuls are whose."""
-        owners, owner = self.owners, slot.owner
-        twice = self.passes * (slot.kind == BLOCK)
-        experts = np.where(has_eager_experts(owners, owner), 1.0, 0.0)
+    def at(self, position: BlockPosition, times: BlockTimes) -> Repeats:
+        """Return the shares of a position's backward; `times` say which of its matmuls are whose."""
+        blocks, row = self.blocks, position.row
+        twice = self.passes * (position.kind == BLOCK)
+        experts = np.where(has_eager_experts(blocks, row), 1.0, 0.0)
         ring = np.where(has_ring(self.layouts), 1.0, 0.0)
-        of_experts, of_attention = times.expert_share[owner], times.attention_share[owner]
+        of_experts, of_attention = times.expert_share[row], times.attention_share[row]
         # Row-parallel matmuls have two collectives each; what more there are, split experts gather and scatter.
-        collectives = np.maximum(owners.num_tp_collectives[owner], 1)
-        outside = np.minimum(2 * owners.num_tp_inputs[owner] / collectives, 1.0)
+        collectives = np.maximum(blocks.num_tp_collectives[row], 1)
+        outside = np.minimum(2 * blocks.num_tp_inputs[row] / collectives, 1.0)
         return Repeats(
             matmul=twice * (1 - experts * of_experts - ring * of_attention),
             attention=twice * (1 - ring),
@@ -69,40 +68,37 @@ class RepeatPricer:
         )
 
 
-def repeats_of(cases: Cases, owners: Owners) -> RepeatPricer:
-    """Return what finds the repeated parts of `cases`."""
-    return RepeatPricer(cases.layouts, owners, _repeated_passes(cases))
-
-
-def repeated_share(cases: Cases) -> Floats:
+def repeated_share(configs: Configurations) -> Floats:
     """Return the share of a pipeline's backwards, by FLOPs, that compiled blocks compute twice, once in each part."""
-    return _repeated_passes(cases) * compiled_share(cases)
+    return _repeated_passes(configs) * compiled_share(configs)
 
 
-def compiled_share(cases: Cases) -> Floats:
+def compiled_share(configs: Configurations) -> Floats:
     """Return the share of blocks' FLOPs in what is compiled where blocks are."""
-    flops = [_flops(setting.model, setting.workload.seq_len) for setting in cases.settings]
-    experts, attention = np.array(flops)[cases.setting].T
-    layouts = cases.layouts
-    is_ours = cases.each(lambda setting: float(setting.is_own)) > 0
+    flops = [_flops(setup.model, setup.workload.seq_len) for setup in configs.setups]
+    experts, attention = np.array(flops)[configs.setup_index].T
+    layouts = configs.layouts
+    is_ours = configs.has(lambda setup: setup.is_own)
     stays = (layouts.ep > 1) | (layouts.tp > 1)
     eager = np.where(stays, experts, 0.0) + np.where(has_ring(layouts), attention, 0.0)
     return np.where(is_ours, 1 - eager, 1.0)
 
 
-def has_eager_experts(owners: Owners, owner: NDArray[np.int64]) -> NDArray[np.bool_]:
+def has_eager_experts(blocks: BlockTable, row: Ints) -> Bools:
     """Return where experts stay out of a compiled block."""
-    return np.asarray(owners.eager_backward_elements[owner] > 0)
+    return np.asarray(blocks.eager_backward_elements[row] > 0)
 
 
-def has_ring(layouts: LayoutTable) -> NDArray[np.bool_]:
+def has_ring(layouts: LayoutTable) -> Bools:
     """Return where attention stays out of a compiled block, since it passes keys on around a ring."""
     return np.asarray((layouts.cp > 1) & (layouts.cp_method == _RING))
 
 
-def _repeated_passes(cases: Cases) -> Floats:
-    repeats = cases.each(lambda setting: float(setting.stack.repeats_compiled_backward))
-    return np.asarray(repeats * cases.layouts.compiles_blocks * split_share(cases.layouts, cases.num_microbatches))
+def _repeated_passes(configs: Configurations) -> Floats:
+    repeats = configs.each(lambda setup: float(setup.stack.repeats_compiled_backward))
+    return np.asarray(
+        repeats * configs.layouts.compiles_blocks * split_share(configs.layouts, configs.num_microbatches)
+    )
 
 
 @lru_cache(maxsize=64)

@@ -1,4 +1,4 @@
-"""footprint: the peak memory of the fullest rank of each case, by tensor class.
+"""footprint: the peak memory of the fullest rank of each configuration, by tensor class.
 
 Ranks of one pipeline stage hold the same, so that only pipeline ranks differ: the first has the embedding and, in most
 schedules, the most microbatches in flight, the last the head and the logits; those between differ where stages are cut
@@ -15,26 +15,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.case import Cases, Floats
-from meshwright.cost.memory.footprint_blocks import Memory
+from meshwright.cost.arrays import Bools, Floats, Ints, take_rows
+from meshwright.cost.memory.footprint_blocks import HostModelMemory, ModelMemory
 from meshwright.cost.memory.footprint_constants import SMI_BYTES
-from meshwright.cost.memory.footprint_rank import Parts, largest, rank_parts, total
-from meshwright.cost.memory.footprint_stages import Ints
+from meshwright.cost.memory.footprint_rank import HostRankFootprint, Parts, RankFootprint, largest, total
+from meshwright.cost.training_setup import Configurations
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.step.estimate import MemoryUse
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """MemoryUse of many cases: the same fields, one element a case."""
+    """MemoryUse of many configurations: the same fields, one element a configuration."""
 
     parameters_bytes: Floats
     gradients_bytes: Floats
-    optimizer_bytes: Floats
-    gathered_bytes: Floats
+    optimizer_state_bytes: Floats
+    unsharded_parameters_bytes: Floats
     activations_bytes: Floats
     logits_bytes: Floats
-    buffers_bytes: Floats
+    communication_buffers_bytes: Floats
     workspace_bytes: Floats
     fragmentation_bytes: Floats
     context_bytes: Floats
@@ -63,29 +63,29 @@ class Footprint:
         return self.device_bytes + SMI_BYTES
 
     def take(self, rows: NDArray[Any]) -> Footprint:
-        """Return the cases at `rows` (positions or a mask)."""
-        return Footprint(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+        """Return the configurations at `rows` (positions or a mask)."""
+        return take_rows(self, rows)
 
 
-def footprint(cases: Cases, most_bytes: float = math.inf) -> Footprint:
-    """Return the memory of each case's fullest pipeline rank, or of the first that reserves more than `most_bytes`."""
-    return _footprint(cases, None, most_bytes)
+def footprint(configs: Configurations, most_bytes: float = math.inf) -> Footprint:
+    """Return the memory of each one's fullest pipeline rank, or of the first that reserves more than `most_bytes`."""
+    return _footprint(configs, None, most_bytes)
 
 
-def footprint_of_rank(cases: Cases, pp_rank: int | Ints) -> Footprint:
-    """Return the memory of pipeline rank `pp_rank`, one for all cases or one each, which every case must have."""
-    assert (cases.layouts.pp > pp_rank).all(), f"pipeline rank {pp_rank} of {cases.layouts.pp.min()}"
-    return _footprint(cases, np.broadcast_to(pp_rank, len(cases)))
+def footprint_of_rank(configs: Configurations, pp_rank: int | Ints) -> Footprint:
+    """Return the memory of pipeline rank `pp_rank`, one for all or one each, which every layout must have."""
+    assert (configs.layouts.pp > pp_rank).all(), f"pipeline rank {pp_rank} of {configs.layouts.pp.min()}"
+    return _footprint(configs, np.broadcast_to(pp_rank, len(configs)))
 
 
 def memory_use(memory: Footprint, row: int) -> MemoryUse:
-    """Return one case's memory as a MemoryEstimate, in whole bytes rounded up."""
+    """Return one configuration's memory as a MemoryEstimate, in whole bytes rounded up."""
     return MemoryUse(**{field.name: math.ceil(getattr(memory, field.name)[row]) for field in fields(memory)})
 
 
-def fits(memory: Footprint, cases: Cases) -> NDArray[np.bool_]:
-    """Return which cases' reserved bytes are no more than what their device has besides context and communication."""
-    usable = cases.each(lambda setting: setting.cluster.device.usable_memory_bytes)
+def fits(memory: Footprint, configs: Configurations) -> Bools:
+    """Return whether the reserved bytes are no more than what the device has besides context and communication."""
+    usable = configs.each(lambda setup: setup.cluster.device.usable_memory_bytes)
     return np.asarray(memory.reserved_bytes <= usable)
 
 
@@ -94,28 +94,36 @@ def outside_bytes(cluster: Cluster) -> float:
     return cluster.device.memory_bytes.value - cluster.device.usable_memory_bytes
 
 
-def _footprint(cases: Cases, pp_rank: Ints | None, most_bytes: float = math.inf) -> Footprint:
-    """Return the memory of each case's rank `pp_rank`; None for the fullest, or the first beyond `most_bytes`."""
-    columns = {field.name: np.zeros(len(cases)) for field in fields(Footprint)}
-    columns["context_bytes"] = cases.each(lambda setting: outside_bytes(setting.cluster))
-    num_microbatches = cases.num_microbatches
-    for position in np.unique(cases.setting):
-        rows = np.flatnonzero(cases.setting == position)
-        memory, numbers = Memory(cases.settings[position], cases.layouts.take(rows)), num_microbatches[rows]
-        of_rank = None if pp_rank is None else rank_parts(memory, numbers, pp_rank[rows])
-        for name, values in (of_rank or _fullest(memory, numbers, most_bytes)).items():
+def _footprint(configs: Configurations, pp_rank: Ints | None, most_bytes: float = math.inf) -> Footprint:
+    """Return the memory of each one's rank `pp_rank`; None for the fullest, or the first beyond `most_bytes`."""
+    columns = {field.name: np.zeros(len(configs)) for field in fields(Footprint)}
+    columns["context_bytes"] = configs.each(lambda setup: outside_bytes(setup.cluster))
+    num_microbatches = configs.num_microbatches
+    for position in np.unique(configs.setup_index):
+        rows = np.flatnonzero(configs.setup_index == position)
+        setup, layouts, numbers = configs.setups[position], configs.layouts.take(rows), num_microbatches[rows]
+        if setup.cluster.device.is_host:
+            memory: ModelMemory = HostModelMemory(setup, layouts)
+            of_rank: type[RankFootprint] = HostRankFootprint
+        else:
+            memory, of_rank = ModelMemory(setup, layouts), RankFootprint
+        if pp_rank is None:
+            parts = _fullest(memory, numbers, most_bytes, of_rank)
+        else:
+            parts = of_rank(memory, numbers, pp_rank[rows]).parts()
+        for name, values in parts.items():
             columns[name][rows] = values
     return Footprint(**columns)
 
 
-def _fullest(memory: Memory, num_microbatches: Floats, most_bytes: float) -> Parts:
+def _fullest(memory: ModelMemory, num_microbatches: Floats, most_bytes: float, of_rank: type[RankFootprint]) -> Parts:
     """Return the bytes of each layout's fullest rank; a rank beyond `most_bytes` settles what does not fit."""
     pp_ranks = memory.ranks_to_weigh
-    parts = rank_parts(memory, num_microbatches, pp_ranks[0])
+    parts = of_rank(memory, num_microbatches, pp_ranks[0]).parts()
     for before, pp_rank in pairwise(pp_ranks):
         rows = np.flatnonzero((pp_rank != before) & (total(parts) <= most_bytes))
         if len(rows):
-            others = rank_parts(memory.take(rows), num_microbatches[rows], pp_rank[rows])
+            others = of_rank(memory.take(rows), num_microbatches[rows], pp_rank[rows]).parts()
             fuller = largest([{name: values[rows] for name, values in parts.items()}, others])
             for name, values in fuller.items():
                 parts[name][rows] = values

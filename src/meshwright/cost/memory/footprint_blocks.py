@@ -9,15 +9,15 @@ from itertools import product
 from typing import get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
-from meshwright.cost.case import Floats, Setting
+from meshwright.cost.arrays import Bools, Floats, Ints, take_rows
 from meshwright.cost.compute.recompute import drops_attention
 from meshwright.cost.layout_table import CONTEXT_METHODS, LayoutTable
 from meshwright.cost.memory.footprint_constants import KEPT_LOSS_BYTES, LOSS_BYTES
-from meshwright.cost.memory.footprint_stages import Ints, StageCuts
+from meshwright.cost.memory.footprint_stages import StageCuts
 from meshwright.cost.memory.footprint_states import Elements, elements_of
 from meshwright.cost.memory.footprint_tensors import Bytes, Formats, Split, kept_bytes, pending_bytes, transient_bytes
+from meshwright.cost.training_setup import TrainingSetup
 from meshwright.spec.layout.layout import ActivationCheckpoint
 from meshwright.spec.model.model_spec import BlockGroup
 from meshwright.spec.model.op import GroupedMatmul, Head, Norm, Op
@@ -27,7 +27,7 @@ _ALL_GATHER, _RING = CONTEXT_METHODS.index("all-gather"), CONTEXT_METHODS.index(
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockMemory:
     """One block of a group; arrays have one element a layout, activations are those of one microbatch."""
 
     count: int
@@ -42,20 +42,9 @@ class Block:
     pending_bytes: Floats
     """Gradients that wait for a backward to the weights, where backward is split."""
 
-    def take(self, rows: Ints) -> Block:
-        """Return the block under the layouts at `rows`."""
-        return Block(
-            self.count,
-            self.elements.take(rows),
-            self.kept_bytes[:, rows],
-            self.all_kept_bytes[rows],
-            self.transient_bytes[rows],
-            self.pending_bytes[rows],
-        )
-
 
 @dataclass(frozen=True)
-class Ends:
+class EndsMemory:
     """What stands before the blocks and after them."""
 
     first: Elements
@@ -70,43 +59,34 @@ class Ends:
     freed_logits_bytes: Floats
     """Of the logits alone, where they are freed before that peak."""
 
-    def take(self, rows: Ints) -> Ends:
-        """Return the ends under the layouts at `rows`."""
-        return Ends(
-            self.first.take(rows),
-            self.last.take(rows),
-            self.last_kept_bytes[rows],
-            self.logits_bytes[rows],
-            self.kept_loss_bytes[rows],
-            self.one_logits_bytes[rows],
-            self.freed_logits_bytes[rows],
-        )
 
+class ModelMemory:
+    """What the parts of one setup's model take under each layout of an accelerator."""
 
-class Memory:
-    """What the parts of one setting's model take under each layout."""
+    has_wide_flash_attention = False
+    """Whether torch has flash attention of more than 16 bits, which takes keys of fewer heads than queries."""
 
-    def __init__(self, setting: Setting, layouts: LayoutTable) -> None:
-        self.setting, self.layouts = setting, layouts
-        self.tokens = layouts.microbatch_size * setting.workload.seq_len / layouts.cp
-        self.element_bytes = float(setting.workload.activation_element_bytes)
+    def __init__(self, setup: TrainingSetup, layouts: LayoutTable) -> None:
+        self.setup, self.layouts = setup, layouts
+        self.tokens = layouts.microbatch_size * setup.workload.seq_len / layouts.cp
+        self.element_bytes = float(setup.workload.activation_element_bytes)
         self.is_wide = self.element_bytes > BYTES_PER_ELEMENT["bfloat16"]
         # A layout may compile an eager stack's blocks.
         self._by_formats = [(formats, chosen) for formats, chosen in self._formats() if chosen.any()]
-        first, *groups, last = setting.model.groups
+        first, *groups, last = setup.model.groups
         self.blocks = [self._block(group) for group in groups]
         self.ends = self._ends(first.ops, last.ops)
-        self.cuts = StageCuts(setting, layouts)
+        self.cuts = StageCuts(setup, layouts)
         width = next(op.width for op in last.ops if isinstance(op, Norm))
         self.stream_bytes = self.tokens * width * self.element_bytes
         """Of the residual stream of one microbatch, whole."""
         self.shared_stream_bytes = self.stream_bytes * self._shares(is_one_graph=False)["stream"]
 
-    def take(self, rows: Ints) -> Memory:
+    def take(self, rows: Ints) -> ModelMemory:
         """Return what the parts take under the layouts at `rows`."""
         taken = copy(self)
         taken.layouts, taken.cuts = self.layouts.take(rows), self.cuts.take(rows)
-        taken.blocks, taken.ends = [block.take(rows) for block in self.blocks], self.ends.take(rows)
+        taken.blocks, taken.ends = [take_rows(block, rows) for block in self.blocks], take_rows(self.ends, rows)
         for name in ("tokens", "stream_bytes", "shared_stream_bytes"):
             setattr(taken, name, getattr(self, name)[rows])
         return taken
@@ -121,24 +101,24 @@ class Memory:
         ends = np.cumsum([block.count for block in self.blocks])
         return self.cuts.ranks_to_weigh(self.layouts, tuple(ends.tolist()))
 
-    def _formats(self) -> Iterator[tuple[Formats, NDArray[np.bool_]]]:
+    def _formats(self) -> Iterator[tuple[Formats, Bools]]:
         """Yield the formats of kernels that layouts make, with the layouts that do."""
-        setting, layouts, name = self.setting, self.layouts, self.setting.stack.kernels
+        setup, layouts, name = self.setup, self.layouts, self.setup.stack.kernels
         compiled = layouts.compiles_blocks
         by_kernels = {"eager": ~compiled, "compiled": compiled} if name == "eager" else {name: compiled | True}
-        stay_eager = setting.stack.eager_mixtures & ((layouts.ep > 1) | (layouts.tp > 1))
+        stay_eager = setup.stack.eager_mixtures & ((layouts.ep > 1) | (layouts.tp > 1))
         for (kernels, chosen), has_eager in product(by_kernels.items(), (False, True)):
             formats = Formats.of(
-                setting.workload,
-                setting.stack,
+                setup.workload,
+                setup.stack,
                 kernels,
                 has_eager_mixtures=has_eager,
-                drops_attention=drops_attention(setting),
-                repeats_keys=setting.is_own and setting.lacks_flash_attention,
+                drops_attention=drops_attention(setup),
+                repeats_keys=setup.is_own and self.is_wide and not self.has_wide_flash_attention,
             )
             yield formats, chosen & (stay_eager == has_eager)
 
-    def _block(self, group: BlockGroup) -> Block:
+    def _block(self, group: BlockGroup) -> BlockMemory:
         # Mixtures are compiled in parts.
         is_one_graph = not any(isinstance(op, GroupedMatmul) for op in group.ops)
 
@@ -146,23 +126,23 @@ class Memory:
             return self._bytes(lambda formats: kept_bytes(group.ops, formats, policy), is_one_graph=is_one_graph)
 
         by_policy = np.stack([kept(policy) for policy in get_args(ActivationCheckpoint)])
-        return Block(
+        return BlockMemory(
             count=group.count,
-            elements=elements_of(group.ops, self.layouts, self.setting.stack),
+            elements=elements_of(group.ops, self.layouts, self.setup.stack),
             kept_bytes=by_policy,
             all_kept_bytes=by_policy[0],
             transient_bytes=self._bytes(lambda formats: transient_bytes(group.ops, formats)),
             pending_bytes=self._bytes(lambda formats: pending_bytes(group.ops, formats)),
         )
 
-    def _ends(self, first: tuple[Op, ...], last: tuple[Op, ...]) -> Ends:
-        layouts, stack = self.layouts, self.setting.stack
+    def _ends(self, first: tuple[Op, ...], last: tuple[Op, ...]) -> EndsMemory:
+        layouts, stack = self.layouts, self.setup.stack
         head = next(op for op in last if isinstance(op, Head))
         own, with_copy = (elements_of(last, layouts, stack, has_copy=copy) for copy in (False, True))
         is_piped = layouts.pp > 1
         logits = self.tokens * head.vocab_size / layouts.tp
         makes_gap = stack.has_plain_loss and not self.is_wide
-        return Ends(
+        return EndsMemory(
             first=elements_of(first, layouts, stack),
             last=Elements(
                 np.where(is_piped, with_copy.whole, own.whole), np.where(is_piped, with_copy.shared, own.shared)
@@ -178,7 +158,7 @@ class Memory:
 
     def _of_loss(self, bytes_by_kind: Mapping[str, tuple[float, float]]) -> Floats:
         """Return the bytes of a logit by how the loss is computed, which compiled blocks leave as it is."""
-        stack, tp = self.setting.stack, self.layouts.tp
+        stack, tp = self.setup.stack, self.layouts.tp
         of_kind = {kind: of_format[self.is_wide] for kind, of_format in bytes_by_kind.items()}
         if stack.joins_loss:
             return of_kind["joined"] + np.zeros(len(tp))
@@ -198,7 +178,7 @@ class Memory:
 
     def _shares(self, *, is_one_graph: bool) -> dict[Split, Floats]:
         """Return the share of a tensor that a rank holds, by how tp ranks divide it."""
-        tp, cp, stack, method = self.layouts.tp, self.layouts.cp, self.setting.stack, self.layouts.cp_method
+        tp, cp, stack, method = self.layouts.tp, self.layouts.cp, self.setup.stack, self.layouts.cp_method
         whole, part = np.ones(len(self.layouts)), 1 / tp
         stream = part if stack.sequence_parallel else whole
         keeps_shards = stack.gathers_again or stack.gathers_input_again
@@ -219,12 +199,18 @@ class Memory:
             "mask": self._mask_share(gathers_keys),
         }
 
-    def _mask_share(self, gathers_keys: NDArray[np.bool_]) -> Floats:
+    def _mask_share(self, gathers_keys: Bools) -> Floats:
         """Return what a rank keeps of a mask for each of its queries, over that of half of a sequence's keys."""
         layouts = self.layouts
-        if not self.setting.masks_scores:
+        if not self.setup.masks_scores:
             # One for all sequences.
             return np.where(gathers_keys, 1 / layouts.microbatch_size, 0.0)
         # A ring keeps none. Else, where keys are not gathered, each rank has the mask of the whole sequence.
         is_ring = (layouts.cp_method == _RING) & (layouts.cp > 1)
         return np.where(gathers_keys, 1.0, np.where(is_ring, 0.0, 2.0 * layouts.cp))
+
+
+class HostModelMemory(ModelMemory):
+    """The same where kernels run on the host."""
+
+    has_wide_flash_attention = True

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.case import Floats
+from meshwright.cost.arrays import Bools, Floats, Ints
 from meshwright.cost.layout_table import LayoutTable
-from meshwright.cost.memory.footprint_stages import Ints, fullest_moments
+from meshwright.cost.memory.footprint_stages import fullest_moments
 from meshwright.spec.layout.layout import SCHEDULES, SPLIT_BACKWARD_SCHEDULES, V_SCHEDULES, Layout
 from meshwright.spec.layout.schedule.schedule_orders import order_of_rank
 
@@ -67,7 +67,7 @@ def held_bytes(
     return HeldBytes(most, at_loss)
 
 
-def _is_uneven(layouts: LayoutTable, blocks: Ints) -> NDArray[np.bool_]:
+def _is_uneven(layouts: LayoutTable, blocks: Ints) -> Bools:
     own = np.arange(len(blocks))[:, None] < layouts.stages_per_rank
     differ = np.where(own, blocks, 0).max(axis=0) != np.where(own, blocks, blocks.max(initial=0)).min(axis=0)
     return np.asarray(differ & (layouts.pp > 1) & layouts.has_schedule(_UNEVEN))
@@ -112,7 +112,7 @@ class _Counts(NamedTuple):
     held: Ints
     """[moments, stages], as pending."""
     pending: Ints
-    is_of_last: NDArray[np.bool_]
+    is_of_last: Bools
     """Whether the last stage of the rank is at work."""
 
 
@@ -140,7 +140,7 @@ def _counted(rank: _Rank) -> _Counts:
     def number(*chosen: str) -> Ints:
         return np.cumsum(is_of & np.isin(kinds, chosen), axis=0)
 
-    # What an action lets go of is there while it runs.
+    # What an action frees is allocated while it runs.
     held = number("F") - number("B", "W") + (is_of & (kinds == "B"))
     return _Counts(held[has_most], (number("I") - number("W"))[has_most], is_of[has_most, 1])
 

@@ -19,36 +19,20 @@ last reduction, one tensor, finds no gap in the allocator where all activations 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from meshwright.cost.case import Floats
-from meshwright.cost.memory.footprint_blocks import Memory
+from meshwright.cost.arrays import Floats, Ints
+from meshwright.cost.memory.footprint_blocks import ModelMemory
 from meshwright.cost.memory.footprint_constants import FRAGMENTATION, WORKSPACE_BYTES
-from meshwright.cost.memory.footprint_kept import kept_of_rank
-from meshwright.cost.memory.footprint_rank_blocks import blocks_of_rank, rank_blocks
-from meshwright.cost.memory.footprint_stages import (
-    Ints,
-    backward_rounds,
-    runs_forwards_first,
-)
+from meshwright.cost.memory.footprint_rank_blocks import blocks_of_rank, rank_blocks, saved_activations
+from meshwright.cost.memory.footprint_stages import backward_rounds, runs_forwards_first
 from meshwright.cost.memory.footprint_states import Elements, state_bytes
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT
 
 Parts = dict[str, Floats]
 """Bytes by field of MemoryUse."""
-
-
-def rank_parts(memory: Memory, num_microbatches: Floats, pp_rank: Ints) -> Parts:
-    """Return the bytes of pipeline rank `pp_rank` by tensor class, but context_bytes."""
-    of_kind = _HeldOnHost if memory.setting.cluster.device.is_host else _Held
-    held = of_kind(memory, num_microbatches, pp_rank)
-    states = held.states()
-    moments = [held.loss(), held.backward(), held.end(), held.block_reduction(), held.last_reduction()]
-    moments.append(held.ends_reduction())
-    parts = largest(moments)
-    fragmentation = held.reserved(moments) - total(parts)
-    parts["gradients_bytes"] = parts["gradients_bytes"] + states.pop("gradients_bytes")
-    return states | parts | {"fragmentation_bytes": fragmentation}
 
 
 def total(parts: Parts) -> Floats:
@@ -66,14 +50,22 @@ def largest(options: list[Parts]) -> Parts:
     return found
 
 
-class _Held:
-    """What one pipeline rank holds."""
+class Moment(NamedTuple):
+    """Bytes at one moment of a step that come and go."""
+
+    parts: Parts
+    elsewhere: Floats
+    """Of them in the allocator's pools of other streams than the one that computes."""
+
+
+class RankFootprint:
+    """What one pipeline rank of an accelerator holds."""
 
     workspace_bytes = WORKSPACE_BYTES
     """Of libraries, throughout a step."""
 
-    def __init__(self, memory: Memory, num_microbatches: Floats, pp_rank: Ints) -> None:
-        self.memory, layouts, stack = memory, memory.layouts, memory.setting.stack
+    def __init__(self, memory: ModelMemory, num_microbatches: Floats, pp_rank: Ints) -> None:
+        self.memory, layouts, stack = memory, memory.layouts, memory.setup.stack
         self.is_first, self.is_last, counts = blocks_of_rank(memory, pp_rank)
         self.after_blocks = memory.ends.last * self.is_last
         self.outside = memory.ends.first * self.is_first + self.after_blocks
@@ -82,111 +74,129 @@ class _Held:
         """What stays gathered from forward to the end of backward, and what of it has gradients before the end."""
         self.blocks = rank_blocks(memory, counts, self.outside, pp_rank)
         self.elements, self.block = self.blocks.elements, self.blocks.largest
-        self.kept = kept_of_rank(memory, self.blocks, self.is_last, num_microbatches, pp_rank)
+        self.all_blocks = self.elements.whole - self.outside.whole
+        self.in_blocks = self.elements.shared - self.outside.shared
+        """Shards of all of them."""
+        self.kept = saved_activations(memory, self.blocks, self.is_last, num_microbatches, pp_rank)
         self.rounds = backward_rounds(layouts, num_microbatches, pp_rank)
-        self.bytes = state_bytes(memory.setting.workload, stack)
+        self.bytes = state_bytes(memory.setup.workload, stack)
         self.is_sharded = stack.sharding == "parameters"
+        self.gathers = self.is_sharded & (layouts.fsdp > 1)
         self.accumulates = num_microbatches > 1
         self.reduces_each = self.accumulates & layouts.reduces_each_microbatch
         # Our runtime frees nothing that one rank holds whole.
-        self.is_resharded = layouts.is_resharded & ((layouts.fsdp > 1) | (not memory.setting.is_own))
+        self.is_resharded = layouts.is_resharded & ((layouts.fsdp > 1) | (not memory.setup.is_own))
         self.stays_gathered = self.reduces_each & ~self.is_resharded
         """Whether parameters stay gathered from one microbatch to the next."""
         self.reduces_last = (layouts.pp > 1) & stack.reduces_after_pipeline & self.is_sharded & ~self.reduces_each
         self.compute_bytes = memory.element_bytes
-        self.gather_bytes = 1.0 if memory.setting.gathers_low else memory.element_bytes
-        self.reduce_bytes = float(BYTES_PER_ELEMENT[memory.setting.workload.gradient_dtype])
+        self.gather_bytes = 1.0 if memory.setup.gathers_low else memory.element_bytes
+        self.reduce_bytes = float(BYTES_PER_ELEMENT[memory.setup.workload.gradient_dtype])
+        self.sums = self.elements.whole * self.reduce_bytes
+        """Bytes of all gradients, whole."""
         self.num_gathered = 1.0 + np.maximum(layouts.prefetch, 1)
         """Blocks at work and gathered ahead; forward gathers one ahead anyway, since the host does not wait."""
         self.on_device = np.where(layouts.cpu_offload, 0.0, 1.0)
         # Replicas sum shards once a step, and FSDP2 keeps them on the device until then.
         self.keeps_gradients = ~layouts.cpu_offload | (layouts.dp_replicate > 1)
 
-    def states(self) -> Parts:
-        """Return what is there throughout a step."""
+    def parts(self) -> Parts:
+        """Return the bytes by tensor class when the rank has the least to spare, but context_bytes."""
+        states = self._states()
+        moments = [self._loss(), self._backward(), self._end(), self._block_reduction(), self._last_reduction()]
+        moments.append(self._ends_reduction())
+        parts = largest([moment.parts for moment in moments])
+        fragmentation = self.reserved(moments) - total(parts)
+        parts["gradients_bytes"] = parts["gradients_bytes"] + states.pop("gradients_bytes")
+        return states | parts | {"fragmentation_bytes": fragmentation}
+
+    def _states(self) -> Parts:
+        """Return what stays allocated throughout a step."""
         whole, shared, size = self.elements.whole, self.elements.shared * self.on_device, self.bytes
-        # Shards of gradients are there before the end of a step only where every microbatch is reduced.
+        # Shards of gradients exist before the end of a step only where every microbatch is reduced.
         shards = self.elements.shared * size.shared_gradient * (self.reduces_each & self.keeps_gradients)
         return {
             "parameters_bytes": whole * size.whole_parameter + shared * size.shared_parameter,
             "gradients_bytes": whole * size.whole_gradient + shards,
-            "optimizer_bytes": shared * size.shared_optimizer,
+            "optimizer_state_bytes": shared * size.shared_optimizer,
         }
 
-    def loss(self) -> Parts:
+    def _loss(self) -> Moment:
         """Return what the last stage adds while it computes the loss; others have nothing to compute there."""
         return self._moment(
-            gathered_bytes=self._gathered(np.where(self.is_resharded, 0.0, self._all_blocks()))
-            + self._kept_copies(self._all_blocks())
+            unsharded_parameters_bytes=self._gathered(np.where(self.is_resharded, 0.0, self.all_blocks))
+            + self._kept_copies(self.all_blocks)
             + self.is_sharded * (self.after_blocks.whole - self.lasting.whole).clip(0) * self.compute_bytes,
             gradients_bytes=self._added_up(),
             activations_bytes=self.kept.at_loss,
             logits_bytes=self.is_last * self.memory.ends.logits_bytes,
-            buffers_bytes=self._retained(),
+            communication_buffers_bytes=self._retained(),
         )
 
-    def backward(self) -> Parts:
+    def _backward(self) -> Moment:
         """Return what the first block's backward adds."""
-        at_work = np.where(self.is_resharded, self._few_blocks(), self._all_blocks())
+        # Blocks that are gathered while one computes, where the others are freed.
+        few_blocks = np.minimum(self.num_gathered * self.block.whole, self.all_blocks)
+        at_work = np.where(self.is_resharded, few_blocks, self.all_blocks)
         return self._moment(
-            gathered_bytes=self._gathered(at_work)
-            + self._kept_copies(self._all_blocks() - self._few_blocks())
+            unsharded_parameters_bytes=self._gathered(at_work)
+            + self._kept_copies(self.all_blocks - few_blocks)
             + self._own_gradients(is_end=False),
             gradients_bytes=self._added_up(),
             activations_bytes=self.kept.most + self.blocks.recomputed,
-            buffers_bytes=np.where(self.reduces_last, 0.0, self._reduced_next()),
+            communication_buffers_bytes=np.where(self.reduces_last, 0.0, self._reduced_next()),
             workspace_bytes=self.blocks.transient,
+            elsewhere=np.where(self.gathers & self.is_resharded, self.block.whole * self.gather_bytes, 0.0),
         )
 
-    def end(self) -> Parts:
+    def _end(self) -> Moment:
         """Return what the last block's backward adds: others have been freed and reduced."""
         # No block is left to gather ahead, and what stands outside of blocks is reduced after them.
-        blocks = np.where(self.stays_gathered, self._all_blocks(), self.block.whole)
+        blocks = np.where(self.stays_gathered, self.all_blocks, self.block.whole)
+        shards = np.where(self.reduces_last, 0.0, self._new_shards(self.in_blocks - self.block.shared))
         return self._moment(
-            gathered_bytes=self._gathered(blocks) + self._own_gradients(is_end=True),
-            gradients_bytes=self._shards_before_end(),
+            elsewhere=shards,
+            unsharded_parameters_bytes=self._gathered(blocks) + self._own_gradients(is_end=True),
+            gradients_bytes=shards,
             activations_bytes=np.max([block.all_kept_bytes for block in self.memory.blocks], axis=0),
-            buffers_bytes=self._reduced(),
+            communication_buffers_bytes=self._reduced(),
             workspace_bytes=self.blocks.transient,
         )
 
-    def block_reduction(self) -> Parts:
+    def _block_reduction(self) -> Moment:
         """Return what reducing the last block's gradients adds, when all other blocks' are reduced."""
         stay = (self.reduces_last & ~self.is_resharded) | self.stays_gathered
-        blocks = np.where(stay, self._all_blocks(), 0.0)
+        blocks, shards = np.where(stay, self.all_blocks, 0.0), self._new_shards(self.in_blocks)
         return self._moment(
-            gathered_bytes=self._gathered(blocks),
-            gradients_bytes=self._new_shards(self.elements.shared - self.outside.shared)
-            + np.where(self.reduces_last, self.elements.whole * self.reduce_bytes, 0.0),
-            buffers_bytes=self._reduced() + self._divided(self.block),
+            elsewhere=shards + self._divided(self.block),
+            unsharded_parameters_bytes=self._gathered(blocks),
+            gradients_bytes=shards + np.where(self.reduces_last, self.elements.whole * self.reduce_bytes, 0.0),
+            communication_buffers_bytes=self._reduced() + self._divided(self.block),
         )
 
-    def last_reduction(self) -> Parts:
+    def _last_reduction(self) -> Moment:
         """Return what reducing the gradients of what stands outside of blocks adds, when all others are reduced."""
         is_sum = self.accumulates & ~self.reduces_each
         own = self.is_sharded * self.lasting.whole * np.where(is_sum, self.reduce_bytes, self.compute_bytes)
-        gathered = np.where(self.stays_gathered, self._gathered(self._all_blocks()), 0.0)
+        gathered = np.where(self.stays_gathered, self._gathered(self.all_blocks), 0.0)
+        shards, divided = self._new_shards(self.elements.shared), self._divided(self.lasting)
         return self._moment(
-            gathered_bytes=gathered + np.maximum(own, self._divided(self.lasting)),
-            gradients_bytes=self._new_shards(self.elements.shared),
-            buffers_bytes=self.is_sharded * self.lasting.whole * self.reduce_bytes,
+            elsewhere=shards + divided,
+            unsharded_parameters_bytes=gathered + np.maximum(own, divided),
+            gradients_bytes=shards,
+            communication_buffers_bytes=self.is_sharded * self.lasting.whole * self.reduce_bytes,
         )
 
-    def ends_reduction(self) -> Parts:
+    def _ends_reduction(self) -> Moment:
         """Return what reducing one microbatch's gradients of what stands outside of blocks adds, in a pipeline."""
         is_each = self.reduces_each & (self.memory.layouts.pp > 1) & self.is_sharded
-        gathered = self._gathered(np.where(self.stays_gathered, self._all_blocks(), 0.0))
+        gathered = self._gathered(np.where(self.stays_gathered, self.all_blocks, 0.0))
         return self._moment(
-            gathered_bytes=is_each * (gathered + self.lasting.whole * self.compute_bytes),
+            unsharded_parameters_bytes=is_each * (gathered + self.lasting.whole * self.compute_bytes),
             activations_bytes=is_each * self.kept.by_others,
-            buffers_bytes=is_each * ((self.lasting.whole - self.lasting_head.whole) * self.reduce_bytes)
+            communication_buffers_bytes=is_each * ((self.lasting.whole - self.lasting_head.whole) * self.reduce_bytes)
             + self._retained(),
         )
-
-    def _shards_before_end(self) -> Floats:
-        """Return the bytes of the shards of gradients that are there before the last block's backward."""
-        shared = self.elements.shared - self.outside.shared - self.block.shared
-        return np.where(self.reduces_last, 0.0, self._new_shards(shared))
 
     def _divided(self, unit: Elements) -> Floats:
         """Return what a reduction of `unit` on one rank adds: up to torch 2.14 FSDP2 divides into another tensor."""
@@ -202,63 +212,51 @@ class _Held:
         """Return the bytes of those gradient shards of `elements` that are not there before the end of a step."""
         return np.where(self.reduces_each, 0.0, elements * self.bytes.shared_gradient * self.keeps_gradients)
 
-    def reserved(self, moments: list[Parts]) -> Floats:
+    def reserved(self, moments: list[Moment]) -> Floats:
         """Return what the allocator reserves for all that comes and goes: a freed block serves its own stream only.
 
         FSDP2 gathers on one stream and reduces on another, so that the most of each adds up, whenever that is.
         """
         layouts = self.memory.layouts
-        gathers = self.is_sharded & (layouts.fsdp > 1)
         one_block = self.block.whole * self.gather_bytes
         # A pipeline gathers what it keeps before its first microbatch, on the stream that computes.
-        is_concurrent = gathers & (self.is_resharded | (layouts.pp == 1))
+        is_concurrent = self.gathers & (self.is_resharded | (layouts.pp == 1))
         ends = self.lasting.maximum(self.after_blocks)
         copied_block, copied_ends = self._copied(self.block), self._copied(ends)
         of_blocks = copied_block + (self.num_gathered - 1) * one_block
         at_once = ends.whole * self.compute_bytes + np.maximum(of_blocks, copied_ends)
         ahead = np.where(is_concurrent, np.maximum(at_once, of_blocks + one_block), 0.0)
         shards = self._new_shards(self.elements.shared)
-        # Where shards are there already, those of the next microbatch are made next to them and added, unit by unit.
+        # Where shards exist already, those of the next microbatch are made next to them and added, unit by unit.
         # Those that the host adds up are made on the device, too.
         unit = np.maximum(self.lasting.shared, self.block.shared) * self.bytes.shared_gradient
         reduced = np.where(self.reduces_each | ~self.keeps_gradients, self.is_sharded * unit, shards)
         divided = self._divided(self.lasting.maximum(self.block))
-        at_work = np.where(gathers & self.is_resharded, one_block, 0.0)
-        # What of each moment, from the loss to the last reduction, is in the pools of other streams.
-        elsewhere: list[Floats] = [
-            np.zeros(len(layouts)),
-            at_work,
-            self._shards_before_end(),
-            self._new_shards(self.elements.shared - self.outside.shared) + self._divided(self.block),
-            shards + self._divided(self.lasting),
-            np.zeros(len(layouts)),
-        ]
-        computing: list[Floats] = [total(moment) - other for moment, other in zip(moments, elsewhere, strict=True)]
+        computing: list[Floats] = [total(moment.parts) - moment.elsewhere for moment in moments]
         # Logits that were freed leave a gap that is too narrow for what the loss makes of them. So do activations of
         # stages before the last, of which more are in flight between two losses: those that stay lie above the gaps.
         freed = self.is_last * self.memory.ends.freed_logits_bytes + self.kept.gaps
         computing[0] = computing[0] + freed + self.kept.most - self.kept.at_loss
         most: Floats = np.max(np.stack(computing), axis=0)
-        gaps = FRAGMENTATION["expandable" if self.memory.setting.stack.expandable_segments else "fixed"]
+        gaps = FRAGMENTATION["expandable" if self.memory.setup.stack.expandable_segments else "fixed"]
         return np.asarray(most * (1 + gaps) + ahead + reduced + divided)
 
-    def _moment(self, **bytes_by_class: Floats) -> Parts:
+    def _moment(self, elsewhere: Floats | float = 0.0, **bytes_by_class: Floats) -> Moment:
         """Return the classes that come and go, those not given being 0 but for what is always there."""
         memory = self.memory
         zero = np.zeros(len(memory.layouts))
-        names = ("gathered_bytes", "gradients_bytes", "activations_bytes", "logits_bytes", "buffers_bytes")
+        names = (
+            "unsharded_parameters_bytes",
+            "gradients_bytes",
+            "activations_bytes",
+            "logits_bytes",
+            "communication_buffers_bytes",
+        )
         parts = {name: zero + bytes_by_class.get(name, 0.0) for name in names}
         # The sequence that tp ranks have gathered, or are about to share out.
-        parts["buffers_bytes"] += np.where(memory.layouts.tp > 1, memory.stream_bytes, 0.0)
+        parts["communication_buffers_bytes"] += np.where(memory.layouts.tp > 1, memory.stream_bytes, 0.0)
         parts["workspace_bytes"] = zero + self.workspace_bytes + bytes_by_class.get("workspace_bytes", 0.0)
-        return parts
-
-    def _all_blocks(self) -> Floats:
-        return self.elements.whole - self.outside.whole
-
-    def _few_blocks(self) -> Floats:
-        """Return the elements of the blocks that are gathered while one computes, where the others are freed."""
-        return np.minimum(self.num_gathered * self.block.whole, self._all_blocks())
+        return Moment(parts, zero + elsewhere)
 
     def _kept_copies(self, blocks: Floats) -> Floats:
         """Return the bytes of `blocks` that a rank keeps for its group from forward on (reshard_after_forward = n)."""
@@ -274,7 +272,7 @@ class _Held:
         After a backward in two parts all of a stage's are.
         """
         layouts, ends = self.memory.layouts, self.lasting if is_end else self.lasting_head
-        stage = np.maximum(self.block.whole, self._all_blocks() / layouts.stages_per_rank)
+        stage = np.maximum(self.block.whole, self.all_blocks / layouts.stages_per_rank)
         blocks = np.where(self.reduces_each & layouts.splits_backward, stage, self.block.whole)
         return self.is_sharded * (ends.whole + blocks) * self.compute_bytes
 
@@ -284,29 +282,24 @@ class _Held:
         """
         adds_up, layouts = self.accumulates & ~self.reduces_each & self.is_sharded, self.memory.layouts
         # The one published run with few rounds does not say its microbatch: other software keeps the simple rule.
-        has_rounds = layouts.has_schedule(("Interleaved1F1B",)) & self.memory.setting.is_own
-        in_rounds = np.where(has_rounds, self._added_in_rounds(), self._sums())
+        has_rounds = layouts.has_schedule(("Interleaved1F1B",)) & self.memory.setup.is_own
+        in_rounds = np.where(has_rounds, self._added_in_rounds(), self.sums)
         return np.where(adds_up, np.where(runs_forwards_first(layouts), self._added_later(), in_rounds), 0)
 
     def _added_in_rounds(self) -> Floats:
         """Return the gradients of the stages that have some, beyond the chunks that were freed by then."""
-        return np.asarray(
-            np.max([self._sums() * begun - freed * self.kept.chunk for begun, freed in self.rounds], axis=0)
-        )
-
-    def _sums(self) -> Floats:
-        return np.asarray(self.elements.whole * self.reduce_bytes)
+        return np.asarray(np.max([self.sums * begun - freed * self.kept.chunk for begun, freed in self.rounds], axis=0))
 
     def _added_later(self) -> Floats:
         """Return what whole gradients take beyond what was freed for them, in the second backward of a rank's last
         stage or of its first: between, as many bytes come or go with each stage.
         """
         stages = self.memory.layouts.stages_per_rank
-        of_stage = (self._all_blocks() / stages + self.after_blocks.whole) * self.reduce_bytes
+        of_stage = (self.all_blocks / stages + self.after_blocks.whole) * self.reduce_bytes
         of_last = of_stage - self.kept.chunk - self.kept.of_loss
         chunks = (stages - 1) * (self.kept.num_waiting + 1) + 1
         of_first = (
-            self._sums() - chunks * self.kept.chunk - np.where(stages > 1, self.kept.num_waiting, 1) * self.kept.of_loss
+            self.sums - chunks * self.kept.chunk - np.where(stages > 1, self.kept.num_waiting, 1) * self.kept.of_loss
         )
         return np.asarray(np.maximum(of_last, of_first).clip(0))
 
@@ -332,11 +325,11 @@ class _Held:
         return np.where(frees_own, reduced + retained, np.maximum(reduced, retained))
 
 
-class _HeldOnHost(_Held):
+class HostRankFootprint(RankFootprint):
     """The same where kernels run on the host: its allocator has no pools of streams, and libraries no workspace."""
 
     workspace_bytes = 0
 
-    def reserved(self, moments: list[Parts]) -> Floats:
+    def reserved(self, moments: list[Moment]) -> Floats:
         """Return the bytes of the moment that takes most."""
-        return total(largest(moments))
+        return total(largest([moment.parts for moment in moments]))

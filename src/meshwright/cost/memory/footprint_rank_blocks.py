@@ -1,4 +1,10 @@
-"""Which blocks a pipeline rank holds, by what they save, what these take, and their chunks that are in flight."""
+"""Which blocks a pipeline rank holds, by what they save, what these take, and the activations kept for backward.
+
+    kept    chunks in flight x a chunk + gradients that wait for the weights' backward + what was sent and received
+    losses  where all forwards come first, what the loss keeps of each microbatch that waits for its backward
+
+A chunk is a stage's share of one microbatch (footprint_stages.py).
+"""
 
 from __future__ import annotations
 
@@ -7,15 +13,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cost.case import Floats
+from meshwright.cost.arrays import Bools, Floats, Ints
 from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, LayoutTable
-from meshwright.cost.memory.footprint_blocks import Memory
+from meshwright.cost.memory.footprint_blocks import ModelMemory
 from meshwright.cost.memory.footprint_chunks import ChunkBytes, HeldBytes, held_bytes
-from meshwright.cost.memory.footprint_stages import Ints, stages_of_rank
+from meshwright.cost.memory.footprint_stages import chunks_in_flight, losses_in_flight, losses_pending, stages_of_rank
 from meshwright.cost.memory.footprint_states import Elements
+from meshwright.spec.layout.layout import SPLIT_BACKWARD_SCHEDULES
+from meshwright.spec.step.stack import Stack
 
 
-def blocks_of_rank(memory: Memory, pp_rank: Ints) -> tuple[Floats, Floats, list[Floats]]:
+def blocks_of_rank(memory: ModelMemory, pp_rank: Ints) -> tuple[Floats, Floats, list[Floats]]:
     """Return (whether it has the first stage, the last, its blocks of each group by what they save), one element a
     layout, blocks as [policies, layouts].
     """
@@ -49,7 +57,7 @@ class RankBlocks:
     """Bytes that backward of one block makes and frees."""
 
 
-def rank_blocks(memory: Memory, counts: Sequence[Floats], outside: Elements, pp_rank: Ints) -> RankBlocks:
+def rank_blocks(memory: ModelMemory, counts: Sequence[Floats], outside: Elements, pp_rank: Ints) -> RankBlocks:
     """Return what the blocks of rank `pp_rank` take, whose `counts` blocks_of_rank returned, next to `outside`."""
     kept = pending = recomputed = transient = np.zeros(len(memory.layouts))
     elements, largest = outside, Elements(kept, kept)
@@ -67,16 +75,16 @@ def rank_blocks(memory: Memory, counts: Sequence[Floats], outside: Elements, pp_
     return RankBlocks(elements, largest, kept, pending, (recomputed - freed).clip(0), transient)
 
 
-def held_by_chunks(memory: Memory, num_microbatches: Floats, pp_rank: Ints, chunk: ChunkBytes) -> HeldBytes:
+def _held_by_chunks(memory: ModelMemory, num_microbatches: Floats, pp_rank: Ints, chunk: ChunkBytes) -> HeldBytes:
     """Return what the chunks in flight take, of unequal stages where the stack balances them."""
     stages = stages_of_rank(memory.layouts, pp_rank)
     blocks = memory.cuts.first_block(stages + 1) - memory.cuts.first_block(stages)
-    is_balanced = memory.setting.stack.stages == "balanced"
+    is_balanced = memory.setup.stack.stages == "balanced"
     counted = blocks if is_balanced else np.ones_like(blocks)
     return held_bytes(memory.layouts, num_microbatches, pp_rank, counted, chunk)
 
 
-def _num_kept_behind(memory: Memory, pp_rank: Ints) -> Ints:
+def _num_kept_behind(memory: ModelMemory, pp_rank: Ints) -> Ints:
     """Return how many blocks behind the last recomputed one of a stage keep everything: that is freed before it runs
     again. Of a rank's stages the one with fewest counts.
     """
@@ -105,3 +113,72 @@ def _by_policy(layouts: LayoutTable, stage_first: Ints, first: Ints, stop: Ints)
     before = np.concatenate([np.zeros((*saves.shape[:2], 1)), np.cumsum(saves, axis=2)], axis=2)
     row = np.arange(len(layouts))
     return np.asarray((before[:, row, stop] - before[:, row, first]).sum(axis=1))
+
+
+@dataclass(frozen=True)
+class SavedActivations:
+    """Bytes on one rank, one element a layout."""
+
+    most: Floats
+    """At the moment of a step when they are most."""
+    at_loss: Floats
+    """While the rank computes a loss, if it does; else at most."""
+    by_others: Floats
+    """Of all chunks but one."""
+    chunk: Floats
+    """What a microbatch keeps on one stage."""
+    of_loss: Floats
+    """What a microbatch keeps behind the blocks until its backward."""
+    num_waiting: Floats
+    """Losses that wait for their backward while the last one is computed."""
+    gaps: Floats
+    """Gaps that gradients of logits leave which waited for the backward to the weights."""
+
+
+def saved_activations(
+    memory: ModelMemory, blocks: RankBlocks, is_last: Floats, num_microbatches: Floats, pp_rank: Ints
+) -> SavedActivations:
+    """Return what rank `pp_rank` keeps of its `blocks`, and of the loss if it is a last one."""
+    layouts, ends, stages = memory.layouts, memory.ends, memory.layouts.stages_per_rank
+    chunks = chunks_in_flight(layouts, num_microbatches, pp_rank)
+    of_chunk = ChunkBytes(blocks.kept / stages, blocks.pending / stages, is_last * ends.one_logits_bytes)
+    held = _held_by_chunks(memory, num_microbatches, pp_rank, of_chunk)
+    of_blocks = held.most + _passed_on(memory, chunks)
+    chunk = of_blocks / np.maximum(chunks, 1)
+    of_loss = is_last * (ends.last_kept_bytes + ends.kept_loss_bytes)
+    num_waiting = losses_in_flight(layouts, num_microbatches) - 1
+    of_losses = num_waiting * of_loss
+    most = of_blocks + of_losses + is_last * ends.last_kept_bytes
+    return SavedActivations(
+        most=most,
+        at_loss=most - (held.most - held.at_loss),
+        by_others=of_blocks - chunk + of_losses,
+        chunk=chunk,
+        of_loss=of_loss,
+        num_waiting=num_waiting,
+        # Freed one after the other, between forwards whose activations go there before the next loss.
+        gaps=is_last
+        * ends.one_logits_bytes
+        * (not memory.is_wide)
+        * losses_pending(layouts, num_microbatches, pp_rank),
+    )
+
+
+def _passed_on(memory: ModelMemory, chunks: Floats) -> Floats:
+    """Return the bytes of what a pipeline's stages have sent and still hold, and of what they receive early."""
+    layouts, stack = memory.layouts, memory.setup.stack
+    passed = np.where(layouts.pp > 1, memory.shared_stream_bytes, 0.0)
+    # Of what is sent the newest of each stage is held, both ways, and the next message each way is received early.
+    on_the_way = passed * (2 * layouts.stages_per_rank + 2) * stack.frees_sent
+    return passed * ~_frees_sent(stack, layouts) * chunks + on_the_way
+
+
+def _frees_sent(stack: Stack, layouts: LayoutTable) -> Bools:
+    """Return whether a stage frees what it hands on once that is sent, or holds it until its gradient comes back.
+
+    Megatron's later releases free it; ours do unless backwards are split, for which torch needs the tensor.
+    """
+    if stack.kernels == "fused" and stack.attention == "flash":
+        return np.ones(len(layouts), np.bool_)
+    splits = layouts.has_schedule(SPLIT_BACKWARD_SCHEDULES)
+    return ~splits & stack.frees_sent

@@ -29,22 +29,20 @@ from copy import copy
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
-from meshwright.cost.case import Floats, Setting
+from meshwright.cost.arrays import Bools, Floats, Ints
 from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.training_setup import TrainingSetup
 from meshwright.spec.layout.layout import SCHEDULES, V_SCHEDULES
 from meshwright.spec.layout.stage_split import best_boundaries
 
-Ints = NDArray[np.int64]
-
 
 class StageCuts:
-    """The first block of every stage of one setting's model, one element a layout."""
+    """The first block of every stage of one setup's model, one element a layout."""
 
-    def __init__(self, setting: Setting, layouts: LayoutTable) -> None:
+    def __init__(self, setup: TrainingSetup, layouts: LayoutTable) -> None:
         numbers, self._row = np.unique(layouts.num_stages, return_inverse=True)
-        cuts = [_cuts(setting, int(number)) for number in numbers]
+        cuts = [_cuts(setup, int(number)) for number in numbers]
         num_blocks = cuts[0][-1]
         if layouts.first_blocks is not None:
             is_set = has_own_cuts(layouts)
@@ -89,7 +87,7 @@ class StageCuts:
         return np.asarray(padded[which].T)
 
 
-def has_own_cuts(layouts: LayoutTable) -> NDArray[np.bool_]:
+def has_own_cuts(layouts: LayoutTable) -> Bools:
     """Return which layouts say where their stages begin, for as many stages as they have."""
     assert layouts.first_blocks is not None
     return np.asarray((layouts.first_blocks >= 0).sum(axis=1) == layouts.num_stages - 1) & (layouts.num_stages > 1)
@@ -129,12 +127,12 @@ def _fullest_in_order(held: Ints, order: Ints) -> list[int]:
     return found
 
 
-def _cuts(setting: Setting, num_stages: int) -> tuple[int, ...]:
+def _cuts(setup: TrainingSetup, num_stages: int) -> tuple[int, ...]:
     """Return the first block of each stage, and last the number of blocks."""
-    num_blocks = sum(group.count for group in setting.model.groups[1:-1])
+    num_blocks = sum(group.count for group in setup.model.groups[1:-1])
     # A model of too few blocks for balance is none that anyone runs, and has an answer all the same.
-    if setting.stack.stages == "balanced" and num_stages <= num_blocks + 2:
-        return (0, *best_boundaries(setting.model, setting.workload.seq_len, num_stages), num_blocks)
+    if setup.stack.stages == "balanced" and num_stages <= num_blocks + 2:
+        return (0, *best_boundaries(setup.model, setup.workload.seq_len, num_stages), num_blocks)
     counts_ends = num_blocks % num_stages != 0 and (num_blocks + 2) % num_stages == 0
     small, extra = divmod(num_blocks + 2 * counts_ends, num_stages)
     firsts = [stage * small + min(stage, extra) - counts_ends for stage in range(num_stages + 1)]
@@ -205,7 +203,7 @@ def losses_pending(layouts: LayoutTable, num_microbatches: Floats, pp_rank: Ints
     return np.where(waits, pp_rank, 0).astype(np.float64)
 
 
-def runs_forwards_first(layouts: LayoutTable) -> NDArray[np.bool_]:
+def runs_forwards_first(layouts: LayoutTable) -> Bools:
     """Return which layouts run all forwards of a step before its first backward."""
     return np.asarray((layouts.pp > 1) & layouts.has_schedule(("GPipe", "LoopedBFS")))
 

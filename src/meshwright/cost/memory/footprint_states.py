@@ -8,18 +8,26 @@
 
 tp divides what Matmul.tensor_split says, the embedding and the head along the vocabulary; ep and etp divide experts.
 Where a workload computes in 32 bits or more no master is kept. Ignored: buffers, and padding of anything but dim 0.
+
+FSDP2 splits dim 0 of every parameter, after tp, and gives each rank as many rows as the first: shards x ceil(rows /
+shards) rows are gathered, so that with more ranks than rows most of what travels is padding. Source: FSDP2's own shards
+(torch.distributed.fsdp), which a traced step shows to be so. Ignored: experts, which are cut in a dim that divides
+evenly.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from meshwright.cost.case import Floats
+from meshwright.cost.arrays import Bools, Floats, Ints
 from meshwright.cost.layout_table import LayoutTable
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.model.model_spec import ModelSpec
 from meshwright.spec.model.op import Embedding, GroupedMatmul, Head, Matmul, Norm, Op
+from meshwright.spec.step.dry_run_report import PaddedParameter, Padding
 from meshwright.spec.step.stack import Stack
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT, Workload
 
@@ -62,14 +70,10 @@ class Elements:
     shared: Floats
     """After data-parallel ranks have, too."""
 
-    def take(self, rows: NDArray[np.int64]) -> Elements:
-        """Return those of the layouts at `rows`."""
-        return Elements(self.whole[rows], self.shared[rows])
-
     def __add__(self, other: Elements) -> Elements:
         return Elements(self.whole + other.whole, self.shared + other.shared)
 
-    def __mul__(self, factor: Floats | NDArray[np.int64] | NDArray[np.bool_]) -> Elements:
+    def __mul__(self, factor: Floats | Ints | Bools) -> Elements:
         return Elements(self.whole * factor, self.shared * factor)
 
     def maximum(self, other: Elements) -> Elements:
@@ -118,3 +122,45 @@ def weight_shape(op: Op) -> tuple[int, int, bool]:
         return op.vocab_size, op.dim, True
     assert isinstance(op, Norm), f"{op.kind} has parameters"
     return op.width, 1, False
+
+
+_STATE_BYTES = 16
+"""Of one parameter's element between steps: float32 parameter, gradient and two moments."""
+_LEAST_FACTOR = 1 + 0.1
+"""Parameters that padding lengthens by less than a tenth are not listed."""
+
+
+def padding_of(model: ModelSpec, layout: Layout, gathered_bytes: int) -> Padding | None:
+    """Return what padding costs where an element of `gathered_bytes` is gathered; None where nothing is padded."""
+    gathered = needed = state = 0
+    parameters = []
+    for group in model.groups:
+        for op in group.ops:
+            if isinstance(op, GroupedMatmul) or not op.num_parameters:
+                continue
+            rows, width = _part(op, layout)
+            padded = math.ceil(rows / layout.fsdp) * layout.fsdp
+            gathered += group.count * padded * width
+            needed += group.count * rows * width
+            state += group.count * (padded - rows) * width * _STATE_BYTES // layout.fsdp
+            wasted = group.count * (padded - rows) * width * gathered_bytes
+            name = ".".join(part for part in (group.name, op.name) if part)
+            parameters.append(PaddedParameter(name=name, rows=rows, wire_factor=padded / rows, wasted_bytes=wasted))
+    if gathered == needed:
+        return None
+    parameters.sort(key=lambda one: -one.wasted_bytes)
+    return Padding(
+        num_shards=layout.fsdp,
+        wire_factor=gathered / needed,
+        wasted_state_bytes=state,
+        parameters=tuple(one for one in parameters if one.wire_factor >= _LEAST_FACTOR),
+    )
+
+
+def _part(op: Op, layout: Layout) -> tuple[int, int]:
+    """Return dim 0 of what tensor parallelism leaves of an op's weight, and the elements of each of its rows."""
+    rows, width, is_split = weight_shape(op)
+    if not is_split:
+        return rows, width
+    is_cut_across = isinstance(op, Matmul) and op.tensor_split == "rows"
+    return (rows, math.ceil(width / layout.tp)) if is_cut_across else (math.ceil(rows / layout.tp), width)

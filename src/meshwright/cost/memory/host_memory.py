@@ -1,10 +1,17 @@
-"""Seconds of copies between the memories of host and device, and of the operators that run on the host.
+"""Seconds of copies to the host's memory, of operators that run on the host, and of cpu_offload.
 
     copy        bytes / PCIe, of one direction
     operator    bytes / the rank's share of the host's memory bandwidth
 
-Figures are those of a usual server, which no catalogue entry states (constants.toml). Ignored: devices that share a
-PCIe switch, and caches of the host.
+With cpu_offload parameters, gradients and optimizer state wait in the host's memory:
+
+    copies      4 bytes of each of a unit's parameters / PCIe: before each gather, and of gradients after each reduction
+    host        bytes of each parameter as an operator's: 28 of AdamW, 12 of the norm and of clipping by it, 8 of
+                scaling sums to means, 12 of adding up each further microbatch that is reduced
+    memory      16 bytes of each parameter: float32 weights, gradients and two moments
+
+Figures are those of a usual server, which no catalogue entry states (constants.toml). What hides copies:
+fsdp_exposed.py. Ignored: devices that share a PCIe switch, and caches of the host.
 """
 
 from __future__ import annotations
@@ -12,10 +19,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshwright.cost.arrays import Bools, Floats
 from meshwright.cost.compute.op_bytes import is_free, moved_bytes
 from meshwright.cost.constants import fixed_constant
+from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.training_setup import Configurations
 from meshwright.spec.trace.trace import Signature
 
 PCIE_BYTES_PER_S = fixed_constant("pcie_share") * fixed_constant("pcie_bytes_per_s")
@@ -28,7 +37,7 @@ def copy_seconds(signature: Signature) -> float:
     return _copied_bytes(signature) / PCIE_BYTES_PER_S
 
 
-def host_seconds(signatures: Sequence[Signature], devices_per_node: int) -> NDArray[np.float64]:
+def host_seconds(signatures: Sequence[Signature], devices_per_node: int) -> Floats:
     """Return what operators that run on the host take it [signatures]; 0 of those that run on the device."""
     rate = HOST_BYTES_PER_S / devices_per_node
     is_here = [one.place == "host" and not is_free(one) for one in signatures]
@@ -43,3 +52,40 @@ def _copied_bytes(signature: Signature) -> float:
         return float(min(signature.read_bytes, signature.written_bytes))
     # In place, the target is among what is read.
     return signature.read_bytes / 2
+
+
+_STATE_BYTES = 16.0
+_UPDATE_BYTES, _CLIP_BYTES, _SCALE_BYTES, _SUM_BYTES = 28.0, 12.0, 8.0, 12.0
+
+
+def copy_s(layouts: LayoutTable, own_parameters: Floats) -> Floats:
+    """Return the seconds in which a rank's part of parameters, or of gradients, crosses PCIe; 0 without offload."""
+    return np.where(layouts.cpu_offload, own_parameters * 4 / PCIE_BYTES_PER_S, 0.0)
+
+
+def sums_on_host(layouts: LayoutTable) -> Bools:
+    """Return where the host adds each microbatch's gradients to those before."""
+    # Sums over replicas, which follow the last microbatch, are of what the device holds.
+    return np.asarray(layouts.cpu_offload & layouts.reduces_each_microbatch & (layouts.dp_replicate == 1))
+
+
+def host_s(configs: Configurations) -> Floats:
+    """Return the seconds in which the host sums, scales and clips gradients and updates parameters in each step."""
+    layouts, per_node = configs.layouts, configs.each(lambda setup: setup.cluster.devices_per_node)
+    is_scaled = configs.num_microbatches * layouts.dp * layouts.cp > 1
+    num_sums = np.where(sums_on_host(layouts), configs.num_microbatches - 1, 0)
+    num_bytes = _UPDATE_BYTES + _CLIP_BYTES + _SCALE_BYTES * is_scaled + _SUM_BYTES * num_sums
+    seconds = _own_parameters(configs) * num_bytes * per_node / HOST_BYTES_PER_S
+    return np.where(layouts.cpu_offload, seconds, 0.0)
+
+
+def host_headroom_bytes(configs: Configurations) -> Floats:
+    """Return what offload leaves to each rank of its share of the host's memory; infinite where a layout has none."""
+    share = HOST_BYTES / configs.each(lambda setup: setup.cluster.devices_per_node)
+    return np.where(configs.layouts.cpu_offload, share - _STATE_BYTES * _own_parameters(configs), np.inf)
+
+
+def _own_parameters(configs: Configurations) -> Floats:
+    """Return the parameters that each rank keeps a part of the state for."""
+    parameters = configs.each(lambda setup: setup.model.num_parameters)
+    return np.asarray(parameters * configs.layouts.dp_replicate / configs.layouts.num_ranks)

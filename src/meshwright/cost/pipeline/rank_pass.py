@@ -6,12 +6,12 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from meshwright.cost.case import Floats
+from meshwright.cost.arrays import Floats
 
 
 @dataclass(frozen=True)
 class RankPass:
-    """One microbatch through one rank's share of the whole model, one element a case."""
+    """One microbatch through one rank's share of the whole model, one element a configuration."""
 
     ideal_matmul: Floats
     ideal_attention: Floats
@@ -32,19 +32,8 @@ class RankPass:
     @property
     def total(self) -> Floats:
         """Return what all causes come to."""
-        parts = (
-            self.matmul,
-            self.attention,
-            self.memory,
-            self.host,
-            self.recompute,
-            self.repeat,
-            self.tp,
-            self.cp,
-            self.ep,
-            self.dp,
-        )
-        return np.asarray(sum(parts))
+        names = ("matmul", "attention", "memory", "host", "recompute", "repeat", "tp", "cp", "ep", "dp")
+        return np.asarray(sum(getattr(self, name) for name in names))
 
     def __add__(self, other: RankPass) -> RankPass:
         return RankPass(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))

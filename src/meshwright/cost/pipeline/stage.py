@@ -1,4 +1,4 @@
-"""Stages: how unequal pipeline ranks are, and what a schedule's bubble costs, in closed form.
+"""BlocksPerRank: how unequal pipeline ranks are, and what a schedule's bubble costs, in closed form.
 
     slowest   even: ceil(L / (pp v)) v blocks, next to the head on the last rank; balanced: the best of what the others
               take with the head counted as blocks, rounded up, and of the last rank where it is rounded down
@@ -13,10 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from meshwright.cost.case import Cases, Floats
+from meshwright.cost.arrays import Bools, Floats
 from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.training_setup import Configurations
 from meshwright.cost.work import BLOCK, Work
 from meshwright.spec.layout.layout import SCHEDULES
 
@@ -25,8 +25,8 @@ _ZBV_CODE, _LOOP_CODE = SCHEDULES.index("ZBVZeroBubble"), SCHEDULES.index("Inter
 
 
 @dataclass(frozen=True)
-class Stages:
-    """Blocks of the fullest ranks, one element a case."""
+class BlocksPerRank:
+    """Blocks of the fullest ranks, one element a configuration."""
 
     num_ranks: Floats
     num_blocks: Floats
@@ -34,7 +34,7 @@ class Stages:
     """Blocks of a rank without embedding or head."""
     blocks_last: Floats
     """Blocks of the last rank."""
-    is_balanced: NDArray[np.bool_]
+    is_balanced: Bools
     num_chunks: Floats
 
     def slowest_s(self, blocks_s: Floats, first_s: Floats, last_s: Floats) -> Floats:
@@ -56,19 +56,19 @@ class Stages:
         return np.where(self.num_ranks > 1, slowest, blocks_s + first_s + last_s)
 
 
-def stages_of(cases: Cases, work: Work) -> Stages:
-    """Return how many blocks the ranks of each case hold."""
-    owners = work.owners
-    is_block = owners.kind == BLOCK
-    count = np.bincount(owners.key[is_block], owners.count[is_block], minlength=len(work.setting))
-    num_blocks = count[work.key_of_case]
-    pp, v = cases.layouts.pp.astype(float), cases.layouts.stages_per_rank.astype(float)
+def blocks_per_rank(configs: Configurations, work: Work) -> BlocksPerRank:
+    """Return how many blocks the ranks of each configuration hold."""
+    blocks = work.blocks
+    is_block = blocks.kind == BLOCK
+    count = np.bincount(blocks.key[is_block], blocks.count[is_block], minlength=len(work.setup_index))
+    num_blocks = count[work.key_of_config]
+    pp, v = configs.layouts.pp.astype(float), configs.layouts.stages_per_rank.astype(float)
     counts_ends = (np.mod(num_blocks + 2, pp * v) == 0) & (np.mod(num_blocks, pp * v) != 0)
     inside = np.where(counts_ends, (num_blocks + 2) / pp, np.ceil(num_blocks / (pp * v) - 1e-9) * v)
     uneven = np.where(v == 1, np.maximum(num_blocks - inside * (pp - 1), 1), inside)
     last = np.where(counts_ends, inside - 1, np.minimum(uneven, inside))
-    balanced = cases.each(lambda setting: float(setting.stack.stages == "balanced")) > 0
-    return Stages(pp, np.maximum(num_blocks, 1), inside, last, balanced, v)
+    balanced = configs.has(lambda setup: setup.stack.stages == "balanced")
+    return BlocksPerRank(pp, np.maximum(num_blocks, 1), inside, last, balanced, v)
 
 
 def split_share(layouts: LayoutTable, num_microbatches: Floats) -> Floats:

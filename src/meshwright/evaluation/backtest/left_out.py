@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from meshwright.cost.case import Floats
+from meshwright.cost.arrays import Floats
 from meshwright.cost.constants import all_constants
 from meshwright.errors import ConfigError
 from meshwright.evaluation.backtest.null_model import null_by_fold
-from meshwright.evaluation.backtest.report import Sizes, backtest
+from meshwright.evaluation.backtest.score import Sizes, backtest
 from meshwright.evaluation.dataset.read import MeasuredRun
 from meshwright.evaluation.fitting.folds import (
     NUM_FOLDS,
     NUM_GIVEN,
     fits_without_stacks,
     fold_of_runs,
+    half_widths_by_fold,
+    half_widths_by_stack,
     log_predicted_by_folds,
     log_predicted_unknown,
     log_predicted_unseen,
     predicted_after_given,
 )
-from meshwright.evaluation.fitting.interval import half_widths_by_fold, half_widths_by_stack
 from meshwright.evaluation.fitting.timed_runs import MULTIPLIERS, TimedRuns, is_timed
 from meshwright.spec.run.backtest_scores import Backtest, Prediction
 
@@ -85,7 +85,7 @@ def _off(runs: TimedRuns, log_predicted_s: Floats) -> Floats:
 
 
 def _replaced(
-    predictions: Sequence[Prediction], timed: TimedRuns, log_s: Floats, widths: Floats, null_s: NDArray[np.float64]
+    predictions: Sequence[Prediction], timed: TimedRuns, log_s: Floats, widths: Floats, null_s: Floats
 ) -> list[Prediction]:
     """Return the predictions with other times; runs that were given (NaN) are not compared."""
     position = {run.row.id: index for index, run in enumerate(timed.runs)}

@@ -12,26 +12,26 @@ from importlib.resources import files
 
 import numpy as np
 
-from meshwright.cost.case import Setting
-from meshwright.cost.rates import peaks_of
+from meshwright.cost.achieved_rates import peaks_of
+from meshwright.cost.training_setup import TrainingSetup
 from meshwright.evaluation.fitting.timed_runs import TimedRuns
 
 Shares = Mapping[str, float]
 """Model FLOPs over the dense peak by "device precision", by precision, and by "" for all runs."""
 
 
-def fit_null_model(settings: Sequence[Setting], measured_s: Sequence[float]) -> dict[str, float]:
+def fit_null_model(setups: Sequence[TrainingSetup], measured_s: Sequence[float]) -> dict[str, float]:
     """Return the median share of the dense peak for each device and precision, each precision, and all."""
     found: dict[str, list[float]] = {}
-    for setting, seconds in zip(settings, measured_s, strict=True):
-        for key in _keys(setting):
-            found.setdefault(key, []).append(_floor_s(setting) / seconds)
+    for setup, seconds in zip(setups, measured_s, strict=True):
+        for key in _keys(setup):
+            found.setdefault(key, []).append(_floor_s(setup) / seconds)
     return {key: round(float(np.median(shares)), 4) for key, shares in sorted(found.items())}
 
 
-def null_step_s(setting: Setting, shares: Shares) -> float:
-    """Return the seconds of a step at the share that is known of the setting's nearest kind."""
-    return _floor_s(setting) / next(shares[key] for key in _keys(setting) if key in shares)
+def null_step_s(setup: TrainingSetup, shares: Shares) -> float:
+    """Return the seconds of a step at the share that is known of the setup's nearest kind."""
+    return _floor_s(setup) / next(shares[key] for key in _keys(setup) if key in shares)
 
 
 @lru_cache
@@ -43,25 +43,25 @@ def shipped_null_model() -> Shares:
 
 def null_by_fold(runs: TimedRuns, fold: Sequence[object]) -> np.ndarray:
     """Return each run's seconds by the null model fitted on the other folds."""
-    settings = [run.setting for run in runs.runs if run.setting is not None]
+    setups = [run.setup for run in runs.runs if run.setup is not None]
     measured_s, seconds = np.exp(runs.log_measured_s), np.zeros(len(runs))
     folds = np.asarray(fold)
     for left_out in set(folds.tolist()):
         kept = np.flatnonzero(folds != left_out)
-        shares = fit_null_model([settings[row] for row in kept], measured_s[kept].tolist())
+        shares = fit_null_model([setups[row] for row in kept], measured_s[kept].tolist())
         for row in np.flatnonzero(folds == left_out):
-            seconds[row] = null_step_s(settings[row], shares)
+            seconds[row] = null_step_s(setups[row], shares)
     return seconds
 
 
-def _keys(setting: Setting) -> tuple[str, str, str]:
-    """Return what the setting may be known by, most special first."""
-    precision = setting.workload.precision
-    return f"{setting.cluster.device.name} {precision}", precision, ""
+def _keys(setup: TrainingSetup) -> tuple[str, str, str]:
+    """Return what the setup may be known by, most special first."""
+    precision = setup.workload.precision
+    return f"{setup.cluster.device.name} {precision}", precision, ""
 
 
-def _floor_s(setting: Setting) -> float:
+def _floor_s(setup: TrainingSetup) -> float:
     """Return the seconds of a step's model FLOPs at the dense peak of all devices."""
-    workload = setting.workload
-    flops = setting.model.flops_per_token(workload.seq_len) * workload.global_batch_tokens
-    return float(flops / (peaks_of((setting,)).dense[0] * setting.cluster.num_devices))
+    workload = setup.workload
+    flops = setup.model.flops_per_token(workload.seq_len) * workload.global_batch_tokens
+    return float(flops / (peaks_of((setup,)).dense[0] * setup.cluster.num_devices))

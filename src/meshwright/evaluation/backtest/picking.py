@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cost.case import Floats
+from meshwright.cost.arrays import Floats
 from meshwright.evaluation.dataset.read import MeasuredRun
 from meshwright.spec.run.backtest_scores import MisplacedRun, PickingScore, Prediction
 
@@ -69,9 +69,9 @@ def _groups(runs: Sequence[MeasuredRun], predictions: Sequence[Prediction]) -> d
     found: dict[str, dict[str, list[tuple[str, float, float]]]] = {}
     for run, prediction in zip(runs, predictions, strict=True):
         predicted, measured = prediction.predicted_step_time_s, prediction.measured_step_time_s
-        if predicted is None or measured is None or run.setting is None:
+        if predicted is None or measured is None or run.setup is None:
             continue
-        name = ", ".join([*(run.row.text(column) for column in _SAME), run.setting.workload.precision])
+        name = ", ".join([*(run.row.text(column) for column in _SAME), run.setup.workload.precision])
         configuration = run.row.text("config_group") or run.row.id
         found.setdefault(name, {}).setdefault(configuration, []).append((run.row.id, predicted, measured))
     groups = {}

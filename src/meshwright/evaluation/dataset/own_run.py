@@ -8,9 +8,9 @@ from statistics import median
 from pydantic import ValidationError
 
 from meshwright.config.load import ResolvedJob
-from meshwright.cost.case import Setting
-from meshwright.cost.rates import peaks_of
+from meshwright.cost.achieved_rates import peaks_of
 from meshwright.cost.stacks import OURS
+from meshwright.cost.training_setup import TrainingSetup
 from meshwright.errors import ConfigError
 from meshwright.evaluation.dataset.read import MeasuredRun
 from meshwright.evaluation.dataset.row import RunRow
@@ -31,16 +31,16 @@ def read_own_run(folder: Path) -> MeasuredRun:
     manifest = read_manifest(run)
     layout = manifest.attempts[-1].layout
     step_s = _median_step_s(run, len(manifest.attempts))
-    setting = _setting(run, manifest, layout)
+    setup = _setup(run, manifest, layout)
     cells = {
         "id": folder.name,
         "source": str(folder),
         "stack": OURS,
-        "gpu": setting.cluster.device.name,
+        "gpu": setup.cluster.device.name,
         "n_gpus": str(layout.num_ranks),
         "step_time_s": f"{step_s:.9g}",
     }
-    return MeasuredRun(RunRow(cells), setting, layout)
+    return MeasuredRun(RunRow(cells), setup, layout)
 
 
 def read_manifest(run: Run) -> Manifest:
@@ -72,21 +72,21 @@ def _median_step_s(run: Run, attempt: int) -> float:
     return float(median(timed))
 
 
-def _setting(run: Run, manifest: Manifest, layout: Layout) -> Setting:
+def _setup(run: Run, manifest: Manifest, layout: Layout) -> TrainingSetup:
     """Return what was trained, and on what; raises MeshwrightError where it cannot be priced."""
     job = manifest.job.replace(layout=LayoutRequest.model_validate(layout.model_dump()))
-    setting = plan_request(ResolvedJob(job, {}, run.job), Options(stack=OURS, takes_example=True)).setting
-    stack = setting.stack.replace(kernels="compiled" if layout.compiles_blocks else "eager")
-    cluster = setting.cluster.with_num_devices(layout.num_ranks)
-    found = Setting(setting.model, setting.workload, cluster, stack)
+    setup = plan_request(ResolvedJob(job, {}, run.job), Options(stack=OURS, takes_example=True)).setup
+    stack = setup.stack.replace(kernels="compiled" if layout.compiles_blocks else "eager")
+    cluster = setup.cluster.with_num_devices(layout.num_ranks)
+    found = TrainingSetup(setup.model, setup.workload, cluster, stack)
     peaks_of((found,))  # raises for a device without the rates that pricing needs
     return found
 
 
 def request_of_run(run: MeasuredRun) -> PlanRequest:
     """Return the request that the layout of an own run answered."""
-    assert run.setting is not None
+    assert run.setup is not None
     manifest = read_manifest(Run(Path(run.row.text("source"))))
     architecture = resolve_architecture(manifest.job.model)
-    assert architecture is not None  # its setting could not have been read otherwise
-    return PlanRequest(manifest.job.model.source, architecture, run.setting)
+    assert architecture is not None  # its setup could not have been read otherwise
+    return PlanRequest(manifest.job.model.source, architecture, run.setup)

@@ -1,4 +1,4 @@
-"""read_runs: a file of measured runs as cases to price, the rows that cannot be priced with the reason."""
+"""read_runs: a file of measured runs as configurations to price, the rows that cannot be priced with the reason."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from meshwright.cost.case import Cases, Setting
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.memory.footprint import fits, footprint
+from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.errors import ConfigError, MeshwrightError
-from meshwright.evaluation.dataset.cluster import cluster_of
-from meshwright.evaluation.dataset.layout import layout_of
-from meshwright.evaluation.dataset.model import model_of
 from meshwright.evaluation.dataset.row import RunRow, run_row
-from meshwright.evaluation.dataset.stack import stack_of
+from meshwright.evaluation.dataset.run_cluster import cluster_of
+from meshwright.evaluation.dataset.run_layout import layout_of
+from meshwright.evaluation.dataset.run_model import model_of
+from meshwright.evaluation.dataset.run_stack import stack_of
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.step.stack import Stack
 from meshwright.spec.step.workload import Workload
@@ -36,7 +36,7 @@ class MeasuredRun:
     """One row: what ran, or why it cannot be priced, and what was measured."""
 
     row: RunRow
-    setting: Setting | None
+    setup: TrainingSetup | None
     layout: Layout | None
     assumed: tuple[str, ...] = ()
     """What was taken for granted where the row says nothing."""
@@ -45,7 +45,7 @@ class MeasuredRun:
     @property
     def is_supported(self) -> bool:
         """Return whether the run can be priced."""
-        return self.setting is not None
+        return self.setup is not None
 
 
 def read_runs(file: Path, known: dict[str, Stack] | None = None) -> list[MeasuredRun]:
@@ -89,31 +89,31 @@ def measured_run(cells: dict[str, str | None], known: dict[str, Stack] | None = 
         return MeasuredRun(row, None, None, tuple(assumed), str(error))
     except ValueError as error:  # a data type's own validation
         return MeasuredRun(row, None, None, tuple(assumed), " ".join(str(error).split())[:300])
-    setting, layout = _that_fits(row, Setting(model, workload, cluster, stack), layout, assumed)
-    return MeasuredRun(row, setting, layout, tuple(assumed))
+    setup, layout = _that_fits(row, TrainingSetup(model, workload, cluster, stack), layout, assumed)
+    return MeasuredRun(row, setup, layout, tuple(assumed))
 
 
-def _that_fits(row: RunRow, setting: Setting, layout: Layout, assumed: list[str]) -> tuple[Setting, Layout]:
-    """Return the setting and layout with the least that a silent row must have done for its run to fit its devices.
+def _that_fits(row: RunRow, setup: TrainingSetup, layout: Layout, assumed: list[str]) -> tuple[TrainingSetup, Layout]:
+    """Return the setup and layout with the least that a silent row must have done for its run to fit its devices.
 
     That is recomputation, and an optimizer's state shared by data-parallel ranks. Where nothing helps, as they were.
     """
-    stack = setting.stack
+    stack = setup.stack
     is_silent = not row.text("activation_ckpt") and layout.activation_checkpoint == "none"
     # Only a vendor's table hides a recipe; elsewhere what does not fit shows that the prediction is wrong.
     policies = _LEAST_FIRST if is_silent and stack.is_tuned else [{}]
     shares = not row.text("fsdp_zero_stage") and stack.sharding == "none" and layout.dp_replicate > 1
     for is_shared in (False, True) if shares else (False,):
-        tried = replace(setting, stack=stack.replace(sharding="optimizer")) if is_shared else setting
+        tried = replace(setup, stack=stack.replace(sharding="optimizer")) if is_shared else setup
         degrees = {"dp_shard": layout.dp_replicate, "dp_replicate": 1} if is_shared else {}
         for policy in policies:
             changed = layout.replace(**degrees, **policy)
-            cases = Cases.of_one(tried, layout_table([changed]))
-            if fits(footprint(cases), cases)[0]:
+            configs = Configurations.of_one(tried, layout_table([changed]))
+            if fits(footprint(configs), configs)[0]:
                 assumed += [f"{name}={value}: it would not fit otherwise" for name, value in policy.items()]
                 assumed += ["optimizer state is shared: it would not fit otherwise"] if is_shared else []
                 return tried, changed
-    return setting, layout
+    return setup, layout
 
 
 def _global_batch(row: RunRow, assumed: list[str]) -> int:

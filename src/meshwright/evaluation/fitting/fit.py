@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.case import Floats
-from meshwright.cost.constants import Constant, all_constants
-from meshwright.evaluation.fitting.robust import Problem, Unknowns, minimise
+from meshwright.cost.arrays import Bools, Floats
+from meshwright.cost.constants import CostConstant, all_constants
+from meshwright.evaluation.fitting.robust import Regression, Unknowns, minimise
 from meshwright.evaluation.fitting.timed_runs import MULTIPLIERS, TimedRuns
 
 SPREADS = (0.08, 0.25, 0.25)
@@ -21,8 +21,6 @@ LOWEST, HIGHEST = (0.9, 0.4, 0.4), (1.45, 4.0, 3.0)
 """Bounds of the three."""
 _SOURCE_EXPONENT = 0.6
 _NUDGE = 1e-4
-
-Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -42,14 +40,14 @@ class Fit:
 def fit(runs: TimedRuns, used: Bools) -> Fit:
     """Return the constants fitted on the runs where `used` is true."""
     parameters = _Parameters(runs)
-    problem = Problem(
+    regression = Regression(
         parameters.predict,
         parameters.slopes,
         runs.log_measured_s,
         source_weights(runs.source, used),
         parameters.unknowns,
     )
-    return parameters.named(minimise(problem))
+    return parameters.named(minimise(regression))
 
 
 def source_weights(source: NDArray[np.str_], used: Bools) -> Floats:
@@ -72,7 +70,7 @@ class _Parameters:
         self.stack_of_run = np.searchsorted(self.stacks, runs.stack)
         self.unknowns = self._unknowns(list(self.free.values()))
 
-    def _unknowns(self, constants: list[Constant]) -> Unknowns:
+    def _unknowns(self, constants: list[CostConstant]) -> Unknowns:
         def both(of_constants: list[float], of_multipliers: tuple[float, ...]) -> Floats:
             return np.array([*of_constants, *of_multipliers * len(self.stacks)])
 

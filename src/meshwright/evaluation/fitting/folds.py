@@ -1,11 +1,15 @@
-"""Predictions of runs that the fit has not seen: some of a stack's, all of them, all but a few."""
+"""Predictions of runs that the fit has not seen: some of a stack's, all of them, all but a few; and their intervals.
+
+An interval must hold 80 % of such runs: the 80th percentile of left-out errors of the stack itself. A stack of few runs
+says little of its own tails: the errors of all stacks count as much as eight runs more.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.case import Floats
+from meshwright.cost.arrays import Floats, Ints
 from meshwright.cost.stacks import stacks
 from meshwright.evaluation.dataset.read import measured_run
 from meshwright.evaluation.fitting.fit import Fit, fit
@@ -15,7 +19,7 @@ from meshwright.evaluation.fitting.timed_runs import MULTIPLIERS, TimedRuns, is_
 NUM_FOLDS, NUM_GIVEN = 5, 5
 
 
-def fold_of_runs(runs: TimedRuns, seed: int) -> NDArray[np.int64]:
+def fold_of_runs(runs: TimedRuns, seed: int) -> Ints:
     """Return each run's fold: within a stack, all runs of one configuration share theirs."""
     chance = np.random.default_rng(seed)
     fold = np.zeros(len(runs), np.int64)
@@ -86,3 +90,40 @@ def predicted_after_given(runs: TimedRuns, fits: dict[str, Fit], seed: int = 0) 
         predicted[left] = others.log_predicted_s(without.constants, np.repeat(logarithms[:, None], len(left), axis=1))
         width[left] = half_width
     return predicted, width
+
+
+SHARE = 0.8
+_OTHERS_WEIGHT = 8.0
+
+
+def interval_half_width(own: Floats, everyone: Floats) -> float:
+    """Return the half width as a share of the predicted step, from |measured / predicted - 1| of left-out runs."""
+    errors = np.concatenate([own, everyone])
+    weights = np.concatenate([np.ones(len(own)), np.full(len(everyone), _OTHERS_WEIGHT / max(1, len(everyone)))])
+    order = np.argsort(errors)
+    reached = np.cumsum(weights[order]) / weights.sum()
+    return float(errors[order][np.searchsorted(reached, SHARE)])
+
+
+def half_widths_by_fold(errors: Floats, stack: NDArray[np.str_], fold: Ints) -> Floats:
+    """Return each run's half width, from the errors of its stack in the other folds."""
+    widths = np.zeros(len(errors))
+    for left_out in np.unique(fold):
+        kept = fold != left_out
+        for name in np.unique(stack[~kept]):
+            rows = ~kept & (stack == name)
+            widths[rows] = interval_half_width(errors[kept & (stack == name)], errors[kept])
+    return widths
+
+
+def half_widths_by_stack(errors: Floats, stack: NDArray[np.str_]) -> Floats:
+    """Return each run's half width, from the errors of all other stacks."""
+    widths = np.zeros(len(errors))
+    for name in np.unique(stack):
+        widths[stack == name] = unseen_half_width(errors[stack != name])
+    return widths
+
+
+def unseen_half_width(errors: Floats) -> float:
+    """Return the half width for an unknown stack, from errors of stacks that the fit had not seen."""
+    return interval_half_width(np.zeros(0), errors[~np.isnan(errors)])

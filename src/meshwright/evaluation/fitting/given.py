@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshwright.cost.case import Floats
+from meshwright.cost.arrays import Floats
 from meshwright.cost.constants import Constants, fitted_constants
 from meshwright.evaluation.dataset.read import MeasuredRun
 from meshwright.evaluation.fitting.fit import HIGHEST, LOWEST, SPREADS
-from meshwright.evaluation.fitting.robust import Problem, Unknowns, minimise
+from meshwright.evaluation.fitting.robust import Regression, Unknowns, minimise
 from meshwright.evaluation.fitting.timed_runs import MULTIPLIERS, TimedRuns
 from meshwright.spec.step.stack import Stack
 
@@ -53,9 +53,9 @@ def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
     """Return the calibration by the timed runs of one stack, starting from its own multipliers, 1 if unknown."""
     timed = TimedRuns(runs)
     assert len(timed.stacks) == 1, f"runs of {len(timed.stacks)} stacks"
-    setting = runs[0].setting
-    assert setting is not None, "a run that cannot be priced"
-    start = np.log([getattr(setting.stack, name) for name in MULTIPLIERS])
+    setup = runs[0].setup
+    assert setup is not None, "a run that cannot be priced"
+    start = np.log([getattr(setup.stack, name) for name in MULTIPLIERS])
     logarithms, half_width = fit_given(timed, fitted_constants(), start)
     compute, communication, overhead = np.exp(logarithms).tolist()
     return Calibration(timed.stacks[0], (compute, communication, overhead), len(timed), half_width)
@@ -65,19 +65,19 @@ def fit_given(runs: TimedRuns, constants: Constants, start: Floats) -> tuple[Flo
     """Return the logarithms [3] of the multipliers of the one stack of `runs`, near `start`, and the half width of its
     80 % interval as a share of the step.
     """
-    problem = _linear_problem(runs, constants, start, start)
-    problem = _linear_problem(runs, constants, start, _solve(problem))
+    regression = _linear_regression(runs, constants, start, start)
+    regression = _linear_regression(runs, constants, start, _solve(regression))
     errors = []
     for row in range(len(runs)):
         weights = np.ones(len(runs))
         weights[row] = 0
-        predicted = problem.predict(_solve(replace(problem, weights=weights)))
+        predicted = regression.predict(_solve(replace(regression, weights=weights)))
         errors.append(abs(math.expm1(runs.log_measured_s[row] - predicted[row])))
     mean = (sum(errors) + _ERROR_WEIGHT * _ERROR) / (len(errors) + _ERROR_WEIGHT)
-    return _solve(problem), _LAPLACE_80 * mean
+    return _solve(regression), _LAPLACE_80 * mean
 
 
-def _linear_problem(runs: TimedRuns, constants: Constants, start: Floats, around: Floats) -> Problem:
+def _linear_regression(runs: TimedRuns, constants: Constants, start: Floats, around: Floats) -> Regression:
     """Return the fit of the multipliers, with predictions linear around `around`: many fits then price nothing."""
 
     def priced(logarithms: Floats) -> Floats:
@@ -86,7 +86,7 @@ def _linear_problem(runs: TimedRuns, constants: Constants, start: Floats, around
     predicted = priced(around)
     nudges = np.eye(len(MULTIPLIERS)) * _NUDGE
     slopes = np.stack([(priced(around + nudge) - predicted) / _NUDGE for nudge in nudges], axis=1)
-    return Problem(
+    return Regression(
         predict=lambda logarithms: predicted + slopes @ (logarithms - around),
         slopes=lambda logarithms, predicted: slopes,
         measured=runs.log_measured_s,
@@ -95,10 +95,10 @@ def _linear_problem(runs: TimedRuns, constants: Constants, start: Floats, around
     )
 
 
-def _solve(problem: Problem) -> Floats:
+def _solve(regression: Regression) -> Floats:
     """Return the multipliers that the used runs suggest, which are trusted to the extent that they agree."""
-    unknowns, used = problem.unknowns, problem.weights > 0
-    off = (problem.measured - problem.predict(unknowns.prior))[used]
+    unknowns, used = regression.unknowns, regression.weights > 0
+    off = (regression.measured - regression.predict(unknowns.prior))[used]
     apart = np.abs(off - np.median(off)).sum() if used.any() else 0.0
     noise = float((apart + _NOISE_WEIGHT * _NOISE) / (used.sum() + _NOISE_WEIGHT))
-    return minimise(replace(problem, noise=noise))
+    return minimise(replace(regression, noise=noise))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from meshwright.errors import ConfigError
-from meshwright.evaluation.backtest.replay import load_runs
+from meshwright.evaluation.backtest.predict_runs import load_runs
 from meshwright.evaluation.dataset.own_run import read_own_run
 from meshwright.evaluation.dataset.read import MeasuredRun
 from meshwright.evaluation.fitting.given import Calibration, calibrate

@@ -12,9 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from meshwright.cost.arrays import Floats
 
 _SOFTNESS = 0.02
 _LARGEST_STEP = 0.5
@@ -38,7 +37,7 @@ class Unknowns:
 
 
 @dataclass(frozen=True)
-class Problem:
+class Regression:
     """A model to fit, and what it should give."""
 
     predict: Callable[[Floats], Floats]
@@ -58,39 +57,39 @@ class Problem:
         return float((self.weights * _rounded(residuals)).sum() / self.noise) + self.unknowns.penalty(unknowns)
 
 
-def minimise(problem: Problem, max_steps: int = 8) -> Floats:
+def minimise(regression: Regression, max_steps: int = 8) -> Floats:
     """Return the unknowns of least cost that Gauss-Newton steps from the priors reach, [unknowns]."""
-    unknowns = problem.unknowns.prior
-    predicted = problem.predict(unknowns)
-    cost = problem.cost(unknowns, predicted)
+    unknowns = regression.unknowns.prior
+    predicted = regression.predict(unknowns)
+    cost = regression.cost(unknowns, predicted)
     for _ in range(max_steps):
-        slopes = problem.slopes(unknowns, predicted)
-        aim = _minimise_linear(problem, unknowns, predicted, slopes)
+        slopes = regression.slopes(unknowns, predicted)
+        aim = _minimise_linear(regression, unknowns, predicted, slopes)
         before = cost
-        unknowns, predicted, cost = _shorten(problem, unknowns, predicted, cost, aim)
+        unknowns, predicted, cost = _shorten(regression, unknowns, predicted, cost, aim)
         if before - cost < _LEAST_GAIN:
             break
     return unknowns
 
 
 def _shorten(
-    problem: Problem, start: Floats, predicted: Floats, cost: float, aim: Floats
+    regression: Regression, start: Floats, predicted: Floats, cost: float, aim: Floats
 ) -> tuple[Floats, Floats, float]:
     """Return the first point from `aim` back towards `start` that costs less, its predictions and its cost."""
     for share in (1.0, 0.5, 0.25, 0.1):
         tried = start + share * (aim - start)
-        there = problem.predict(tried)
-        found = problem.cost(tried, there)
+        there = regression.predict(tried)
+        found = regression.cost(tried, there)
         if found < cost:
             return tried, there, found
     return start, predicted, cost
 
 
-def _minimise_linear(problem: Problem, start: Floats, predicted: Floats, slopes: Floats) -> Floats:
+def _minimise_linear(regression: Regression, start: Floats, predicted: Floats, slopes: Floats) -> Floats:
     """Return the best unknowns if predictions were linear around `start`, found by reweighted least squares."""
-    used = problem.weights > 0
-    slopes, residuals_0 = slopes[used], (predicted - problem.measured)[used]
-    weights, unknowns = problem.weights[used] / problem.noise, problem.unknowns
+    used = regression.weights > 0
+    slopes, residuals_0 = slopes[used], (predicted - regression.measured)[used]
+    weights, unknowns = regression.weights[used] / regression.noise, regression.unknowns
     low = np.maximum(unknowns.low, start - _LARGEST_STEP)
     high = np.minimum(unknowns.high, start + _LARGEST_STEP)
     precision = 1 / unknowns.spread**2

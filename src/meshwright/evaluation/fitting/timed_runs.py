@@ -1,17 +1,17 @@
-"""TimedRuns: measured runs whose step was timed, as cases to price again and again with other constants."""
+"""TimedRuns: measured runs whose step was timed, as configurations to price again and again with other constants."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from meshwright.cost.case import Cases, Floats
+from meshwright.cost.arrays import Floats, Ints
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.stack_factors import StackFactors
 from meshwright.cost.step_times import step_pricer
+from meshwright.cost.training_setup import Configurations
 from meshwright.errors import UnsupportedError
 from meshwright.evaluation.dataset.read import MeasuredRun
 from meshwright.evaluation.dataset.row import RunRow
@@ -36,12 +36,12 @@ def is_timed(run: MeasuredRun) -> bool:
         return False
 
 
-def cases_of_runs(runs: Sequence[MeasuredRun]) -> Cases:
-    """Return the runs, all of which must be supported, as cases, each in a setting of its own."""
-    settings = tuple(run.setting for run in runs if run.setting is not None)
+def configs_of_runs(runs: Sequence[MeasuredRun]) -> Configurations:
+    """Return the runs, all of which must be supported, as configs, each in a setup of its own."""
+    setups = tuple(run.setup for run in runs if run.setup is not None)
     layouts = layout_table([run.layout for run in runs if run.layout is not None])
-    assert len(settings) == len(runs), "a run that cannot be priced"
-    return Cases(settings, np.arange(len(runs)), layouts)
+    assert len(setups) == len(runs), "a run that cannot be priced"
+    return Configurations(setups, np.arange(len(runs)), layouts)
 
 
 class TimedRuns:
@@ -53,7 +53,7 @@ class TimedRuns:
         self.source = np.array([run.row.source for run in runs])
         self.stack = np.array([run.row.stack for run in runs])
         self.group = np.array([run.row.text("config_group") or run.row.id for run in runs])
-        self._pricer = step_pricer(cases_of_runs(runs))
+        self._pricer = step_pricer(configs_of_runs(runs))
         own = self._pricer.stacks.fitted
         self._own_multipliers = np.log(np.array([own.compute, own.communication, own.overhead]))
 
@@ -65,7 +65,7 @@ class TimedRuns:
         """Return the names of all stacks."""
         return sorted(set(self.stack))
 
-    def take(self, rows: NDArray[np.int64]) -> TimedRuns:
+    def take(self, rows: Ints) -> TimedRuns:
         """Return the runs at `rows`."""
         return TimedRuns([self.runs[row] for row in rows])
 

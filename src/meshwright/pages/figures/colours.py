@@ -48,11 +48,11 @@ ROLES = {
 MEMORY = {
     "parameters_bytes": ROLES["parameter"],
     "gradients_bytes": ROLES["gradient"],
-    "optimizer_bytes": ROLES["optimizer_state"],
-    "gathered_bytes": ROLES["gathered"],
+    "optimizer_state_bytes": ROLES["optimizer_state"],
+    "unsharded_parameters_bytes": ROLES["gathered"],
     "activations_bytes": ROLES["activation"],
     "logits_bytes": "#F2C261",
-    "buffers_bytes": ROLES["communication"],
+    "communication_buffers_bytes": ROLES["communication"],
     "workspace_bytes": ROLES["temporary"],
     "fragmentation_bytes": "#D5D8DD",
 }

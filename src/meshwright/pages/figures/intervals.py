@@ -8,15 +8,34 @@ short they are.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.pages.figures.streams import DEFAULT, HOST, stream_names
 from meshwright.spec.model.op import op_kind
 from meshwright.spec.trace.marks import NO_AXIS
-from meshwright.spec.trace.timeline import Ints, SpanKind, Spans, Timeline
+from meshwright.spec.trace.timeline import Ints, MemoryCurve, SpanKind, Spans, Timeline
+
+HOST, DEFAULT = -1, 0
+"""Numbers of the host and of the stream that computes where nothing else is said."""
+
+
+def stream_names(timeline: Timeline, spans: Spans) -> dict[int, str]:
+    """Return the name of each stream of one rank's `spans`, in the order to draw them: by axis what communicates."""
+    names = {}
+    for stream in np.unique(spans.stream).tolist():
+        own = spans.stream == stream
+        if stream in (HOST, DEFAULT):
+            names[stream] = "host" if stream == HOST else "compute"
+        elif (spans.kind[own] == SpanKind.COMMUNICATION).all():
+            axis = int(spans.axis[own][0])
+            names[stream] = (timeline.axes[axis] if axis >= 0 else "") or NO_AXIS
+        else:
+            names[stream] = f"stream {stream}"
+    return names
+
 
 _LEAVES_OUT = 0.2
 """Of intervals that are too many, at once."""
@@ -137,3 +156,16 @@ def _joined(intervals: list[Interval], gap_s: float) -> list[Interval]:
         else:
             found.append(one)
     return found
+
+
+def thinned(curve: MemoryCurve, most: int) -> Ints:
+    """Return the positions of at most `most` moments of a curve: of each stretch its highest and its lowest."""
+    if len(curve.at_s) <= most:
+        return np.arange(len(curve.at_s))
+    values = curve.allocated_bytes
+    stops = np.linspace(0, len(values), most // 2 + 1).astype(np.int64)
+    kept = [
+        (start + int(values[start:stop].argmax()), start + int(values[start:stop].argmin()))
+        for start, stop in pairwise(stops.tolist())
+    ]
+    return np.unique(kept)

@@ -9,20 +9,20 @@ from typing import Any, NamedTuple
 from meshwright.extras import import_extra
 from meshwright.pages.figures.colours import COMPUTE, EXPOSED, HOST, MEMORY, PHASES, ROLES
 from meshwright.pages.figures.timeline_figures import INK, style, time_scale
-from meshwright.pages.figures.waterfall_figure import Bars, waterfall_figure
-from meshwright.pages.html.page import PURPOSE
-from meshwright.pages.tables.waterfall import terms_of
+from meshwright.pages.figures.waterfall_figure import StepBars, waterfall_figure
+from meshwright.pages.html.html_page import PURPOSE
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.layout_plan import Candidate, Plan
 from meshwright.spec.step.estimate import MEMORY_CLASSES
+from meshwright.spec.step.step_decomposition import COMPONENT_NAMES
 from meshwright.units import GiB, format_bytes, format_duration
 
-_NAMED = ("pick", "fastest", "yours", "FSDP alone")
+_NAMED = ("pick", "fastest", "given", "FSDP alone")
 _NUMBERED = "best of another parallel layout"
 _LOOKS = {
     "pick": ("star", 17, PHASES["optimizer"]),
     "fastest": ("star-open", 14, PHASES["optimizer"]),
-    "yours": ("diamond", 12, ROLES["temporary"]),
+    "given": ("diamond", 12, ROLES["temporary"]),
     "FSDP alone": ("square", 11, EXPOSED),
     "leaves more memory": ("circle", 9, COMPUTE["matmul"]),
     _NUMBERED: ("circle-open", 10, ROLES["activation"]),
@@ -47,11 +47,11 @@ def shown_layouts(plan: Plan) -> list[Shown]:
     """Return the layouts that a plan compares, each once, the pick first."""
     listed = [Shown("pick", "", plan.pick)]
     listed += [Shown("fastest", "", plan.fastest)]
-    listed += [Shown("yours", "", plan.given)] if plan.given is not None else []
-    listed += [Shown("FSDP alone", "", plan.plain)] if plan.plain is not None else []
-    listed += [Shown("leaves more memory", "", one) for one in plan.pareto]
+    listed += [Shown("given", "", plan.given)] if plan.given is not None else []
+    listed += [Shown("FSDP alone", "", plan.fsdp_alone)] if plan.fsdp_alone is not None else []
+    listed += [Shown("leaves more memory", "", one) for one in plan.pareto_front]
     listed += [Shown(_NUMBERED, f"{place}", one) for place, one in enumerate(plan.runners_up, start=2)]
-    listed += [Shown("best with another key", one.change, one.other) for one in plan.contrasts]
+    listed += [Shown("best with another key", one.change, one.other) for one in plan.alternatives]
     first: dict[str, Shown] = {}
     for one in listed:
         first.setdefault(layout_text(one.candidate.layout), one)
@@ -66,10 +66,10 @@ def pareto_figure(plan: Plan) -> Any:
     shown = shown_layouts(plan)
     axes = _axes(plan, *time_scale(max(one.candidate.estimate.step.total_s for one in shown)))
     figure = import_extra("plotly.graph_objects", PURPOSE).Figure()
-    fastest_first = sorted(plan.pareto, key=lambda one: one.estimate.step.total_s)
-    most = accumulate((one.headroom_bytes for one in fastest_first), max)
+    fastest_first = sorted(plan.pareto_front, key=lambda one: one.estimate.step.total_s)
+    most = accumulate((one.free_bytes for one in fastest_first), max)
     # Without the pick where it is simpler, but neither faster nor smaller.
-    front = [one for one, bytes_ in zip(fastest_first, most, strict=True) if one.headroom_bytes == bytes_]
+    front = [one for one, bytes_ in zip(fastest_first, most, strict=True) if one.free_bytes == bytes_]
     x, y = zip(*(axes.place(one) for one in front), strict=True)
     line = {"color": COMPUTE["matmul"], "width": 1.5, "shape": "vh"}
     figure.add_scatter(x=x, y=y, mode="lines", line=line, showlegend=False, hoverinfo="skip")
@@ -116,8 +116,7 @@ def memory_ranks_figure(plan: Plan) -> Any:
 
 def step_figure(plan: Plan) -> Any:
     """Return the terms of the pick's step one after another."""
-    estimate = plan.pick.estimate
-    return waterfall_figure({"predicted": Bars(estimate.step.to_dict())}, terms_of(estimate))
+    return waterfall_figure({"predicted": StepBars(plan.pick.estimate.step.to_dict())}, COMPONENT_NAMES)
 
 
 class _Axes(NamedTuple):
@@ -133,7 +132,7 @@ class _Axes(NamedTuple):
 
     def place(self, one: Candidate) -> tuple[float, float]:
         """Return where a layout is, beyond the ends or not."""
-        return one.headroom_bytes / GiB, one.estimate.step.total_s * self.scale
+        return one.free_bytes / GiB, one.estimate.step.total_s * self.scale
 
     def inside(self, x: float, y: float) -> tuple[float, float]:
         """Return the place between the ends that is nearest."""
@@ -142,13 +141,13 @@ class _Axes(NamedTuple):
 
 def _axes(plan: Plan, scale: float, unit: str) -> _Axes:
     """Return axes that hold the pick, the frontier and the best of each split."""
-    held = [plan.pick, *plan.pareto, *plan.runners_up]
-    memory = [0.0, *(one.headroom_bytes / GiB for one in held)]
+    held = [plan.pick, *plan.pareto_front, *plan.runners_up]
+    memory = [0.0, *(one.free_bytes / GiB for one in held)]
     steps_s = [one.estimate.step.total_s for one in held]
     # What was given and what is plain is in, unless that would squeeze the rest.
-    for one in (plan.given, plan.plain):
+    for one in (plan.given, plan.fsdp_alone):
         if one is not None:
-            memory += [one.headroom_bytes / GiB] if -one.headroom_bytes < plan.usable_memory_bytes / 4 else []
+            memory += [one.free_bytes / GiB] if -one.free_bytes < plan.usable_memory_bytes / 4 else []
             steps_s += [one.estimate.step.total_s] if one.estimate.step.total_s < 1.5 * max(steps_s) else []
     return _Axes(scale, unit, _widened(memory), _widened([step_s * scale for step_s in steps_s]))
 
@@ -195,7 +194,7 @@ def _side(role: str, x: float, ends: Sequence[float]) -> str:
 
 
 def _figures(one: Shown, plan: Plan) -> str:
-    step_s, free = one.candidate.estimate.step.total_s, one.candidate.headroom_bytes
+    step_s, free = one.candidate.estimate.step.total_s, one.candidate.free_bytes
     change = step_s / plan.pick.estimate.step.total_s - 1
     memory = f"{format_bytes(abs(free))} {'free' if free >= 0 else 'missing'}"
     return f"{format_duration(step_s)}, {100 * change:+.1f} %, {memory}"

@@ -10,7 +10,7 @@ import numpy as np
 from meshwright.extras import import_extra
 from meshwright.pages.figures.colours import COMPUTE, EXPECTED, EXPOSED, PHASES
 from meshwright.pages.figures.timeline_figures import INK, time_scale
-from meshwright.pages.html.page import PURPOSE
+from meshwright.pages.html.html_page import PURPOSE
 from meshwright.spec.run.run_report import RunMetrics
 from meshwright.spec.step.step_decomposition import COMPONENT_NAMES, StepDecomposition
 from meshwright.units import GiB, format_duration

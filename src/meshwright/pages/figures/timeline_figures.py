@@ -9,9 +9,8 @@ import numpy as np
 
 from meshwright.extras import import_extra
 from meshwright.pages.figures.colours import ACTIONS, AXES, COMPUTE, HOST, PHASES, REST, ROLES, WAIT
-from meshwright.pages.figures.curves import thinned
-from meshwright.pages.figures.intervals import Interval, action_intervals, stream_intervals
-from meshwright.pages.html.page import PURPOSE
+from meshwright.pages.figures.intervals import Interval, action_intervals, stream_intervals, thinned
+from meshwright.pages.html.html_page import PURPOSE
 from meshwright.spec.layout.schedule.action import parse_action
 from meshwright.spec.trace.marks import NO_AXIS
 from meshwright.spec.trace.timeline import MemoryCurve, TensorRole, Timeline

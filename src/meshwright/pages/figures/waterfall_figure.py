@@ -8,30 +8,30 @@ from typing import Any, NamedTuple
 from meshwright.extras import import_extra
 from meshwright.pages.figures.colours import COMPUTE, EXPOSED, HOST, PHASES, REST
 from meshwright.pages.figures.timeline_figures import style, time_scale
-from meshwright.pages.html.page import PURPOSE
+from meshwright.pages.html.html_page import PURPOSE
 from meshwright.units import format_duration
 
 LEAST_SHARE = 0.0005
 """Of the step: what takes less is not drawn."""
 _COLOURS = {
     "compute_s": COMPUTE["matmul"],
-    "recompute_s": PHASES["recompute"],
-    "repeat_s": PHASES["recompute"],
-    "bubble_s": HOST,
+    "recomputation_s": PHASES["recompute"],
+    "repeated_backward_s": PHASES["recompute"],
+    "pipeline_bubble_s": HOST,
     "optimizer_s": PHASES["optimizer"],
-    "data_s": REST,
-    "host_s": REST,
-    "floor_s": COMPUTE["matmul"],
-    "matmul_s": COMPUTE["other"],
-    "tile_s": COMPUTE["other"],
-    "attention_s": COMPUTE["attention"],
-    "memory_s": COMPUTE["other"],
-    "jitter_s": HOST,
+    "data_loading_s": REST,
+    "cpu_bound_s": REST,
+    "model_flops_at_peak_s": COMPUTE["matmul"],
+    "gemm_inefficiency_s": COMPUTE["other"],
+    "tile_and_wave_quantization_s": COMPUTE["other"],
+    "attention_inefficiency_s": COMPUTE["attention"],
+    "memory_bound_ops_s": COMPUTE["other"],
+    "stragglers_s": HOST,
 }
 """By part of a step; all communication is one colour."""
 
 
-class Bars(NamedTuple):
+class StepBars(NamedTuple):
     """A step that is drawn."""
 
     by_part_s: Mapping[str, float]
@@ -40,7 +40,7 @@ class Bars(NamedTuple):
     """Of all bars; None for that of each part."""
 
 
-def waterfall_figure(steps: Mapping[str, Bars], words: Mapping[str, str]) -> Any:
+def waterfall_figure(steps: Mapping[str, StepBars], words: Mapping[str, str]) -> Any:
     """Return the parts of each step, by who says so; `words` name the parts. Of several bars the last is on top."""
     ends_s = [sum(bars.by_part_s.values()) for bars in steps.values()]
     least_s, (scale, unit) = LEAST_SHARE * ends_s[-1], time_scale(ends_s[-1])

@@ -8,9 +8,11 @@ from pathlib import Path
 
 from meshwright.pages.figures.dry_run_figures import exposed_figure, outcome_figure
 from meshwright.pages.figures.timeline_figures import memory_figure, pipeline_figure, streams_figure
-from meshwright.pages.html.page import cards, paragraph, plot, section, table, write_page
+from meshwright.pages.html.html_page import cards, paragraph, plot, section, table, write_page
 from meshwright.pages.tables.dry_run_memory import saving_cells, short_op
 from meshwright.pages.tables.dry_run_table import (
+    PADDING,
+    RANK_TIMES,
     UNLESS,
     job_words,
     misfit_words,
@@ -22,8 +24,9 @@ from meshwright.pages.tables.dry_run_table import (
     times,
     warnings_of,
 )
+from meshwright.pages.tables.page_table import labels_of, percent
 from meshwright.pages.tables.stragglers_table import HEADERS, shown_stragglers, stragglers_words, straggling_cells
-from meshwright.pages.tables.waterfall import MFU_MEANS, percent
+from meshwright.pages.tables.waterfall import MFU_MEANS
 from meshwright.spec.step.dry_run_report import CollectiveUse, DryRun, LiveTensors, Outcome, Padding, RankMemory
 from meshwright.spec.trace.timeline import Timeline
 from meshwright.units import format_bytes, format_count, format_duration
@@ -105,7 +108,7 @@ def _memory(run: DryRun, outcome: Outcome, timeline: Timeline) -> Iterator[str]:
     fullest = outcome.fullest
     if fullest is None:
         return
-    headers = ("rank", "pp#", "allocated#", "reserved#", "peak in", "module", "operation")
+    headers = ("rank", *labels_of("pipeline_rank", "allocated_bytes", "reserved_bytes"), "phase", "scope", "op")
     rows = [
         (rank_words(rank), f"{rank.pipeline_rank}", format_bytes(rank.allocated_bytes), *_peak_cells(rank))
         for rank in outcome.memory
@@ -115,15 +118,15 @@ def _memory(run: DryRun, outcome: Outcome, timeline: Timeline) -> Iterator[str]:
     curves = plot(memory_figure(timeline, run.usable_memory_bytes))
     yield section("Memory", note, curves + table(headers, rows))
     held = [
-        (live.role.replace("_", " "), format_bytes(live.num_bytes), f"{live.count:,}", live.op, _where(live))
+        (live.role.replace("_", " "), format_bytes(live.num_bytes), f"{live.num_tensors:,}", live.op, _where(live))
         for live in fullest.largest
     ]
     title = f"Rank {fullest.rank} at its peak"
     note = "What takes most of the fullest rank's memory, by the operation and the module that made it."
-    yield section(title, note, table(("class", "bytes#", "tensors#", "made by", "in"), held))
+    yield section(title, note, table(("role", *labels_of("num_bytes", "num_tensors"), "op", "scope"), held))
     if outcome.savings:
         note = "Tensors that are cheapest to recompute in backward or to offload to the host, each line alone."
-        columns = ("bytes#", "tensors#", "recompute#", "or offload#", "made by", "in")
+        columns = (*labels_of("num_bytes", "num_tensors", "recompute_s", "offload_s"), "op", "scope")
         yield section("Recompute and offload candidates", note, table(columns, [*map(saving_cells, outcome.savings)]))
 
 
@@ -141,7 +144,7 @@ def _communication(outcome: Outcome) -> Iterator[str]:
         listed = "".join(f"<li>{escape(text)}</li>" for text in outcome.suggestions)
         yield section("Exposed communication", note, plot(exposed_figure(outcome)) + (listed and f"<ul>{listed}</ul>"))
     if outcome.collectives:
-        headers = ("collective", "axis", "ranks#", "times#", "bytes#", "takes#", "exposed#")
+        headers = ("op", "axis", *labels_of("num_ranks", "count", "num_bytes", "total_s", "exposed_s"))
         rows = [_collective_cells(one) for one in outcome.collectives]
         yield section("Collectives", "What a rank takes part in, the mean over those that do.", table(headers, rows))
 
@@ -156,7 +159,7 @@ def _ranks(outcome: Outcome) -> str:
         (f"{one.rank}", f"{one.pipeline_rank}", *(percent(value / outcome.step_s) for value in rank_seconds(one.parts)))
         for one in outcome.ranks
     ]
-    headers = ("rank#", "pp#", "computes#", "exposed#", "bubble#", "optimizer#", "host#")
+    headers = labels_of("rank", "pipeline_rank", *RANK_TIMES)
     return section("What each rank does", "Shares of the step.", table(headers, rows))
 
 
@@ -185,5 +188,4 @@ def _padding(padding: Padding | None) -> Iterator[str]:
         f"{padding.wire_factor:.3g} times what there is. {format_bytes(padding.wasted_state_bytes)} of each rank's "
         "state is padding."
     )
-    headers = ("parameter", "rows#", "shards#", "gathers#", "for nothing#")
-    yield section("Padding", note, table(headers, rows))
+    yield section("Padding", note, table(("parameter", *labels_of(*PADDING)), rows))

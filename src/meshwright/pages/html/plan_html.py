@@ -10,11 +10,12 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from meshwright.pages.figures.plan_figures import memory_ranks_figure, pareto_figure, step_figure
-from meshwright.pages.html.page import cards, paragraph, plot, rich_table, section, write_page
+from meshwright.pages.html.html_page import cards, paragraph, plot, rich_table, section, write_page
 from meshwright.pages.tables.memory_table import memory_table
+from meshwright.pages.tables.page_table import percent
 from meshwright.pages.tables.plan_table import interval, pick_notes, plan_tables, request_words, what_buys_most
 from meshwright.pages.tables.simulated_table import simulated_page
-from meshwright.pages.tables.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK, percent
+from meshwright.pages.tables.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.layout_plan import Plan
 from meshwright.units import format_bytes, format_count, format_duration

@@ -7,8 +7,9 @@ from html import escape
 from pathlib import Path
 
 from meshwright.pages.figures.run_figures import curve_figure, parts_figure
-from meshwright.pages.html.page import cards, plot, section, table, write_page
-from meshwright.pages.tables.waterfall import MFU_MEANS, percent
+from meshwright.pages.html.html_page import cards, plot, section, table, write_page
+from meshwright.pages.tables.page_table import percent
+from meshwright.pages.tables.waterfall import MFU_MEANS
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.run import Manifest
 from meshwright.spec.run.run_report import RunReport

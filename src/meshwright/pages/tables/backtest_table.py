@@ -9,11 +9,14 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from meshwright.pages.tables.waterfall import percent, plain_table
+from meshwright.pages.tables.page_table import PageTable, labels_of, percent, signed_percent
 from meshwright.spec.run.backtest_scores import Backtest, MemoryScore, PickingScore, Prediction, Score
 
-_HEADERS = ("n", "median", "mean", "bias", "<= 5 %", "<= 10 %", "<= 20 %", "in 80 %\ninterval", "null\nmedian", "mean")
-_NULL_MEANS = "null: one model FLOP rate for each device and precision, which is what a guess would be"
+_SHARES = ("within_5", "within_10", "within_20", "coverage")
+_MEANS = (
+    "within 5: share of runs with an error of at most 5 %; coverage: share within the 80 % interval; null: one model "
+    "FLOP rate for each device and precision, which is what a guess would be"
+)
 
 
 def backtest_page(backtest: Backtest) -> Iterator[RenderableType]:
@@ -28,7 +31,7 @@ def backtest_page(backtest: Backtest) -> Iterator[RenderableType]:
     else:
         yield ""
         yield _score_table([*backtest.sources, backtest.overall])
-        yield f"[dim]Step time, predicted over measured; sources count equally. {_NULL_MEANS}.[/]"
+        yield f"[dim]Step time, predicted over measured; sources count equally. {_MEANS}.[/]"
     if backtest.memory:
         yield ""
         yield _memory_table(backtest.memory)
@@ -43,10 +46,7 @@ def reasons_page(predictions: Sequence[Prediction]) -> Iterator[RenderableType]:
     reasons = Counter((one.source, one.unsupported_reason) for one in predictions if one.unsupported_reason)
     if not reasons:
         return
-    table = plain_table()
-    table.add_column("rows", justify="right")
-    table.add_column("source")
-    table.add_column("cannot be modelled or compared because")
+    table = PageTable("rows#", "source", "cannot be modelled or compared because")
     for (source, reason), count in reasons.most_common():
         table.add_row(str(count), escape(source), escape(reason))
     yield ""
@@ -54,10 +54,7 @@ def reasons_page(predictions: Sequence[Prediction]) -> Iterator[RenderableType]:
 
 
 def _score_table(scores: Sequence[Score]) -> Table:
-    table = plain_table()
-    table.add_column("source", vertical="bottom")
-    for header in _HEADERS:
-        table.add_column(header, justify="right", no_wrap=True, vertical="bottom")
+    table = PageTable("source", *labels_of("num_runs", "median", "mean", "bias", *_SHARES, "null_median", "null_mean"))
     for score in scores:
         is_last = score is scores[-1]
         table.add_row(*_cells(score), style="bold" if is_last else None)
@@ -73,19 +70,16 @@ def _cells(score: Score) -> tuple[str, ...]:
         str(score.num_runs),
         share(score.median, 1),
         share(score.mean, 1),
-        f"{100 * score.bias:+.1f} %",
-        *(share(value) for value in (score.within_5, score.within_10, score.within_20, score.coverage)),
+        signed_percent(score.bias),
+        *(share(getattr(score, name)) for name in _SHARES),
         *(share(value, 1) for value in (score.null_median, score.null_mean)),
     )
 
 
 def _memory_table(scores: Sequence[MemoryScore]) -> Table:
-    table = plain_table()
-    table.add_column("peak memory")
-    for header in ("n", "median", "mean", "bias"):
-        table.add_column(header, justify="right")
+    table = PageTable("peak memory", *labels_of("num_runs", "median", "mean", "bias"))
     for score in scores:
-        errors = percent(score.median), percent(score.mean), f"{100 * score.bias:+.1f} %"
+        errors = percent(score.median), percent(score.mean), signed_percent(score.bias)
         table.add_row(escape(score.kind), str(score.num_runs), *errors)
     return table
 

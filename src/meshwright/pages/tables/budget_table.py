@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from meshwright.pages.tables.waterfall import percent, table_of
+from meshwright.pages.tables.page_table import PageTable, percent
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.budget import Budget
 from meshwright.units import format_duration
@@ -37,7 +37,7 @@ def frontier_page(points: Sequence[Budget]) -> Iterator[RenderableType]:
     """Yield sizes of clusters with days and cost, and then their layouts; what another point beats in both is dim."""
     yield _frontier_table(points)
     yield ""
-    layouts = table_of("cluster", "devices#", "best layout there")
+    layouts = PageTable("cluster", "devices#", "best layout there")
     for point in points:
         layouts.add_row(point.cluster, f"{point.num_devices}", escape(layout_text(point.layout).replace(",", ", ")))
     yield layouts
@@ -46,7 +46,7 @@ def frontier_page(points: Sequence[Budget]) -> Iterator[RenderableType]:
 def _frontier_table(points: Sequence[Budget]) -> Table:
     has_cost = any(point.cost is not None for point in points)
     costs = ("cost#",) if has_cost else ()
-    table = table_of("cluster", "devices#", "days#", "device hours#", *costs, "goodput#", "step#")
+    table = PageTable("cluster", "devices#", "days#", "device hours#", *costs, "goodput#", "step#")
     for point in points:
         table.add_row(
             point.cluster,

@@ -8,7 +8,8 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from meshwright.pages.tables.waterfall import percent, plain_table
+from meshwright.pages.tables.page_table import PageTable, percent
+from meshwright.spec.label import label_of
 from meshwright.spec.step.comparison import Comparison, Operation, RankComparison, Side
 from meshwright.spec.step.step_decomposition import COMPONENT_NAMES, COMPONENTS, StepDecomposition
 from meshwright.units import format_duration
@@ -52,10 +53,8 @@ def parts_table(columns: dict[str, StepDecomposition]) -> Table:
     compares = len(parts) > 1
     difference_s = parts[-1].total_s - parts[0].total_s
     least_s = _LEAST_SHARE * max(one.total_s for one in parts)
-    table = plain_table()
-    table.add_column("where the step goes")
-    for header in (*columns, *(("difference", "of all difference") if compares else ())):
-        table.add_column(header, justify="right")
+    differences = ("difference#", "of all difference#") if compares else ()
+    table = PageTable("where the step goes", *(f"{name}#" for name in columns), *differences)
     for name in COMPONENTS:
         seconds = [getattr(one, name) for one in parts]
         if max(seconds) >= least_s:
@@ -71,7 +70,9 @@ def parts_table(columns: dict[str, StepDecomposition]) -> Table:
 
 def signed(difference_s: float) -> str:
     """Return a difference with its sign."""
-    return "0 s" if difference_s == 0 else f"{'+' if difference_s > 0 else '-'}{format_duration(abs(difference_s))}"
+    return (
+        "0 s" if abs(difference_s) < 1e-9 else f"{'+' if difference_s > 0 else '-'}{format_duration(abs(difference_s))}"
+    )
 
 
 def _noticeable(operations: Sequence[Operation], found: Comparison) -> list[Operation]:
@@ -80,11 +81,7 @@ def _noticeable(operations: Sequence[Operation], found: Comparison) -> list[Oper
 
 
 def _operations_table(title: str, operations: Sequence[Operation]) -> Table:
-    table = plain_table()
-    for header in (title, "in", "along"):
-        table.add_column(header)
-    for header in ("times A", "times B", "A", "B", "difference"):
-        table.add_column(header, justify="right")
+    table = PageTable(title, "scope", "axis", "count A#", "count B#", "A#", "B#", "difference#")
     for one in operations:
         name = f"waiting for {one.name}" if one.kind == "waiting" else one.name
         counts = ("", "") if one.kind == "waiting" else (f"{one.a.count:g}", f"{one.b.count:g}")
@@ -105,12 +102,8 @@ def _are_unequal(ranks: Sequence[RankComparison]) -> bool:
 
 
 def _ranks_table(ranks: Sequence[RankComparison]) -> Table:
-    table = plain_table()
-    table.add_column("rank", justify="right")
-    names = {"compute_s": "compute", "exposed_s": "communication", "bubble_s": "bubble", "host_s": "host"}
-    for label in names.values():
-        table.add_column(f"{label} A", justify="right")
-        table.add_column("B", justify="right")
+    names = ("compute_s", "exposed_s", "pipeline_bubble_s", "cpu_bound_s")
+    table = PageTable("rank#", *(f"{label_of(name)} {side}#" for name in names for side in "AB"))
     for one in ranks:
         cells = (format_duration(getattr(side, name)) for name in names for side in (one.a, one.b))
         table.add_row(str(one.rank), *cells)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from rich.console import RenderableType
 from rich.markup import escape
-from rich.table import Table
 
+from meshwright.pages.tables.page_table import PageTable
 from meshwright.spec.run.diagnosis import Diagnosis
 from meshwright.units import format_duration
 
@@ -27,8 +27,8 @@ def diagnosis_page(name: str, diagnosis: Diagnosis) -> Iterator[RenderableType]:
     yield f"What to do: {escape(diagnosis.advice)}"
 
 
-def _table(diagnosis: Diagnosis) -> Table:
-    table = Table("rank", "process", "silent", "step", "phase", "is in", "waits for", box=None, pad_edge=False)
+def _table(diagnosis: Diagnosis) -> PageTable:
+    table = PageTable("rank#", "process", "silent#", "step#", "phase", "doing", "waits for")
     first = sorted(diagnosis.ranks, key=lambda one: (one.rank not in diagnosis.culprits, -one.silent_s))[:_MOST_RANKS]
     for one in sorted(first, key=lambda one: one.rank):
         row = (

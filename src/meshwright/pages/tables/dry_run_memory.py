@@ -11,7 +11,7 @@ from typing import TypeVar
 from rich.markup import escape
 from rich.table import Table
 
-from meshwright.pages.tables.waterfall import table_of
+from meshwright.pages.tables.page_table import PageTable, labels_of
 from meshwright.spec.step.dry_run_report import DryRun, Outcome, RankMemory
 from meshwright.spec.step.liveness import SavedTensors
 from meshwright.units import format_bytes, format_duration
@@ -26,7 +26,7 @@ _CANDIDATES = "recompute and offload candidates at the peak"
 
 def rank_memory_table(run: DryRun, outcome: Outcome) -> Table:
     """Return the fullest moment of each rank."""
-    table = table_of("memory", "ranks#", "allocated#", "reserved#", "free#", "peak in")
+    table = PageTable("memory", "ranks#", "allocated#", "reserved#", "free#", "peak in")
     rows = []
     for rank in outcome.memory:
         left = run.usable_memory_bytes - rank.reserved_bytes
@@ -54,9 +54,9 @@ def alike_once(rows: Sequence[AlikeRow]) -> list[AlikeRow]:
 def largest_table(outcome: Outcome) -> Table:
     """Return what the fullest rank holds at its peak."""
     fullest = outcome.fullest
-    table = table_of("" if fullest is None else f"rank {fullest.rank} at its peak", "bytes#", "tensors#", "made by")
+    table = PageTable("" if fullest is None else f"rank {fullest.rank} at its peak", "bytes#", "tensors#", "made by")
     for live in () if fullest is None else fullest.largest:
-        cells = (format_bytes(live.num_bytes), f"{live.count:,}", _maker(live.op, live.scope, live.line))
+        cells = (format_bytes(live.num_bytes), f"{live.num_tensors:,}", _maker(live.op, live.scope, live.line))
         table.add_row(live.role.replace("_", " "), *cells)
     return table
 
@@ -66,15 +66,15 @@ def most_held(rank: RankMemory) -> str:
     if not rank.largest:
         return ""
     most = rank.largest[0]
-    number = f"{most.count:,} tensors" if most.count > 1 else "one tensor"
+    number = f"{most.num_tensors:,} tensors" if most.num_tensors > 1 else "one tensor"
     made = _maker(most.op, most.scope, most.line)
     return f"most is {most.role.replace('_', ' ')}, {format_bytes(most.num_bytes)} in {number} ({made})"
 
 
 def savings_table(outcome: Outcome) -> Table:
     """Return the tensors of the fullest rank that cost least to recompute or offload."""
-    table = table_of("saves#", "tensors#", "recompute#", "or offload#", "made by")
-    table.title, table.title_justify, table.title_style = _CANDIDATES, "left", "bold"
+    table = PageTable(*labels_of("num_bytes", "num_tensors", "recompute_s", "offload_s"), "made by")
+    table.title = _CANDIDATES
     for saved in outcome.savings:
         *figures, op, scope = saving_cells(saved)
         table.add_row(*figures, _maker(op, scope))
@@ -83,8 +83,8 @@ def savings_table(outcome: Outcome) -> Table:
 
 def saving_cells(saved: SavedTensors) -> tuple[str, ...]:
     """Return bytes, number, seconds of recomputation and of offloading, the operator and its place."""
-    again, moved = ("-" if seconds is None else format_duration(seconds) for seconds in (saved.again_s, saved.moved_s))
-    return format_bytes(saved.num_bytes), f"{saved.count:,}", again, moved, saved.op, saved.scope
+    costs = ("-" if seconds is None else format_duration(seconds) for seconds in (saved.recompute_s, saved.offload_s))
+    return format_bytes(saved.num_bytes), f"{saved.num_tensors:,}", *costs, saved.op, saved.scope
 
 
 def _maker(op: str, scope: str, line: str = "") -> str:

@@ -18,8 +18,10 @@ from meshwright.pages.tables.dry_run_memory import (
     short_op,
     shown_ranks,
 )
-from meshwright.pages.tables.stragglers_table import formula_words, stragglers_parts
-from meshwright.pages.tables.waterfall import MFU_MEANS, percent, table_of
+from meshwright.pages.tables.page_table import PageTable, labels_of, percent, signed_percent
+from meshwright.pages.tables.stragglers_table import expected_words, stragglers_parts
+from meshwright.pages.tables.waterfall import MFU_MEANS
+from meshwright.spec.label import label_of
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.step.dry_run_report import DryRun, ExposedAt, Outcome, Padding, RankMemory
 from meshwright.spec.step.step_decomposition import COMPONENT_NAMES, COMPONENTS, StepDecomposition
@@ -39,8 +41,9 @@ _ADVICE = {
 """What makes a program hold less, by TensorRole."""
 _LEAST_SHARE = 0.0005
 """Of the step: what takes less is not worth a line."""
-
-
+RANK_TIMES = ("compute_s", "exposed_s", "pipeline_bubble_s", "optimizer_s", "cpu_bound_s")
+"""What a rank's time is shared by: recomputation is computing, data loading is the host's."""
+PADDING = ("rows", "num_shards", "wire_factor", "wasted_bytes")
 UNLESS = ", if what is guessed below is so"
 """Added to a verdict that may follow from a guess."""
 
@@ -148,7 +151,7 @@ def _misfit(run: DryRun, outcome: Outcome) -> Iterator[RenderableType]:
     if not outcome.fixes:
         yield "no change of one key of \\[layout] would free as much: take more devices, or devices with more memory"
         return
-    table = table_of("changes that make it fit", "step, by formula#", "#")
+    table = PageTable("changes that make it fit", "step, by formula#", "#")
     for fix in outcome.fixes:
         table.add_row(f"layout.{fix.change}", format_duration(fix.step_s), signed_change(fix.step_s, outcome))
     yield table
@@ -183,7 +186,7 @@ def _advice(rank: RankMemory) -> str:
 
 def signed_change(step_s: float, outcome: Outcome) -> str:
     """Return by how much a step that a formula says is longer than what it says of this one."""
-    return "" if outcome.expected is None else f"{100 * (step_s / outcome.expected.step.total_s - 1):+.1f} %"
+    return "" if outcome.expected is None else signed_percent(step_s / outcome.expected.step.total_s - 1)
 
 
 def rank_words(rank: RankMemory) -> str:
@@ -194,8 +197,8 @@ def rank_words(rank: RankMemory) -> str:
 
 def _parts_table(outcome: Outcome) -> Table:
     """Return the step by component, next to the formulas' where they know the model."""
-    formula = (f"{formula_words(outcome)}#", "vs formula#") if outcome.expected_parts else ()
-    table = table_of("where the step goes", "traced#", "share#", *formula)
+    expected = (f"{expected_words(outcome)}#", "vs expected#") if outcome.expected_parts else ()
+    table = PageTable("where the step goes", "simulated#", "share#", *expected)
     for name in COMPONENTS:
         seconds = getattr(outcome.parts, name)
         expected_s = None if outcome.expected_parts is None else getattr(outcome.expected_parts, name)
@@ -207,13 +210,13 @@ def _parts_table(outcome: Outcome) -> Table:
             for kind, kind_s in outcome.compute.items():
                 cells: tuple[str, ...] = (f"  {kind}", format_duration(kind_s), percent(kind_s / outcome.step_s))
                 table.add_row(*cells, style="dim")
-        jitter_s = 0.0 if outcome.expected is None else outcome.expected.step.jitter_s
-        if name == "other_s" and jitter_s >= _LEAST_SHARE * outcome.step_s:
+        jitter_s = 0.0 if outcome.expected is None else outcome.expected.step.stragglers_s
+        if name == "other_communication_s" and jitter_s >= _LEAST_SHARE * outcome.step_s:
             # Ranks of a traced step are equal, unless one is made slow.
-            table.add_row(f"  {COMPONENT_NAMES['jitter_s']}", "", "", format_duration(jitter_s), "", style="dim")
-        if name == "host_s" and outcome.fixed_host_s:
-            fixed_s = outcome.fixed_host_s
-            table.add_row("  once a step", format_duration(fixed_s), percent(fixed_s / outcome.step_s), style="dim")
+            table.add_row(f"  {COMPONENT_NAMES['stragglers_s']}", "", "", format_duration(jitter_s), "", style="dim")
+        if name == "cpu_bound_s" and outcome.fixed_cpu_bound_s:
+            fixed_s, name = outcome.fixed_cpu_bound_s, label_of("fixed_cpu_bound_s")
+            table.add_row(f"  {name}", format_duration(fixed_s), percent(fixed_s / outcome.step_s), style="dim")
     total_s = None if outcome.expected_parts is None else outcome.expected_parts.total_s
     cells = ("step", format_duration(outcome.step_s), "100 %", *_compared(outcome.step_s, total_s))
     table.add_row(*(f"[bold]{cell}" for cell in cells))
@@ -223,7 +226,7 @@ def _parts_table(outcome: Outcome) -> Table:
 def _compared(took_s: float, expected_s: float | None) -> tuple[str, ...]:
     if expected_s is None:
         return ()
-    return format_duration(expected_s), f"{100 * (took_s / expected_s - 1):+.1f} %" if expected_s else "-"
+    return format_duration(expected_s), signed_percent(took_s / expected_s - 1) if expected_s else "-"
 
 
 def _speed(run: DryRun, outcome: Outcome) -> Iterator[str]:
@@ -235,7 +238,7 @@ def _speed(run: DryRun, outcome: Outcome) -> Iterator[str]:
 
 
 def _exposed_table(outcome: Outcome) -> Table:
-    table = table_of("exposed#", "share#", "hidden#", "times#", "collective")
+    table = PageTable("exposed#", "share#", "hidden#", "count#", "collective")
     for one in most_exposed(outcome):
         table.add_row(
             format_duration(one.exposed_s),
@@ -259,7 +262,7 @@ def most_exposed(outcome: Outcome) -> list[ExposedAt]:
 
 
 def _collective_table(outcome: Outcome) -> Table:
-    table = table_of("collective", "ranks#", "times#", "bytes#", "takes#", "exposed#")
+    table = PageTable("collective", *labels_of("num_ranks", "count", "num_bytes", "total_s", "exposed_s"))
     for one in outcome.collectives:
         table.add_row(
             f"{one.axis} {short_op(one.op)}".strip(),
@@ -274,9 +277,8 @@ def _collective_table(outcome: Outcome) -> Table:
 
 def _rank_table(outcome: Outcome) -> Table:
     has_stages = any(rank.pipeline_rank for rank in outcome.ranks)
-    table = table_of(
-        "rank#", "ranks#", *(["pp#"] if has_stages else []), "computes#", "exposed#", "bubble#", "optimizer#", "host#"
-    )
+    stage_rank = ("pipeline_rank",) if has_stages else ()
+    table = PageTable(*labels_of("rank", "num_ranks", *stage_rank, *RANK_TIMES))
     rows = []
     for rank in outcome.ranks:
         stage = [f"{rank.pipeline_rank}"] if has_stages else []
@@ -289,20 +291,18 @@ def _rank_table(outcome: Outcome) -> Table:
 
 def rank_seconds(parts: StepDecomposition) -> tuple[float, ...]:
     """Return what a rank computes, what communication it waits for, its bubble, optimizer and host, seconds."""
-    host_s = parts.host_s + parts.data_s
-    return parts.compute_s + parts.recompute_s, parts.exposed_s, parts.bubble_s, parts.optimizer_s, host_s
+    host_s = parts.cpu_bound_s + parts.data_loading_s
+    return parts.compute_s + parts.recomputation_s, parts.exposed_s, parts.pipeline_bubble_s, parts.optimizer_s, host_s
 
 
 def _padding_table(padding: Padding | None) -> Table:
     """Return which parameters are padded, and what that costs in all; empty where nothing is to be said."""
-    table = table_of("padded by FSDP2", "rows#", "shards#", "gathers#", "for nothing#")
+    table = PageTable("padded by FSDP2", *labels_of(*PADDING))
     if padding is None or not padding.parameters:
         return table
     for one in padding.parameters[:_MOST_ROWS]:
         cells = (f"{one.rows:,}", f"{padding.num_shards:,}", f"{one.wire_factor:.3g} x", format_bytes(one.wasted_bytes))
         table.add_row(escape(one.name), *cells)
-    state = f"{format_bytes(padding.wasted_state_bytes)} of each rank's state is padding"
     table.add_row("[bold]whole model", "", "", f"[bold]{padding.wire_factor:.3g} x", "", style=None)
-    table.caption = state
-    table.caption_justify = "left"
+    table.caption = f"{format_bytes(padding.wasted_state_bytes)} of each rank's state is padding"
     return table

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from meshwright.pages.tables.waterfall import percent, plain_table
+from meshwright.pages.tables.page_table import PageTable, percent
 from meshwright.spec.step.estimate import MEMORY_CLASSES, MemoryUse
 from meshwright.units import GiB
 
@@ -19,10 +19,8 @@ def memory_table(ranks: Sequence[MemoryUse], usable_bytes: int) -> Table:
     Their sum is what the allocator reserves, of `usable_bytes`: what context and communicators leave of the device.
     """
     shown = _shown(ranks)
-    table = plain_table()
-    table.add_column("memory by class, GiB")
-    for rank in shown:
-        table.add_column("every rank" if len(ranks) == 1 else f"pp rank {rank}", justify="right")
+    names = ("every rank" if len(ranks) == 1 else f"pp rank {rank}" for rank in shown)
+    table = PageTable("memory by class, GiB", *(f"{name}#" for name in names))
     for name, label in MEMORY_CLASSES.items():
         values = [getattr(ranks[rank], name) for rank in shown]
         if any(values) and name != "context_bytes":
@@ -30,7 +28,7 @@ def memory_table(ranks: Sequence[MemoryUse], usable_bytes: int) -> Table:
     table.add_row("[bold]reserved", *(f"[bold]{_gib(ranks[rank].reserved_bytes)}" for rank in shown))
     left = [usable_bytes - ranks[rank].reserved_bytes for rank in shown]
     table.add_row(
-        f"left of {_gib(usable_bytes)}", *(f"{_gib(value)} ({percent(value / usable_bytes, 0)})" for value in left)
+        f"free of {_gib(usable_bytes)}", *(f"{_gib(value)} ({percent(value / usable_bytes, 0)})" for value in left)
     )
     return table
 

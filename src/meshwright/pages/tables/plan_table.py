@@ -9,8 +9,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from meshwright.pages.tables.memory_table import memory_table
+from meshwright.pages.tables.page_table import PageTable, percent, signed_percent
 from meshwright.pages.tables.simulated_table import simulated_page
-from meshwright.pages.tables.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK, percent, table_of, waterfall
+from meshwright.pages.tables.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK, waterfall
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.layout_plan import Candidate, Contrast, Plan
@@ -60,7 +61,7 @@ def request_words(plan: Plan) -> Iterator[str]:
     workload = plan.workload
     yield (
         f"{counted(workload.global_batch_size, 'sequence')} x {workload.seq_len} tokens = "
-        f"{format_count(workload.global_batch_tokens)} tokens a step, {workload.precision}; software: {plan.stack}"
+        f"{format_count(workload.global_batch_tokens)} tokens a step, {workload.precision}; stack: {plan.stack}"
     )
     scored, fit = plan.layouts_scored, plan.layouts_that_fit
     yield f"{scored:,} layout{'s' * (scored != 1)} scored, {fit:,} fit{'s' * (fit == 1)}"
@@ -69,16 +70,16 @@ def request_words(plan: Plan) -> Iterator[str]:
 
 
 def _pick(plan: Plan) -> Iterator[RenderableType]:
-    table = table_of("", *_NUMBERS)
+    table = PageTable("", *_NUMBERS)
     table.columns[0].no_wrap = True
     table.add_row("[bold green]pick", *_numbers(plan.pick, plan))
     if plan.given is not None:
-        table.add_row("yours", *_numbers(plan.given, plan))
+        table.add_row("given", *_numbers(plan.given, plan))
     yield table
     yield f"[green]{_spaced(plan.pick.layout)}[/]"
     yield from pick_notes(plan)
     if plan.given is not None:
-        yield f"yours: {_spaced(plan.given.layout)}"
+        yield f"given: {_spaced(plan.given.layout)}"
 
 
 def pick_notes(plan: Plan) -> Iterator[str]:
@@ -91,27 +92,27 @@ def pick_notes(plan: Plan) -> Iterator[str]:
         )
     if plan.pick.unmeasured:
         yield f"[yellow]not backed by a measured run[/]: {escape(', '.join(plan.pick.unmeasured))}"
-    if plan.given is not None and 0 <= plan.given.headroom_bytes < plan.memory_margin * plan.usable_memory_bytes:
-        share = percent(plan.given.headroom_bytes / plan.usable_memory_bytes)
-        yield f"yours leaves {share} of the memory free, picks {percent(plan.memory_margin)} (planner.memory_margin)"
+    if plan.given is not None and 0 <= plan.given.free_bytes < plan.memory_margin * plan.usable_memory_bytes:
+        share = percent(plan.given.free_bytes / plan.usable_memory_bytes)
+        yield f"given leaves {share} of the memory free, picks {percent(plan.memory_margin)} (planner.memory_margin)"
 
 
 def _memory_needed(plan: Plan) -> str:
     """Return how much more or less memory the fastest layout needs than the pick."""
-    more_bytes = plan.pick.headroom_bytes - plan.fastest.headroom_bytes
+    more_bytes = plan.pick.free_bytes - plan.fastest.free_bytes
     return f"needs {format_bytes(abs(more_bytes))} {'more' if more_bytes >= 0 else 'less'}"
 
 
 def _pareto(plan: Plan) -> Table:
     """Return step against free memory: the Pareto front, the pick, and FSDP alone."""
-    table = table_of("step against memory", "step#", "vs pick#", "free#")
-    rows = [("", row) for row in plan.pareto]
-    if plan.plain is not None:
-        rows.append(("FSDP alone: ", plan.plain))
+    table = PageTable("Pareto front: step against memory", "step#", "vs pick#", "free#")
+    rows = [("", row) for row in plan.pareto_front]
+    if plan.fsdp_alone is not None:
+        rows.append(("FSDP alone: ", plan.fsdp_alone))
     for words, row in rows:
         table.add_row(f"{words}{_spaced(row.layout)}", *_step_and_free(row, plan))
-    if plan.plain is None:
-        table.add_row(f"FSDP alone: {escape(plan.plain_refusal)}", "-", "-", "-")
+    if plan.fsdp_alone is None:
+        table.add_row(f"FSDP alone: {escape(plan.fsdp_alone_refusal)}", "-", "-", "-")
     return table
 
 
@@ -127,7 +128,7 @@ def _step_and_free(row: Candidate, plan: Plan) -> tuple[str, str, str]:
 
 def _free(row: Candidate) -> str:
     """Return the free memory of the fullest rank, negative where it is missing."""
-    return f"{'-' if row.headroom_bytes < 0 else ''}{format_bytes(abs(row.headroom_bytes))}"
+    return f"{'-' if row.free_bytes < 0 else ''}{format_bytes(abs(row.free_bytes))}"
 
 
 _NUMBERS = ("step#", "80 % interval#", "tokens/s/device#", "MFU#", "HFU#", "free#")
@@ -156,7 +157,8 @@ def interval(estimate: Estimate) -> str:
 
 def _runners_up(plan: Plan) -> Table:
     """Return the best layouts of other splits over the ranks, next to the pick."""
-    table = table_of("", "best of each parallel layout", "step#", "vs pick#", "free#")
+    table = PageTable("", "layout", "step#", "vs pick#", "free#")
+    table.title = "runners-up: best of each parallel layout"
     table.columns[0].no_wrap = True
     for place, row in enumerate((plan.pick, *plan.runners_up)):
         name, style = ("pick", "green") if place == 0 else (str(place + 1), None)
@@ -165,21 +167,16 @@ def _runners_up(plan: Plan) -> Table:
 
 
 def _versus(row: Candidate, pick: Candidate) -> str:
-    return "" if row is pick else signed(row.estimate.step.total_s / pick.estimate.step.total_s - 1)
-
-
-def signed(change: float) -> str:
-    """Return a relative change in per cent with its sign."""
-    return f"{100 * change:+.1f} %"
+    return "" if row is pick else signed_percent(row.estimate.step.total_s / pick.estimate.step.total_s - 1)
 
 
 def _contrasts(plan: Plan) -> Table | None:
-    if not plan.contrasts:
+    if not plan.alternatives:
         return None
-    table = table_of("alternatives: best layout with", "vs pick#", "change by component, of the pick's step")
+    table = PageTable("alternatives: best layout with", "vs pick#", "change by component")
     # One layout may be the best with other values of several keys.
     grouped: dict[str, list[Contrast]] = {}
-    for contrast in plan.contrasts:
+    for contrast in plan.alternatives:
         grouped.setdefault(layout_text(contrast.other.layout), []).append(contrast)
     for same in list(grouped.values())[:_NUM_CONTRASTS]:
         # Two keys may name the axis that they both need.
@@ -191,18 +188,19 @@ def _contrasts(plan: Plan) -> Table | None:
 def _causes(contrast: Contrast, plan: Plan) -> str:
     """Return the terms that differ most."""
     total_s = plan.pick.estimate.step.total_s
-    worst = sorted(contrast.extra_s.items(), key=lambda item: -abs(item[1]))[:_NUM_CAUSES]
-    return ", ".join(f"{COMPONENT_NAMES[name]} {signed(seconds / total_s)}" for name, seconds in worst) or "nothing"
+    worst = sorted(contrast.change_by_component_s.items(), key=lambda item: -abs(item[1]))[:_NUM_CAUSES]
+    changes = (f"{COMPONENT_NAMES[name]} {signed_percent(seconds / total_s)}" for name, seconds in worst)
+    return ", ".join(changes) or "nothing"
 
 
 def _rejections(plan: Plan) -> Table | None:
     if not plan.rejections:
         return None
-    table = table_of("rejected: pick with", "vs pick#", "reason, and cheapest changes that fit (vs pick)")
+    table = PageTable("rejections: pick with", "vs pick#", "reason, and fixes (vs pick)")
     pick_s = plan.pick.estimate.step.total_s
     for rejection in plan.rejections:
-        fixes = "; ".join(f"{fix.change} ({signed(fix.step_s / pick_s - 1)})" for fix in rejection.fixes)
-        would = "-" if rejection.step_s is None else signed(rejection.step_s / pick_s - 1)
+        fixes = "; ".join(f"{fix.change} ({signed_percent(fix.step_s / pick_s - 1)})" for fix in rejection.fixes)
+        would = "-" if rejection.step_s is None else signed_percent(rejection.step_s / pick_s - 1)
         table.add_row(rejection.change, would, escape(rejection.reason) + (f". Fits with {fixes}" if fixes else ""))
     return table
 
@@ -210,20 +208,20 @@ def _rejections(plan: Plan) -> Table | None:
 def _sensitivities(plan: Plan) -> Table | None:
     if not plan.sensitivities:
         return None
-    table = table_of("sensitivity: with hardware", "#", "step#", "best layout then")
+    table = PageTable("sensitivities: with hardware", "change#", "pick change#", "best then")
     names = {layout_text(row.layout): f"layout {place}" for place, row in enumerate(plan.runners_up, start=2)}
     for one in plan.sensitivities:
         is_other = one.best_change < one.pick_change - 1e-4
         name = names.get(layout_text(one.best), _spaced(one.best))
-        other = f"{name}: {signed(one.best_change)}" if is_other else "pick"
-        table.add_row(one.what, f"{100 * one.change:+.0f} %", signed(one.pick_change), other)
+        other = f"{name}: {signed_percent(one.best_change)}" if is_other else "pick"
+        table.add_row(one.what, f"{100 * one.change:+.0f} %", signed_percent(one.pick_change), other)
     return table
 
 
 def _what_ifs(plan: Plan) -> Table | None:
     if not plan.what_ifs:
         return None
-    table = table_of("what if", "step#", "")
+    table = PageTable("what if", "vs pick#", "note")
     for what_if in plan.what_ifs:
         table.add_row(what_if.change, _versus(what_if.best, plan.pick), what_if.note)
     return table
@@ -237,9 +235,9 @@ def what_buys_most(plan: Plan) -> str:
     for rejection in plan.rejections:
         if rejection.step_s is not None:
             gains[f"memory for {rejection.change} ({rejection.reason})"] = rejection.step_s / pick_s - 1
-    if plan.given is not None and plan.given.headroom_bytes >= 0:
+    if plan.given is not None and plan.given.free_bytes >= 0:
         gains["the pick in place of your layout"] = pick_s / plan.given.estimate.step.total_s - 1
     if not gains or min(gains.values()) > -0.001:
         return f"Nothing else that {plan.stack} can do makes the step shorter, of what was looked at."
     best = min(gains, key=lambda name: gains[name])
-    return f"What would buy most: {escape(best)}: {signed(gains[best])}."
+    return f"What would buy most: {escape(best)}: {signed_percent(gains[best])}."

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 from rich.markup import escape
 
-from meshwright.pages.tables.waterfall import table_of
+from meshwright.pages.tables.page_table import PageTable, signed_percent
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.layout_plan import Candidate, Plan
 from meshwright.units import format_bytes, format_duration
@@ -18,7 +18,7 @@ def simulated_page(plan: Plan) -> Iterator[RenderableType]:
     kept = [one for one in (plan.pick, *plan.runners_up) if one.simulated is not None]
     if not kept:
         return
-    table = table_of("simulated finalists", "step#", "simulated#", "#", "memory#", "simulated#", "#")
+    table = PageTable("simulated finalists", "step#", "simulated#", "#", "memory#", "simulated#", "#")
     named = [("pick" if one is plan.pick else str(place), one) for place, one in enumerate((*kept, *plan.dropped), 1)]
     for name, one in named:
         table.add_row(name, *_figures(one), style="green" if one is plan.pick else None)
@@ -49,8 +49,8 @@ def _figures(candidate: Candidate) -> list[str]:
     planned_s, planned_bytes = planned.step.total_s, planned.memory.reserved_bytes
     cells = [format_duration(planned_s), "-", "-", format_bytes(planned_bytes), "-", "-"]
     if step.step_s is not None and step.fullest_bytes is not None:
-        cells[1:3] = format_duration(step.step_s), f"{100 * (step.step_s / planned_s - 1):+.1f} %"
-        cells[4:6] = format_bytes(step.fullest_bytes), f"{100 * (step.fullest_bytes / planned_bytes - 1):+.1f} %"
+        cells[1:3] = format_duration(step.step_s), signed_percent(step.step_s / planned_s - 1)
+        cells[4:6] = format_bytes(step.fullest_bytes), signed_percent(step.fullest_bytes / planned_bytes - 1)
     return cells
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rich.console import RenderableType
-from rich.table import Table
 
-from meshwright.pages.tables.waterfall import table_of
+from meshwright.pages.tables.page_table import PageTable, labels_of
 from meshwright.spec.step.dry_run_report import Outcome, Stragglers, Straggling
 from meshwright.spec.trace.marks import NO_AXIS
 from meshwright.units import format_duration
 
-HEADERS = ("rank", "alike#", "computes#", "added#", "waits, added#", "most in", "of it#", "times#")
+HEADERS = (
+    *labels_of("rank", "num_ranks", "compute_s", "added_compute_s", "added_wait_s"),
+    "op, axis",
+    *labels_of("op_wait_s", "count"),
+)
 _MOST_ROWS = 12
 _SLOW = 0.05
 """Part of a rank's computing that is added from which on it is slow itself."""
@@ -26,10 +29,12 @@ def stragglers_parts(outcome: Outcome) -> Iterator[RenderableType]:
         return
     yield ""
     yield stragglers_words(outcome, outcome.stragglers)
-    table = table_of(*HEADERS)
+    table = PageTable(*HEADERS)
     for one in shown_stragglers(outcome.stragglers):
         table.add_row(*straggling_cells(one))
-    yield _captioned(table, outcome.stragglers)
+    left = len(outcome.stragglers.ranks) - _MOST_ROWS
+    table.caption = f"and {left} more classes of ranks" if left > 0 else None
+    yield table
 
 
 def stragglers_words(outcome: Outcome, stragglers: Stragglers) -> str:
@@ -39,13 +44,13 @@ def stragglers_words(outcome: Outcome, stragglers: Stragglers) -> str:
     words = f"stragglers add {format_duration(added_s)} ({share:+.1f} %) to a step of "
     words += format_duration(stragglers.usual_step_s)
     if outcome.expected is not None:
-        words += f"; by formula, what stragglers usually add: {format_duration(outcome.expected.step.jitter_s)}"
+        words += f"; by formula, what stragglers usually add: {format_duration(outcome.expected.step.stragglers_s)}"
     return words
 
 
 def shown_stragglers(stragglers: Stragglers) -> list[Straggling]:
     """Return the ranks that are slowed down most, then those that wait most."""
-    is_slow = {one.rank: one.added_compute_s > _SLOW * one.computes_s for one in stragglers.ranks}
+    is_slow = {one.rank: one.added_compute_s > _SLOW * one.compute_s for one in stragglers.ranks}
     by_change = sorted(stragglers.ranks, key=lambda one: (not is_slow[one.rank], -one.added_wait_s))
     return by_change[:_MOST_ROWS]
 
@@ -55,20 +60,13 @@ def straggling_cells(one: Straggling) -> tuple[str, ...]:
     where = ("-", "-", "-")
     if one.op:
         where = (f"{one.op.split('.')[1].strip('_')}, {one.axis or NO_AXIS}", _signed(one.op_wait_s), f"{one.count:,}")
-    seconds = (format_duration(one.computes_s), _signed(one.added_compute_s), _signed(one.added_wait_s))
+    seconds = (format_duration(one.compute_s), _signed(one.added_compute_s), _signed(one.added_wait_s))
     return f"{one.rank}", f"{one.num_ranks:,}", *seconds, *where
 
 
-def _captioned(table: Table, stragglers: Stragglers) -> Table:
-    left = len(stragglers.ranks) - _MOST_ROWS
-    if left > 0:
-        table.caption, table.caption_justify = f"and {left} more classes of ranks", "left"
-    return table
-
-
-def formula_words(outcome: Outcome) -> str:
+def expected_words(outcome: Outcome) -> str:
     """Return what heads the formulas' figures: they know what stragglers usually add, not those that are simulated."""
-    return "formula" if outcome.stragglers is None else "formula, none slowed"
+    return "expected" if outcome.stragglers is None else "expected, none slowed"
 
 
 def _signed(added_s: float) -> str:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from rich.table import Table
-
+from meshwright.pages.tables.page_table import PageTable, percent
 from meshwright.spec.step.estimate import Estimate
 from meshwright.spec.step.step_decomposition import COMPONENT_NAMES
 from meshwright.units import format_duration
-
-_FLOOR_WITHOUT_PEAK = "model FLOPs at the best measured rate"
-"""On a device whose peak FLOP/s is unknown, such as a processor."""
 
 MFU_MEANS = "MFU: model FLOPs (forward and backward once, causal attention halved) over the dense peak"
 HFU_MEANS = "HFU: model FLOPs and recomputed FLOPs over the dense peak"
@@ -18,44 +14,17 @@ _WIDTH = 22
 _LEAST_SHARE = 0.0005
 
 
-def terms_of(estimate: Estimate) -> dict[str, str]:
-    """Return the names of the components of a step on this device, in their order."""
-    names = COMPONENT_NAMES if estimate.mfu is not None else COMPONENT_NAMES | {"floor_s": _FLOOR_WITHOUT_PEAK}
-    return {name: names[name] for name in estimate.step.distinguished}
-
-
-def waterfall(estimate: Estimate) -> Table:
+def waterfall(estimate: Estimate) -> PageTable:
     """Return a table with a row for each cause: its seconds, its share, and a bar from where the last one ended."""
     total_s, end_s = estimate.step.total_s, 0.0
-    table = table_of("where the step goes", "time#", "share#", "")
-    for name, label in terms_of(estimate).items():
-        seconds = getattr(estimate.step, name)
+    table = PageTable("where the step goes", "time#", "share#", "")
+    table.columns[3].no_wrap, table.columns[3].overflow = True, "crop"
+    for name, seconds in estimate.step.to_dict().items():
         start_s, end_s = end_s, end_s + seconds
         if seconds >= _LEAST_SHARE * total_s:
             bar = _bar(start_s, end_s, total_s)
-            table.add_row(label, format_duration(seconds), percent(seconds / total_s), bar)
+            table.add_row(COMPONENT_NAMES[name], format_duration(seconds), percent(seconds / total_s), bar)
     table.add_row("[bold]step", f"[bold]{format_duration(total_s)}", "[bold]100 %", "")
-    return table
-
-
-def percent(share: float, digits: int = 1) -> str:
-    """Return a share in per cent."""
-    return f"{100 * share:.{digits}f} %"
-
-
-def plain_table() -> Table:
-    """Return a table without lines, as all of a plan's are."""
-    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-
-
-def table_of(*headers: str) -> Table:
-    """Return a plain table: columns of a header that ends in # hold figures, which are never cut; words may wrap."""
-    table = plain_table()
-    for header in headers:
-        if header.endswith("#"):
-            table.add_column(header[:-1], justify="right", no_wrap=True)
-        else:
-            table.add_column(header, overflow="fold")
     return table
 
 

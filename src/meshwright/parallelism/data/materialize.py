@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from meshwright.models.initial import Constant, fill_normal
+from meshwright.models.initial import fill
 from meshwright.parallelism.torch_private.torch_compat import canonical_fqn, canonical_parameters, local_box
 
 
@@ -24,10 +24,7 @@ def materialize(model: nn.Module, device_type: str, seed: int, *, offloads: bool
         for name, tensor in (*canonical_parameters(model), *buffers):
             local, offsets = local_box(tensor)
             initial = model.initial(name)  # type: ignore[operator]
-            if isinstance(initial, Constant):
-                local.fill_(initial.value)
-            else:
-                fill_normal(local, seed=seed, name=name, global_shape=tensor.shape, offsets=offsets, std=initial.std)
+            fill(local, initial, seed=seed, name=name, global_shape=tensor.shape, offsets=offsets)
 
 
 def _move_buffers(model: nn.Module, device_type: str) -> None:

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshwright.cost.layout_table import Bools, LayoutTable, layout_table
+from meshwright.cost.arrays import Bools
+from meshwright.cost.layout_table import LayoutTable, layout_table
 from meshwright.planner.candidate import candidate_at
 from meshwright.planner.explain.explain import KEYS, change_of
 from meshwright.planner.request import PlanRequest
@@ -40,7 +41,7 @@ def contrasts(priced: Priced, best: list[Candidate], pick: Candidate, request: P
         if others:
             other = min(others, key=lambda candidate: candidate.step_s)
             change = _change_of(pick.layout, other.layout, key)
-            found[key] = Contrast(change=change, other=other, extra_s=extra_s(pick, other))
+            found[key] = Contrast(change=change, other=other, change_by_component_s=extra_s(pick, other))
     return dict(sorted(found.items(), key=lambda item: item[1].other.step_s))
 
 

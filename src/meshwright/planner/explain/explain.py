@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.layout_table import Bools, LayoutTable, concatenate, layout_table
+from meshwright.cost.arrays import Bools
+from meshwright.cost.layout_table import LayoutTable, concatenate, layout_table
 from meshwright.planner.candidate import candidate_at, layout_at
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.finalists import SHORT_PIPELINE
@@ -43,14 +44,14 @@ def misfits(pick: Candidate, given: Candidate | None, request: PlanRequest, menu
     The latter come fastest first.
     """
     candidates = _nearby_misfits(pick, request, menu)
-    if given is not None and given.headroom_bytes < 0:
+    if given is not None and given.free_bytes < 0:
         candidates.insert(0, given)
     if not candidates:
         return []
     tables = [neighbours(candidate.layout, request, menu) for candidate in candidates]
     priced = price(concatenate(tables), request, only_fitting=False)
     stops = np.cumsum([len(table) for table in tables])
-    fits = priced.headroom_bytes >= request.margin_bytes
+    fits = priced.free_bytes >= request.margin_bytes
     rows = [row[fits[row]] for row in np.split(np.arange(len(priced)), stops[:-1])]
     return [
         _misfit(candidate, priced.take(own), pick, request) for candidate, own in zip(candidates, rows, strict=True)
@@ -62,7 +63,7 @@ def _nearby_misfits(pick: Candidate, request: PlanRequest, menu: Menu) -> list[C
     nearby = price(neighbours(pick.layout, request, menu), request, only_fitting=False)
     fastest: dict[tuple[str, ...], int] = {}
     for row in np.argsort(nearby.total_s):
-        if nearby.headroom_bytes[row] < request.margin_bytes:
+        if nearby.free_bytes[row] < request.margin_bytes:
             keys = tuple(changes(pick.layout, layout_at(nearby.layouts, int(row), request)))
             fastest.setdefault(keys[:1], int(row))
     candidates = [
@@ -178,15 +179,15 @@ def _excess(candidate: Candidate, usual: MemoryUse, request: PlanRequest) -> str
     """Return how much is missing, and which class of tensors takes so much more than in the pick."""
     memory, usable_bytes = candidate.estimate.memory, request.cluster.device.usable_memory_bytes
     if candidate.layout.cpu_offload and memory.reserved_bytes <= usable_bytes:
-        return f"the host's memory cannot hold the state: {format_bytes(-candidate.headroom_bytes)} a rank are missing"
+        return f"the host's memory cannot hold the state: {format_bytes(-candidate.free_bytes)} a rank are missing"
     more = {name: getattr(memory, name) - getattr(usual, name) for name in MemoryUse.model_fields}
     # A layout that is compared with itself breaks at what is largest.
     worst = max(more, key=lambda name: (more[name], getattr(memory, name)))
     taken = f"takes {format_bytes(getattr(memory, worst))} of {MEMORY_CLASSES[worst]}"
-    if candidate.headroom_bytes >= 0:
-        missing = format_bytes(request.margin_bytes - candidate.headroom_bytes)
+    if candidate.free_bytes >= 0:
+        missing = format_bytes(request.margin_bytes - candidate.free_bytes)
         return f"{taken}: {missing} of planner.memory_margin are missing"
-    return f"{taken}: {format_bytes(-candidate.headroom_bytes)} are missing"
+    return f"{taken}: {format_bytes(-candidate.free_bytes)} are missing"
 
 
 def _text(value: object) -> str:

@@ -151,7 +151,7 @@ def _smallest_count(request: PlanRequest) -> int | None:
     count = 2 * request.num_devices
     while count <= _MAX_DEVICES:
         if request.cluster.takes(count):
-            larger = request.with_setting(cluster=request.cluster.with_num_devices(count))
+            larger = request.with_setup(cluster=request.cluster.with_num_devices(count))
             if _fits(larger):
                 return count
         count *= 2

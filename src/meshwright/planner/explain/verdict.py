@@ -43,11 +43,11 @@ class Verdict:
     @property
     def needed_bytes(self) -> float:
         """Return what the fullest rank takes of its device."""
-        return self.usable_bytes - self.candidate.headroom_bytes
+        return self.usable_bytes - self.candidate.free_bytes
 
     def problem(self) -> InfeasibleLayout | None:
         """Return the error of a layout that does not fit; None if it does."""
-        if self.candidate.headroom_bytes >= 0:
+        if self.candidate.free_bytes >= 0:
             return None
         fixes = [f"{fix.change} ({format_duration(fix.step_s)} a step)" for fix in self.fixes[:_NUM_FIXES_NAMED]]
         cure = f"set {', or '.join(fixes)}" if fixes else "no change of one key is enough"
@@ -68,7 +68,7 @@ def verdict(request: PlanRequest) -> Verdict:
     assert request.given is not None, "no layout is set"
     candidate = judge(request.given, request)
     ranks = [memory.reserved_bytes for memory in memory_of_ranks(request.given, request)]
-    missing = -candidate.headroom_bytes
+    missing = -candidate.free_bytes
     return Verdict(
         candidate=candidate,
         fullest_rank=ranks.index(max(ranks)),
@@ -83,7 +83,7 @@ def memory_fixes(layout: Layout, request: PlanRequest, missing_bytes: float) -> 
     free = replace(request, fixed={})
     nearby = neighbours(layout, free, menu_of(free))
     priced = price(concatenate([layout_table([layout]), nearby]), free, only_fitting=False)
-    freed = priced.headroom_bytes - priced.headroom_bytes[0]
+    freed = priced.free_bytes - priced.free_bytes[0]
     fixes: dict[str, Fix] = {}
     for row in priced.by_time.tolist():
         if row and freed[row] >= missing_bytes and len(fixes) < _NUM_FIXES:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.case import Floats
+from meshwright.cost.arrays import Floats
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import LayoutTable
 from meshwright.planner.candidate import candidate_at, layout_at
@@ -80,7 +80,7 @@ def sensitivities(finalists: LayoutTable, request: PlanRequest) -> list[Sensitiv
     """Return how the step of the first of `finalists`, and of the best of them, changes with each kind of figure."""
     changed = [(what, relative, change(request.cluster, 1 + relative)) for what, change, relative in _CHANGES]
     changed = [(what, relative, cluster) for what, relative, cluster in changed if cluster != request.cluster]
-    others = [request.with_setting(cluster=cluster) for _, _, cluster in changed]
+    others = [request.with_setup(cluster=cluster) for _, _, cluster in changed]
     before_s, *after_s = steps_of_each_s(finalists, [request, *others])
     slower = {name: value * (1 + _LATENCY_CHANGE * (name in LATENCIES)) for name, value in fitted_constants().items()}
     after_s.append(steps_of_each_s(finalists, [request], slower)[0])
@@ -111,11 +111,11 @@ def what_ifs(finalists: LayoutTable, request: PlanRequest) -> Iterator[WhatIf]:
     for dtype, precision in _LOW_PRECISIONS:
         if request.cluster.device.peak_flops_per_s(dtype) is None:
             continue
-        lower = request.with_setting(workload=request.workload.replace(precision=precision))
+        lower = request.with_setup(workload=request.workload.replace(precision=precision))
         priced = price(finalists, lower)
         if len(priced):
             best = candidate_at(priced, int(priced.by_time[0]), lower)
-            note, is_ours = "changes numerics", request.setting.is_own
+            note, is_ours = "changes numerics", request.setup.is_own
             if is_ours:
                 note += ", and the trainer does not compute it yet: a figure for other software"
             yield WhatIf(change=f"precision {precision}", best=best, note=note, is_runnable=not is_ours)

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.case import Floats
-from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, CONTEXT_METHODS, Bools, LayoutTable, concatenate
+from meshwright.cost.arrays import Bools, Floats
+from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, CONTEXT_METHODS, LayoutTable, concatenate
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.bubble import least_waiting, steady_s
 from meshwright.planner.search.menu import Menu
@@ -125,7 +125,9 @@ def _gain_of_cp_method_s(table: LayoutTable, request: PlanRequest, menu: Menu) -
         ]
         tables = [taken, *(other.take(row) for other, row in zip(others, changed, strict=True))]
         step = time_steps(concatenate(tables), request)
-        attention_s = step.cp_s + step.attention_s + step.memory_s + step.recompute_s
+        attention_s = (
+            step.cp_communication_s + step.attention_inefficiency_s + step.memory_bound_ops_s + step.recomputation_s
+        )
         own, *each = np.split(attention_s, np.cumsum([len(table) for table in tables])[:-1])
         own_s[rows] = least_s[rows] = own
         for row, seconds in zip(changed, each, strict=True):
@@ -137,7 +139,7 @@ def _least_s(table: LayoutTable, gains_s: Floats, request: PlanRequest, menu: Me
     """Return steps without sends, and with the bubble of the schedule that waits least."""
     step = time_steps(table, request)
     waiting_s = (steady_s(step) - gains_s) * least_waiting(table, menu.pipelines, request)
-    return np.asarray(step.total_s - step.bubble_s - step.pp_s - gains_s + waiting_s)
+    return np.asarray(step.total_s - step.pipeline_bubble_s - step.pipeline_p2p_s - gains_s + waiting_s)
 
 
 def _may_fit(candidates: LayoutTable, request: PlanRequest, menu: Menu) -> Bools:

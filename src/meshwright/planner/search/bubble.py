@@ -5,7 +5,7 @@
 The schedule's share is that of cost/pipeline/stage.py, and more where microbatches are fewer than ranks. There, stages
 are of equally many blocks, as other software has them; ours differ by a block where that makes the slowest one faster
 (spec/layout/stage_split.py). Of the finalists every action is replayed (cost/pipeline/replay.py), with stages that
-take as long as what they hold (cost/pipeline/unit_shares.py).
+take as long as what they hold (cost/step_times.py).
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from itertools import pairwise
 
 import numpy as np
 
-from meshwright.cost.case import Cases, Floats
-from meshwright.cost.communication.messages import hops_of
+from meshwright.cost.arrays import Floats, Ints
+from meshwright.cost.communication.pipeline_p2p import hops_of
 from meshwright.cost.compute.repeats import repeated_share
 from meshwright.cost.constants import fitted_constants
-from meshwright.cost.layout_table import Ints, LayoutTable, layout_table
+from meshwright.cost.layout_table import LayoutTable, layout_table
 from meshwright.cost.pipeline.replay import Hops, PipelineOps, Replayed, pipeline_ops, replay
 from meshwright.cost.pipeline.stage import bubble_share, split_share
-from meshwright.cost.pipeline.unit_shares import unit_shares
 from meshwright.cost.step import StepTerms
+from meshwright.cost.step_times import unit_shares
+from meshwright.cost.training_setup import Configurations
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.rules import cuts_model, runs_schedule
 from meshwright.planner.search.stage_times import BackwardShares, StageShare, stage_times
@@ -35,7 +36,7 @@ from meshwright.spec.layout.stage_split import best_boundaries, block_costs
 from meshwright.spec.model.model_spec import ModelSpec
 from meshwright.spec.step.step_decomposition import StepDecomposition
 
-_OUTSIDE_PIPELINE = ("bubble_s", "pp_s", "optimizer_s", "jitter_s")
+_OUTSIDE_PIPELINE = ("pipeline_bubble_s", "pipeline_p2p_s", "other_communication_s", "optimizer_s", "stragglers_s")
 _RECOMPUTED_STEPS = 20
 """Shares of recomputation are rounded to a twentieth: they hardly change the bubble."""
 _LONG_PIPELINE = 16
@@ -46,12 +47,12 @@ Pipeline = tuple[int, int, str, int]
 """Pipeline ranks, stages on each, schedule, microbatches."""
 
 
-def with_bubbles(step: StepTerms, cases: Cases, request: PlanRequest) -> StepTerms:
+def with_bubbles(step: StepTerms, configs: Configurations, request: PlanRequest) -> StepTerms:
     """Return the steps with the bubbles of stages that are cut by FLOPs."""
-    layouts = cases.layouts
-    number = cases.num_microbatches
-    waiting = _imbalance(layouts, request) + _waiting_share(layouts, number, repeated_share(cases)) / number
-    return replace(step, bubble_s=np.where(layouts.pp > 1, steady_s(step) * waiting, step.bubble_s))
+    layouts = configs.layouts
+    number = configs.num_microbatches
+    waiting = _imbalance(layouts, request) + _waiting_share(layouts, number, repeated_share(configs)) / number
+    return replace(step, pipeline_bubble_s=np.where(layouts.pp > 1, steady_s(step) * waiting, step.pipeline_bubble_s))
 
 
 def steady_s(step: StepTerms) -> Floats:
@@ -85,23 +86,23 @@ def replayed_step(step: StepDecomposition, layout: Layout, request: PlanRequest)
     steady_s = step.total_s - sum(getattr(step, name) for name in _OUTSIDE_PIPELINE)
     if layout.may_split_backward and not layout.reduces_each_microbatch:
         # Gradients are reduced when all of a stage's backwards are done: for others there is nothing to wait for.
-        steady_s -= step.dp_s
+        steady_s -= step.dp_communication_s
     number = num_microbatches_of(layout, request)
     # Not only what is exposed: the replay itself finds what hides a transfer.
-    cases = request.cases(layout_table([layout]))
-    hops = hops_of(cases, fitted_constants())
+    configs = request.configs(layout_table([layout]))
+    hops = hops_of(configs, fitted_constants())
     # By FLOPs a head would count for more than it takes where blocks communicate or wait for memory, and a dense block
     # for more than a mixture of experts.
-    units = tuple(_rounded(share) for share in unit_shares(cases))
+    units = tuple(_rounded(share) for share in unit_shares(configs))
     boundaries = layout.stage_boundaries
     if boundaries is None:
-        boundaries = best_boundaries(request.setting.model, request.workload.seq_len, layout.num_stages)
+        boundaries = best_boundaries(request.setup.model, request.workload.seq_len, layout.num_stages)
     replayed = replayed_share(
         (layout.pp, layout.stages_per_rank, layout.schedule, number),
         _shares(boundaries, units),
         BackwardShares(
-            recomputed=round(_RECOMPUTED_STEPS * step.recompute_s / steady_s) / _RECOMPUTED_STEPS,
-            repeated=_rounded(step.repeat_s / steady_s),
+            recomputed=round(_RECOMPUTED_STEPS * step.recomputation_s / steady_s) / _RECOMPUTED_STEPS,
+            repeated=_rounded(step.repeated_backward_s / steady_s),
             split=_rounded(_split(layout, number)),
         ),
         hops._replace(
@@ -111,8 +112,8 @@ def replayed_step(step: StepDecomposition, layout: Layout, request: PlanRequest)
     )
     waiting_s = (replayed.total_s - 1) * steady_s
     # Others' software does what a replay of our own runtime does not show (pp_sync_s).
-    pp_s = max(0.0, replayed.exposed_s * steady_s) if request.setting.is_own else step.pp_s
-    return step.replace(bubble_s=max(0.0, waiting_s - pp_s), pp_s=pp_s)
+    pp_s = max(0.0, replayed.exposed_s * steady_s) if request.setup.is_own else step.pipeline_p2p_s
+    return step.replace(pipeline_bubble_s=max(0.0, waiting_s - pp_s), pipeline_p2p_s=pp_s)
 
 
 def num_actions(layout: Layout, request: PlanRequest) -> int:
@@ -188,7 +189,7 @@ def _imbalance(layouts: LayoutTable, request: PlanRequest) -> Floats:
     is_v = layouts.has_schedule(V_SCHEDULES)
     keys, which = np.unique((layouts.pp << 32) + (layouts.stages_per_rank << 1) + is_v, return_inverse=True)
     boundaries = request.fixed.get("stage_boundaries")
-    model, seq_len = request.setting.model, request.workload.seq_len
+    model, seq_len = request.setup.model, request.workload.seq_len
     excess = [
         _excess(key >> 32, (key & 0xFFFF_FFFF) >> 1, bool(key & 1), boundaries, model, seq_len) for key in keys.tolist()
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshwright.cost.layout_table import Ints
+from meshwright.cost.arrays import Ints
 from meshwright.planner.candidate import candidate_at, layout_at
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.bubble import num_actions

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.case import Cases, Floats
+from meshwright.cost.arrays import Bools, Floats, Ints
 from meshwright.cost.constants import Constants
-from meshwright.cost.layout_table import Bools, Ints, LayoutTable, concatenate, layout_table
+from meshwright.cost.layout_table import LayoutTable, concatenate, layout_table
 from meshwright.cost.memory.footprint import Footprint, footprint, footprint_of_rank, memory_use
-from meshwright.cost.memory.offload import host_headroom_bytes, host_s
+from meshwright.cost.memory.host_memory import host_headroom_bytes, host_s
 from meshwright.cost.step import StepTerms
 from meshwright.cost.step_times import step_times
+from meshwright.cost.training_setup import Configurations
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.bubble import with_bubbles
 from meshwright.spec.layout.layout import Layout
@@ -30,7 +31,7 @@ class Priced:
 
     layouts: LayoutTable
     memory: Footprint
-    headroom_bytes: Floats
+    free_bytes: Floats
     """What the fullest rank leaves of the usable memory; negative where a layout does not fit."""
     step: StepTerms
     known: dict[int, Candidate] = field(default_factory=dict, repr=False, compare=False)
@@ -47,7 +48,7 @@ class Priced:
     @cached_property
     def by_time(self) -> Ints:
         """Return the positions of the layouts, fastest first; of equally fast ones the one that leaves more memory."""
-        return np.lexsort((-self.headroom_bytes, self.total_s))
+        return np.lexsort((-self.free_bytes, self.total_s))
 
     def fastest(self, is_one: Bools) -> Ints:
         """Return the positions of the layouts that `is_one` of, fastest first."""
@@ -55,9 +56,7 @@ class Priced:
 
     def take(self, rows: Any) -> Priced:
         """Return the layouts at `rows` (positions or a mask)."""
-        return Priced(
-            self.layouts.take(rows), self.memory.take(rows), self.headroom_bytes[rows], _take(self.step, rows)
-        )
+        return Priced(self.layouts.take(rows), self.memory.take(rows), self.free_bytes[rows], _take(self.step, rows))
 
     def memory_use(self, row: int) -> MemoryUse:
         """Return the memory of one layout's fullest rank by tensor class."""
@@ -85,14 +84,14 @@ def price_leaner(layouts: LayoutTable, request: PlanRequest) -> Priced:
 
 def _timed_as_weighed(layouts: LayoutTable, memory: Footprint, headroom: Floats, request: PlanRequest) -> Priced:
     step = time_steps(layouts, request)
-    return Priced(layouts, memory, headroom, with_bubbles(step, request.cases(layouts), request))
+    return Priced(layouts, memory, headroom, with_bubbles(step, request.configs(layouts), request))
 
 
 def time_steps(layouts: LayoutTable, request: PlanRequest) -> StepTerms:
     """Return the steps of the layouts, with bubbles of stages of equally many blocks."""
     if not len(layouts):
         return StepTerms(**{column.name: np.zeros(0) for column in fields(StepTerms)})
-    return _timed(request.cases(layouts))
+    return _timed(request.configs(layouts))
 
 
 def steps_of_each_s(
@@ -102,26 +101,26 @@ def steps_of_each_s(
 
     A table of a few layouts takes as long as one of a thousand, so all requests are asked at once.
     """
-    parts = [request.cases(layouts) for request in requests]
-    firsts = np.cumsum([0, *(len(part.settings) for part in parts[:-1])])
-    cases = Cases(
-        tuple(setting for part in parts for setting in part.settings),
-        np.concatenate([part.setting + first for part, first in zip(parts, firsts, strict=True)]),
+    parts = [request.configs(layouts) for request in requests]
+    firsts = np.cumsum([0, *(len(part.setups) for part in parts[:-1])])
+    configs = Configurations(
+        tuple(setup for part in parts for setup in part.setups),
+        np.concatenate([part.setup_index + first for part, first in zip(parts, firsts, strict=True)]),
         concatenate([layouts] * len(parts)),
     )
-    step = with_bubbles(_timed(cases, constants), cases, requests[0])
+    step = with_bubbles(_timed(configs, constants), configs, requests[0])
     return step.total_s.reshape(len(requests), len(layouts))
 
 
-def _timed(cases: Cases, constants: Constants | None = None) -> StepTerms:
-    step = step_times(cases, constants)
-    if not cases.layouts.cpu_offload.any():
+def _timed(configs: Configurations, constants: Constants | None = None) -> StepTerms:
+    step = step_times(configs, constants)
+    if not configs.layouts.cpu_offload.any():
         return step
     # The device waits while the host runs the optimizer, which takes the device no time then.
     return replace(
         step,
-        host_s=step.host_s + host_s(cases),
-        optimizer_s=np.where(cases.layouts.cpu_offload, 0.0, step.optimizer_s),
+        cpu_bound_s=step.cpu_bound_s + host_s(configs),
+        optimizer_s=np.where(configs.layouts.cpu_offload, 0.0, step.optimizer_s),
     )
 
 
@@ -132,17 +131,17 @@ def weigh(
 
     With `least_headroom_bytes`, the rank of a layout that leaves less may be another one that leaves less.
     """
-    cases, usable_bytes = request.cases(_with_cuts(layouts, request)), request.cluster.device.usable_memory_bytes
+    configs, usable_bytes = request.configs(_with_cuts(layouts, request)), request.cluster.device.usable_memory_bytes
     most_bytes = math.inf if least_headroom_bytes is None else usable_bytes - least_headroom_bytes
-    memory = footprint(cases, most_bytes)
+    memory = footprint(configs, most_bytes)
     headroom = usable_bytes - memory.reserved_bytes
-    return memory, np.minimum(headroom, host_headroom_bytes(cases)) if layouts.cpu_offload.any() else headroom
+    return memory, np.minimum(headroom, host_headroom_bytes(configs)) if layouts.cpu_offload.any() else headroom
 
 
 def memory_of_ranks(layout: Layout, request: PlanRequest) -> tuple[MemoryUse, ...]:
     """Return the memory of each pipeline rank of one layout; the fullest is what `price` says of it."""
-    cases = request.cases(_with_cuts(layout_table([layout] * layout.pp), request))
-    memory = footprint_of_rank(cases, np.arange(layout.pp))
+    configs = request.configs(_with_cuts(layout_table([layout] * layout.pp), request))
+    memory = footprint_of_rank(configs, np.arange(layout.pp))
     return tuple(memory_use(memory, rank) for rank in range(layout.pp))
 
 
@@ -165,7 +164,7 @@ def join(parts: list[Priced]) -> Priced:
         names = [column.name for column in fields(tables[0])]
         return type(tables[0])(**{one: np.concatenate([getattr(table, one) for table in tables]) for one in names})
 
-    headroom = np.concatenate([part.headroom_bytes for part in parts])
+    headroom = np.concatenate([part.free_bytes for part in parts])
     layouts = concatenate([part.layouts for part in parts])
     return Priced(layouts, joined("memory"), headroom, joined("step"), dict(first.known))
 

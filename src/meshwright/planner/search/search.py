@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cost.case import Floats
-from meshwright.cost.layout_table import Bools, Ints, LayoutTable, concatenate, layout_table
+from meshwright.cost.arrays import Bools, Floats, Ints
+from meshwright.cost.layout_table import LayoutTable, concatenate, layout_table
 from meshwright.planner.explain.contrasts import may_have_another
 from meshwright.planner.explain.explain import KEYS
 from meshwright.planner.request import PlanRequest
@@ -127,8 +127,8 @@ def _fastest_s(priced: Priced, best_s: float, request: PlanRequest, menu: Menu) 
 def promised_s(priced: Priced, menu: Menu) -> Floats:
     """Return the seconds that no fine choice makes a layout faster than."""
     step, layouts = priced.step, priced.layouts
-    again = step.recompute_s * (1 - 1 / max(menu.activation_checkpoint_every))
-    hidden = step.tp_s * ((layouts.tp > 1) & layouts.compile & any(menu.async_tp) & ~layouts.async_tp)
+    again = step.recomputation_s * (1 - 1 / max(menu.activation_checkpoint_every))
+    hidden = step.tp_communication_s * ((layouts.tp > 1) & layouts.compile & any(menu.async_tp) & ~layouts.async_tp)
     return np.asarray(priced.total_s - again - hidden)
 
 

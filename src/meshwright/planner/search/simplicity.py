@@ -18,8 +18,9 @@ from itertools import takewhile
 
 import numpy as np
 
+from meshwright.cost.arrays import Ints
 from meshwright.cost.constants import fixed_constant
-from meshwright.cost.layout_table import CONTEXT_METHODS, Ints, LayoutTable, layout_table
+from meshwright.cost.layout_table import CONTEXT_METHODS, LayoutTable, layout_table
 from meshwright.planner.candidate import candidate_at
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.finalists import Finalist
@@ -56,10 +57,10 @@ def simplest(priced: Priced, finalists: list[Finalist], fastest: Candidate, requ
 
 def _roomiest(priced: Priced, rows: Ints, best: Candidate, limit_s: float, request: PlanRequest) -> Candidate:
     """Return the layout of `rows` that is as fast as `best` and leaves most memory; `best` if none leaves more."""
-    least = best.headroom_bytes + MEMORY_STEP * request.cluster.device.usable_memory_bytes
+    least = best.free_bytes + MEMORY_STEP * request.cluster.device.usable_memory_bytes
     limit_s = min(limit_s, best.step_s * (1 + _ALIKE))
-    rows = rows[(priced.headroom_bytes[rows] >= least) & (priced.total_s[rows] <= limit_s)]
-    order = np.lexsort((priced.total_s[rows], -priced.headroom_bytes[rows]))
+    rows = rows[(priced.free_bytes[rows] >= least) & (priced.total_s[rows] <= limit_s)]
+    order = np.lexsort((priced.total_s[rows], -priced.free_bytes[rows]))
     return next(_replayed(priced, iter(rows[order].tolist()), limit_s, request), best)
 
 

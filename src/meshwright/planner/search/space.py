@@ -12,14 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.layout_table import (
-    ACTIVATION_CHECKPOINTS,
-    CONTEXT_METHODS,
-    Bools,
-    LayoutTable,
-    concatenate,
-    layout_table,
-)
+from meshwright.cost.arrays import Bools
+from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, CONTEXT_METHODS, LayoutTable, concatenate, layout_table
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.menu import Menu
 from meshwright.planner.search.rules import is_valid, runs_schedule, shares_batch, splits_model
@@ -155,7 +149,7 @@ def with_other_fine_choices(table: LayoutTable, request: PlanRequest, menu: Menu
 
 def _recomputes_as_much(table: LayoutTable, request: PlanRequest, menu: Menu) -> Bools:
     """Return which layouts recompute every n-th block of stages that have fewer: the first alone, as a lower n does."""
-    num_blocks = sum(group.count for group in request.setting.model.groups[1:-1])
+    num_blocks = sum(group.count for group in request.setup.model.groups[1:-1])
     stage_blocks = np.ceil(num_blocks / table.num_stages)
     has_choice = len(menu.activation_checkpoint_every) > 1
     every = table.activation_checkpoint_every
@@ -184,10 +178,10 @@ def _with_cp_methods(table: LayoutTable, menu: Menu) -> LayoutTable:
 def _with_compile(table: LayoutTable, request: PlanRequest, menu: Menu) -> LayoutTable:
     """Return each layout compiled, if the menu has that, but for split backwards where compiled blocks run them twice.
 
-    Their order with whole backwards is then faster, and is there unless the menu has split backwards alone.
+    Their order with whole backwards is then faster, and in the table unless the menu has only split backwards.
     """
     splits = table.splits_backward
-    if len(menu.compile) == 1 or not splits.any() or not request.setting.stack.repeats_compiled_backward:
+    if len(menu.compile) == 1 or not splits.any() or not request.setup.stack.repeats_compiled_backward:
         return vary(table, {"compile": menu.compile[:1]})
     has_others = any(schedule not in SPLIT_BACKWARD_SCHEDULES for schedule, _ in menu.pipelines)
     whole = vary(table.take(~splits), {"compile": menu.compile[:1]})

@@ -112,7 +112,12 @@ def _largest(trace: Trace, record: int) -> tuple[LiveTensors, ...]:
         groups[TensorRole(int(roles[row])).name.lower(), op, without_numbers(scope), line].append(row)
     found = [
         LiveTensors(
-            num_bytes=int(trace.storages.num_bytes[own].sum()), count=len(own), role=role, op=op, scope=scope, line=line
+            num_bytes=int(trace.storages.num_bytes[own].sum()),
+            num_tensors=len(own),
+            role=role,
+            op=op,
+            scope=scope,
+            line=line,
         )
         for (role, op, scope, line), own in groups.items()
     ]
@@ -148,7 +153,7 @@ def _straggling(rank: int, num_ranks: int, timeline: Timeline, usual: Timeline, 
     return Straggling(
         rank=rank,
         num_ranks=num_ranks,
-        computes_s=computes_s,
+        compute_s=computes_s,
         added_compute_s=computes_s - usual_s,
         added_wait_s=sum(added_s.values()),
         **where,

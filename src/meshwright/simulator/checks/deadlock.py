@@ -7,8 +7,10 @@ missing rank is itself blocked, or has stopped: following the missing ranks lead
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from meshwright.simulator.checks.call_sites import call_site_of
 from meshwright.simulator.engine.engine import Execution, Host
@@ -31,117 +33,111 @@ class _Blocked:
 
 def deadlock_problems(traces: Traces, comm_ops: CommOps, execution: Execution) -> tuple[TraceProblem, ...]:
     """Return the problems of an execution; empty if it ended."""
-    if execution.is_done:
-        return ()
-    blocked = {host.rank: _blocked_at(host, comm_ops, execution) for host in execution.hosts}
-    waiting = {rank: one for rank, one in blocked.items() if one is not None}
-    gone = [host for host in execution.hosts if host.num_enqueued < len(host.host_s)]
-    if gone:
-        return tuple(_stopped(traces, comm_ops, host, waiting) for host in gone)
-    lost = [one for one in waiting.values() if one.lost]
-    if lost:
-        return tuple(_lost(traces, comm_ops, one, waiting) for one in lost[:1])
-    return (_cycle(traces, comm_ops, waiting),)
+    return () if execution.is_done else _Deadlock(traces, comm_ops, execution).problems()
 
 
-def _blocked_at(host: Host, comm_ops: CommOps, execution: Execution) -> _Blocked | None:
-    """Return the first record at which a rank is blocked; None if it is not."""
-    found = []
-    for stream in host.streams:
-        place = len(stream.started_at)
-        if place == len(stream.enqueued_at) or stream.instructions[place] != Instruction.WAIT:
-            continue
-        event = stream.events[place]
-        if event < len(comm_ops):
-            comm_op = _first_pending(event, comm_ops, execution)
-            found.append(_Blocked(int(stream.records[place]), comm_op, *_absent(comm_op, comm_ops, execution)))
-    return min(found, key=lambda one: one.record, default=None)
+class _Deadlock:
+    """An execution that did not end, and the ranks that are blocked in it."""
 
+    def __init__(self, traces: Traces, comm_ops: CommOps, execution: Execution) -> None:
+        self._traces, self._comm_ops, self._execution = traces, comm_ops, execution
+        self._hosts = {host.rank: host for host in execution.hosts}
+        blocked = {rank: self._blocked_at(host) for rank, host in self._hosts.items()}
+        self._waiting = {rank: one for rank, one in blocked.items() if one is not None}
 
-def _first_pending(comm_op: int, comm_ops: CommOps, execution: Execution) -> int:
-    """Return the first unfinished communication op of the same channel, which blocks this one."""
-    first = comm_ops.channel_of(comm_op).first
-    while comm_op > first and execution.ended_at[comm_op - 1] < 0:
-        comm_op -= 1
-    return comm_op
+    def problems(self) -> tuple[TraceProblem, ...]:
+        gone = [host for host in self._hosts.values() if host.num_enqueued < len(host.host_s)]
+        if gone:
+            return tuple(map(self._stopped, gone))
+        lost = next((one for one in self._waiting.values() if one.lost), None)
+        return (self._cycle() if lost is None else self._lost(lost),)
 
+    def _blocked_at(self, host: Host) -> _Blocked | None:
+        """Return the first record at which a rank is blocked; None if it is not."""
+        found = []
+        for stream in host.streams:
+            place = len(stream.started_at)
+            if place == len(stream.enqueued_at) or stream.instructions[place] != Instruction.WAIT:
+                continue
+            event = stream.events[place]
+            if event < len(self._comm_ops):
+                comm_op = self._first_pending(event)
+                found.append(_Blocked(int(stream.records[place]), comm_op, *self._absent(comm_op)))
+        return min(found, key=lambda one: one.record, default=None)
 
-def _absent(comm_op: int, comm_ops: CommOps, execution: Execution) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the representatives that have not arrived at a communication op, and those of them that never will."""
-    channel = comm_ops.channel_of(comm_op)
-    hosts = {host.rank: host for host in execution.hosts}
-    missing, lost = [], []
-    for rank, rows in zip(channel.members, channel.rows, strict=True):
-        record = int(rows[comm_op - channel.first])
-        if not hosts[rank].has_passed(record):
-            missing.append(rank)
-        elif hosts[rank].instruction[record] != Instruction.LAUNCH:
-            lost.append(rank)
-    return tuple(missing + lost), tuple(lost)
+    def _first_pending(self, comm_op: int) -> int:
+        """Return the first unfinished communication op of the same channel, which blocks this one."""
+        first = self._comm_ops.channel_of(comm_op).first
+        while comm_op > first and self._execution.ended_at[comm_op - 1] < 0:
+            comm_op -= 1
+        return comm_op
 
+    def _absent(self, comm_op: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the representatives that have not arrived at a communication op, and those that never will."""
+        channel = self._comm_ops.channel_of(comm_op)
+        missing, lost = [], []
+        for rank, rows in zip(channel.members, channel.rows, strict=True):
+            record, host = int(rows[comm_op - channel.first]), self._hosts[rank]
+            if not host.has_passed(record):
+                missing.append(rank)
+            elif host.instruction[record] != Instruction.LAUNCH:
+                lost.append(rank)
+        return tuple(missing + lost), tuple(lost)
 
-def _waits(traces: Traces, comm_ops: CommOps, waiting: Mapping[int, _Blocked]) -> tuple[CallSite, ...]:
-    """Return where ranks are blocked."""
-    places = []
-    for rank, one in waiting.items():
-        channel = comm_ops.channel_of(one.comm_op)
-        places.append(call_site_of(traces.traces[rank], one.record, channel.axis))
-    return tuple(places)
+    def _waits(self, waiting: Mapping[int, _Blocked]) -> tuple[CallSite, ...]:
+        """Return where ranks are blocked."""
+        return tuple(
+            call_site_of(self._traces.traces[rank], one.record, self._comm_ops.channel_of(one.comm_op).axis)
+            for rank, one in waiting.items()
+        )
 
+    def _stopped(self, host: Host) -> TraceProblem:
+        others = {rank: one for rank, one in self._waiting.items() if rank != host.rank}
+        return TraceProblem(
+            kind="stopped",
+            culprit=call_site_of(self._traces.traces[host.rank], host.num_enqueued),
+            rule=f"rank {host.rank} stopped, and {self._count(others)} ranks (of {len(others)} classes) wait",
+            others=self._waits(others),
+        )
 
-def _stopped(traces: Traces, comm_ops: CommOps, host: Host, waiting: Mapping[int, _Blocked]) -> TraceProblem:
-    others = {rank: one for rank, one in waiting.items() if rank != host.rank}
-    return TraceProblem(
-        kind="stopped",
-        culprit=call_site_of(traces.traces[host.rank], host.num_enqueued),
-        rule=f"rank {host.rank} stopped, and {_count(traces, others)} ranks (of {len(others)} classes) wait",
-        others=_waits(traces, comm_ops, others),
-    )
+    def _lost(self, one: _Blocked) -> TraceProblem:
+        """Return the problem of a comm op at which a rank never arrives that is not blocked: a lost message."""
+        channel, culprit = self._comm_ops.channel_of(one.comm_op), one.lost[0]
+        record = int(channel.rows[channel.members.index(culprit)][one.comm_op - channel.first])
+        count = self._count(self._waiting)
+        return TraceProblem(
+            kind="message" if channel.is_message else "collective",
+            culprit=call_site_of(self._traces.traces[culprit], record, channel.axis),
+            rule=f"rank {culprit} never sends a message that {count} ranks wait for, directly or not",
+            others=self._waits(self._waiting),
+            group=channel.ranks,
+        )
 
+    def _cycle(self) -> TraceProblem:
+        seen: list[int] = []
+        rank = min(self._waiting)
+        while rank not in seen:
+            seen.append(rank)
+            rank = next(other for other in self._waiting[rank].missing if other in self._waiting)
+        cycle = seen[seen.index(rank) :]
+        common = Counter(map(_key, self._waits(self._waiting)))
+        # The rank that waits where fewest others do comes first.
+        places = sorted(self._waits({one: self._waiting[one] for one in cycle}), key=lambda one: common[_key(one)])
+        chain = [f"rank {one} for rank {other}" for one, other in zip(cycle, [*cycle[1:], cycle[0]], strict=True)]
+        return TraceProblem(
+            kind="deadlock",
+            # If no rank is alone in what it waits for, the culprit cannot be identified.
+            is_tie=len(places) > 1 and common[_key(places[0])] == common[_key(places[1])],
+            culprit=places[0],
+            rule=f"deadlock: ranks wait in a cycle: {', '.join(chain)}",
+            others=tuple(places[1:]),
+            group=self._comm_ops.channel_of(self._waiting[cycle[0]].comm_op).ranks,
+        )
 
-def _lost(traces: Traces, comm_ops: CommOps, one: _Blocked, waiting: Mapping[int, _Blocked]) -> TraceProblem:
-    """Return the problem of a comm op at which a rank never arrives that is not blocked: a lost message."""
-    channel = comm_ops.channel_of(one.comm_op)
-    culprit = one.lost[0]
-    rows = channel.rows[channel.members.index(culprit)]
-    record = int(rows[one.comm_op - channel.first])
-    return TraceProblem(
-        kind="message" if channel.is_message else "collective",
-        culprit=call_site_of(traces.traces[culprit], record, channel.axis),
-        rule=f"rank {culprit} never sends a message that {_count(traces, waiting)} ranks wait for, directly or not",
-        others=_waits(traces, comm_ops, waiting),
-        group=channel.ranks,
-    )
-
-
-def _cycle(traces: Traces, comm_ops: CommOps, waiting: Mapping[int, _Blocked]) -> TraceProblem:
-    seen: list[int] = []
-    rank = min(waiting)
-    while rank not in seen:
-        seen.append(rank)
-        rank = next(other for other in waiting[rank].missing if other in waiting)
-    cycle = seen[seen.index(rank) :]
-    common = Counter(map(_key, _waits(traces, comm_ops, waiting)))
-    # The rank that waits where fewest others do comes first.
-    places = sorted(_waits(traces, comm_ops, {one: waiting[one] for one in cycle}), key=lambda one: common[_key(one)])
-    chain = [f"rank {one} for rank {other}" for one, other in zip(cycle, [*cycle[1:], cycle[0]], strict=True)]
-    # If no rank is alone in what it waits for, the culprit cannot be identified.
-    is_tie = len(places) > 1 and common[_key(places[0])] == common[_key(places[1])]
-    channel = comm_ops.channel_of(waiting[cycle[0]].comm_op)
-    return TraceProblem(
-        kind="deadlock",
-        is_tie=is_tie,
-        culprit=places[0],
-        rule=f"deadlock: ranks wait in a cycle: {', '.join(chain)}",
-        others=tuple(places[1:]),
-        group=channel.ranks,
-    )
+    def _count(self, ranks: Iterable[int]) -> int:
+        """Return how many ranks these represent."""
+        return int(np.isin(self._traces.class_of_rank, list(ranks)).sum())
 
 
 def _key(place: CallSite) -> tuple[str, str, str]:
     return place.line or place.scope, place.op, place.axis
-
-
-def _count(traces: Traces, ranks: Mapping[int, _Blocked]) -> int:
-    """Return how many ranks these represent."""
-    return sum(int((traces.class_of_rank == rank).sum()) for rank in ranks)

@@ -18,27 +18,28 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost.achieved_rates import is_blackwell
+from meshwright.cost.arrays import Floats
 from meshwright.cost.communication.all_to_all import all_to_all_s
 from meshwright.cost.communication.collective import all_gather_s, all_reduce_s, reduce_scatter_s
-from meshwright.cost.communication.fabric import Fabric, FabricConstants, Floats, fabric_of
-from meshwright.cost.communication.group import Group, require_links
-from meshwright.cost.communication.link_rate import (
+from meshwright.cost.communication.fabric import Fabric, FabricConstants, fabric_of
+from meshwright.cost.communication.group import (
+    RankGroup,
     joins_pairs,
     neighbour_crossing,
     neighbour_shares,
+    require_links,
     spread_crossing,
     spread_shares,
 )
 from meshwright.cost.communication.point_to_point import hop_s
 from meshwright.cost.constants import fitted_constants
-from meshwright.cost.rates import is_blackwell
 from meshwright.cost.stack_factors import StackFactors, Stacks, is_omni_path
 from meshwright.cost.stacks import OURS, load_stack
 from meshwright.errors import UnsupportedError
 from meshwright.simulator.engine.channel_instances import PodWays, hops_of, pod_ways_of, spine_of_hops
 from meshwright.simulator.engine.matching import Channel, CommOps
 from meshwright.spec.machine.cluster import Cluster
-from meshwright.spec.trace.trace import Ints, Trace
 from meshwright.spec.trace.traces import Traces
 
 _FORMULAS = {
@@ -116,12 +117,12 @@ def our_stack_on(cluster: Cluster) -> Stacks:
     )
 
 
-def group_at(ranks: tuple[int, ...], fabric: Fabric) -> Group:
+def group_at(ranks: tuple[int, ...], fabric: Fabric) -> RankGroup:
     """Return the position of these ranks in the cluster, one device a rank in their order."""
     places = np.sort(np.array(ranks))
     num_domains = len(np.unique(places // int(fabric.domain_size)))
     stride = (places[-1] - places[0]) / max(len(places) - 1, 1)
-    return Group(np.array(float(len(places))), np.array(float(num_domains)), np.array(max(stride, 1.0)))
+    return RankGroup(np.array(float(len(places))), np.array(float(num_domains)), np.array(max(stride, 1.0)))
 
 
 def kind_of(op: str) -> str:
@@ -141,7 +142,7 @@ def _message_times(channel: Channel, traces: Traces, fabric: Fabric) -> tuple[Fl
     num_bytes, hops = _num_bytes(channel, traces), hops_of(channel, traces)
     domains = hops // int(fabric.domain_size)
     crosses = bool((domains[:, 0] != domains[:, 1]).any())
-    group = Group(np.array(2.0), np.array(1.0 + crosses), np.array(float(np.abs(np.diff(hops)).max())))
+    group = RankGroup(np.array(2.0), np.array(1.0 + crosses), np.array(float(np.abs(np.diff(hops)).max())))
     require_links(group, fabric)
     spine = spine_of_hops(hops, fabric)
     latency_s, whole_s = (hop_s(size, group, spine.crossing, fabric) for size in (np.zeros_like(num_bytes), num_bytes))
@@ -172,17 +173,13 @@ def _num_bytes(channel: Channel, traces: Traces) -> Floats:
 
 
 def _kinds(channel: Channel, traces: Traces) -> NDArray[np.str_]:
-    rows, trace = _longest(channel, traces)
+    member = int(np.argmax([len(rows) for rows in channel.rows]))
+    rows, trace = channel.rows[member], traces.traces[channel.members[member]]
     used, where = np.unique(trace.records.signature[rows], return_inverse=True)
     return np.array([kind_of(trace.signatures[at].op) for at in used.tolist()])[where.ravel()]
 
 
-def _longest(channel: Channel, traces: Traces) -> tuple[Ints, Trace]:
-    member = int(np.argmax([len(rows) for rows in channel.rows]))
-    return channel.rows[member], traces.traces[channel.members[member]]
-
-
-def _priced(kind: str, num_bytes: Floats, group: Group, fabric: Fabric) -> Floats:
+def _priced(kind: str, num_bytes: Floats, group: RankGroup, fabric: Fabric) -> Floats:
     """Return latency, transfer time, and loads inside domains, between domains and between pods [5, comm_ops]."""
     formula = _FORMULAS[kind]
     whole_s = np.broadcast_to(formula(num_bytes, group, fabric), num_bytes.shape)
@@ -190,7 +187,7 @@ def _priced(kind: str, num_bytes: Floats, group: Group, fabric: Fabric) -> Float
     return np.stack(np.broadcast_arrays(latency_s, whole_s - latency_s, *_loads(kind, group, fabric)))
 
 
-def _loads(kind: str, group: Group, fabric: Fabric) -> tuple[float, float, float]:
+def _loads(kind: str, group: RankGroup, fabric: Fabric) -> tuple[float, float, float]:
     """Return the load of each member's link inside the domain, of its network card and of its pod's link."""
     if kind == "all-to-all":
         shares, crossing = spread_shares(group, fabric), spread_crossing(group, fabric)

@@ -128,9 +128,9 @@ def _together(own: list[Saving], where: str, can_offload: bool) -> SavedTensors:
     again = [saving.recompute_s for saving in own if saving.recompute_s is not None]
     return SavedTensors(
         num_bytes=sum(saving.tensor.num_bytes for saving in own),
-        count=len(own),
+        num_tensors=len(own),
         op=own[0].tensor.op,
         scope=where,
-        again_s=sum(again) if again else None,
-        moved_s=sum(saving.offload_s for saving in own) if can_offload else None,
+        recompute_s=sum(again) if again else None,
+        offload_s=sum(saving.offload_s for saving in own) if can_offload else None,
     )

@@ -85,7 +85,9 @@ class Job(Frozen):
         if num_ranks is None:
             return found
         is_stuck = (has_wrong_degree([problem]) and not problem.fixes for problem in found)
-        return [self._on_other_ranks(one, num_ranks) if stuck else one for one, stuck in zip(found, is_stuck, strict=True)]
+        return [
+            self._on_other_ranks(one, num_ranks) if stuck else one for one, stuck in zip(found, is_stuck, strict=True)
+        ]
 
     def problems_on_any_ranks(self, unknown: Collection[str] = ()) -> list[Problem]:
         """Return what `problems` does of what is wrong on any number of ranks."""

@@ -34,7 +34,7 @@ class Candidate(Frozen):
     layout: Layout
     estimate: Estimate
     """Its step time and memory."""
-    headroom_bytes: int
+    free_bytes: int
     """What its fullest rank leaves of the device's usable memory, bytes; negative where it does not fit."""
     simulated: SimulatedStep | None = None
     """What its own traced program does; None where it was not simulated."""
@@ -53,7 +53,7 @@ class Contrast(Frozen):
     change: str = Field(min_length=1)
     """The other layout's value of the key, such as tp=4."""
     other: Candidate
-    extra_s: dict[str, float]
+    change_by_component_s: dict[str, float]
     """By term of the step what the other one takes more than the pick, seconds; terms that are equal are left out."""
 
 
@@ -143,16 +143,16 @@ class Plan(Frozen):
     """The best layouts of other splits over the ranks, fastest first; simulated ones before all others."""
     dropped: Annotated[tuple[Candidate, ...], Field(strict=False)] = ()
     """Finalists that cannot be traced, would not end or do not fit when simulated."""
-    pareto: Annotated[tuple[Candidate, ...], Field(strict=False)] = ()
+    pareto_front: Annotated[tuple[Candidate, ...], Field(strict=False)] = ()
     """The pick, and slower layouts that each leave more memory than all faster ones, fastest first; before it the
     fastest of all, if that leaves more memory than the pick."""
-    plain: Candidate | None = None
+    fsdp_alone: Candidate | None = None
     """Parameters sharded over all devices and nothing else (FSDP), whether it fits or not; None if it is not valid."""
-    plain_refusal: str = ""
-    """Why there is no plain layout."""
+    fsdp_alone_refusal: str = ""
+    """Why there is no such layout."""
     given: Candidate | None = None
     """The layout that the job itself sets, where it was not left to the planner."""
-    contrasts: Annotated[tuple[Contrast, ...], Field(strict=False)] = ()
+    alternatives: Annotated[tuple[Contrast, ...], Field(strict=False)] = ()
     """Why the pick wins, closest first."""
     rejections: Annotated[tuple[Rejection, ...], Field(strict=False)] = ()
     """What lies next to the pick and cannot be used, fastest first."""

@@ -24,10 +24,10 @@ class RunSummary(Frozen):
     last_loss: float
     validation_loss: float | None
     """The last one; None where none was computed."""
-    step_s: float
-    tokens_per_s: float | None
+    median_step_s: float
+    median_tokens_per_s: float | None
     """None of data that has no tokens."""
-    memory_bytes: float
+    peak_memory_bytes: float
     """Rank 0's peak."""
 
 
@@ -52,7 +52,7 @@ class RunComparison(Frozen):
 
     a: RunSummary
     b: RunSummary
-    changed: tuple[ChangedKey, ...]
+    changed_settings: tuple[ChangedKey, ...]
     num_common_steps: int
     first_difference: int | None
     """First common step whose losses are not bitwise equal; None where all are."""
@@ -73,7 +73,7 @@ def compare_runs(
     return RunComparison(
         a=summaries[0],
         b=summaries[1],
-        changed=_changed(*manifests),
+        changed_settings=_changed(*manifests),
         num_common_steps=len(common),
         first_difference=int(common[apart[0]]) if len(apart) else None,
         losses=tuple(LossPair(step=int(common[at]), a=float(a[at]), b=float(b[at])) for at in shown),
@@ -89,9 +89,9 @@ def run_summary(name: str, manifest: Manifest, metrics: RunMetrics) -> RunSummar
         num_ranks=manifest.attempts[-1].layout.num_ranks,
         last_loss=float(metrics.loss[-1]),
         validation_loss=float(metrics.validation_loss[-1]) if len(metrics.validation_loss) else None,
-        step_s=float(np.median(metrics.step_s)),
-        tokens_per_s=None if np.isnan(tokens_per_s) else tokens_per_s,
-        memory_bytes=float(metrics.memory_bytes.max()),
+        median_step_s=float(np.median(metrics.step_s)),
+        median_tokens_per_s=None if np.isnan(tokens_per_s) else tokens_per_s,
+        peak_memory_bytes=float(metrics.memory_bytes.max()),
     )
 
 

@@ -21,7 +21,7 @@ class LiveTensors(Frozen):
 
     num_bytes: NonNegativeInt
     """Of all of them together, as asked for."""
-    count: PositiveInt
+    num_tensors: PositiveInt
     role: str
     """What they are for, as TensorRole names it, lower case."""
     op: str
@@ -100,7 +100,7 @@ class RankTime(_RankClass):
 class Straggling(_RankClass):
     """How one rank's step changes under jitter or with a slow rank, against the step in which none is slow."""
 
-    computes_s: NonNegativeFloat
+    compute_s: NonNegativeFloat
     """On its default stream."""
     added_compute_s: float
     """What it computes longer than in the usual step."""
@@ -160,8 +160,8 @@ class Outcome(Frozen):
     """The step by component, the mean over all ranks."""
     compute: dict[str, NonNegativeFloat] = {}
     """Seconds of `parts.compute_s` by kind of operation: matmul, attention, other."""
-    fixed_host_s: NonNegativeFloat = 0.0
-    """Of `parts.host_s`, the work that a step has once before its first operation: data, learning rate, log."""
+    fixed_cpu_bound_s: NonNegativeFloat = 0.0
+    """Of `parts.cpu_bound_s`, the work that a step has once before its first operation: data, learning rate, log."""
     expected: Estimate | None = None
     """What the planner's formulas say of the same layout; None for a model that they do not know."""
     expected_parts: StepDecomposition | None = None

@@ -3,31 +3,32 @@
 from pydantic import Field, NonNegativeFloat, NonNegativeInt
 
 from meshwright.spec.frozen import Frozen
+from meshwright.spec.label import label_of
 from meshwright.spec.step.step_decomposition import StepDecomposition
 
 
 class MemoryUse(Frozen):
     """One rank's peak device memory by tensor class, in bytes."""
 
-    parameters_bytes: NonNegativeInt = Field(0, title="parameters")
+    parameters_bytes: NonNegativeInt = 0
     """This rank's part of the parameters, in the format they are kept in."""
-    gradients_bytes: NonNegativeInt = Field(0, title="gradients")
+    gradients_bytes: NonNegativeInt = 0
     """This rank's part of the gradients."""
-    optimizer_bytes: NonNegativeInt = Field(0, title="optimizer state")
+    optimizer_state_bytes: NonNegativeInt = 0
     """Masters and moments."""
-    gathered_bytes: NonNegativeInt = Field(0, title="unsharded parameters")
+    unsharded_parameters_bytes: NonNegativeInt = 0
     """Whole parameters of the blocks at work, and their gradients before they are reduced (FSDP)."""
-    activations_bytes: NonNegativeInt = Field(0, title="activations")
+    activations_bytes: NonNegativeInt = 0
     """What the backward pass of the microbatches in flight still needs."""
-    logits_bytes: NonNegativeInt = Field(0, title="logits and loss")
+    logits_bytes: NonNegativeInt = 0
     """Logits, their gradient and what the loss makes of them."""
-    buffers_bytes: NonNegativeInt = Field(0, title="communication buffers")
+    communication_buffers_bytes: NonNegativeInt = 0
     """Staging buffers of collectives."""
-    workspace_bytes: NonNegativeInt = Field(0, title="workspace")
+    workspace_bytes: NonNegativeInt = 0
     """Temporary tensors of the op at the peak, and libraries' workspaces."""
-    fragmentation_bytes: NonNegativeInt = Field(0, title="fragmentation")
+    fragmentation_bytes: NonNegativeInt = 0
     """Reserved by the caching allocator and not allocated."""
-    context_bytes: NonNegativeInt = Field(0, title="context, communicators")
+    context_bytes: NonNegativeInt = 0
     """Taken outside the allocator: driver context, loaded kernels, NCCL."""
 
     @property
@@ -46,8 +47,8 @@ class MemoryUse(Frozen):
         return sum(getattr(self, name) for name in type(self).model_fields)
 
 
-MEMORY_CLASSES = {name: str(field.title) for name, field in MemoryUse.model_fields.items()}
-"""What each class of memory is called in tables and messages."""
+MEMORY_CLASSES = {name: label_of(name) for name in MemoryUse.model_fields}
+"""What each class of memory is called in tables and messages: its key as JSON, without the unit."""
 
 
 class Estimate(Frozen):

@@ -3,63 +3,64 @@
 from __future__ import annotations
 
 import math
-from typing import Self
+from typing import Any, Self
 
-from pydantic import Field, NonNegativeFloat, model_serializer
+from pydantic import NonNegativeFloat, model_serializer
 from pydantic_core.core_schema import SerializerFunctionWrapHandler
 
 from meshwright.spec.frozen import Frozen
+from meshwright.spec.label import label_of
 
 
 class StepDecomposition(Frozen):
     """A step's seconds by component; `total_s` is their sum.
 
-    Formulas distinguish the causes of computation, from the physical floor upwards (floor_s to memory_s, repeat_s), and
-    jitter_s; timelines, simulated or measured, have COMPONENTS. As JSON it holds the components that its source
-    distinguishes.
+    Formulas distinguish the causes of computation, from the physical floor upwards (model_flops_at_peak_s to
+    repeated_backward_s), and stragglers_s; timelines, simulated or measured, have COMPONENTS. As JSON it holds the
+    components that its source distinguishes.
     """
 
-    floor_s: NonNegativeFloat = Field(0.0, title="model FLOPs at the dense peak")
+    model_flops_at_peak_s: NonNegativeFloat = 0.0
     """Model FLOPs over the dense peak of the matmul dtype: no step can take less."""
-    matmul_s: NonNegativeFloat = Field(0.0, title="GEMM inefficiency")
+    gemm_inefficiency_s: NonNegativeFloat = 0.0
     """What large matmuls take above the floor: no device reaches its peak."""
-    tile_s: NonNegativeFloat = Field(0.0, title="tile and wave quantization")
+    tile_and_wave_quantization_s: NonNegativeFloat = 0.0
     """Tiles and waves that a matmul of this shape fills in part."""
-    attention_s: NonNegativeFloat = Field(0.0, title="attention inefficiency")
+    attention_inefficiency_s: NonNegativeFloat = 0.0
     """What attention takes above the floor."""
-    memory_s: NonNegativeFloat = Field(0.0, title="norms, activations, loss (memory)")
+    memory_bound_ops_s: NonNegativeFloat = 0.0
     """Norms, activations, casts, losses: ops that are bound by device memory."""
-    compute_s: NonNegativeFloat = Field(0.0, title="compute")
+    compute_s: NonNegativeFloat = 0.0
     """Forward and backward on the device, causes not distinguished, with FSDP2's casts, copies within the device's
     memory and sums of gradients."""
-    host_s: NonNegativeFloat = Field(0.0, title="CPU-bound (kernel launches)")
+    cpu_bound_s: NonNegativeFloat = 0.0
     """CPU-bound: the device waits for kernel launches, Python, the fixed work of a step."""
-    recompute_s: NonNegativeFloat = Field(0.0, title="recomputation")
+    recomputation_s: NonNegativeFloat = 0.0
     """Forward that is recomputed in the backward (activation_checkpoint)."""
-    repeat_s: NonNegativeFloat = Field(0.0, title="compiled backward run twice (split)")
+    repeated_backward_s: NonNegativeFloat = 0.0
     """Backward of compiled blocks that a split backward runs a second time."""
-    tp_s: NonNegativeFloat = Field(0.0, title="tensor-parallel communication")
+    tp_communication_s: NonNegativeFloat = 0.0
     """Exposed tensor-parallel collectives, of experts too (etp): no computation hides them, here and below."""
-    cp_s: NonNegativeFloat = Field(0.0, title="context-parallel communication")
+    cp_communication_s: NonNegativeFloat = 0.0
     """Exposed context-parallel communication."""
-    ep_s: NonNegativeFloat = Field(0.0, title="expert-parallel communication")
+    ep_communication_s: NonNegativeFloat = 0.0
     """Exposed expert-parallel all-to-alls."""
-    dp_s: NonNegativeFloat = Field(0.0, title="data-parallel communication")
+    dp_communication_s: NonNegativeFloat = 0.0
     """Exposed data-parallel all-gathers and reductions (FSDP, expert FSDP, dp_replicate), and copies of offloaded
     parameters and gradients between the memories of the host and the device."""
-    pp_s: NonNegativeFloat = Field(0.0, title="pipeline P2P")
+    pipeline_p2p_s: NonNegativeFloat = 0.0
     """Exposed pipeline P2P: messages between stages, in flight while nothing is computed."""
-    other_s: NonNegativeFloat = Field(0.0, title="other communication")
+    other_communication_s: NonNegativeFloat = 0.0
     """Exposed collectives of groups without an axis, such as all ranks: norm, loss; other copies between the memories
     of the host and the device."""
-    bubble_s: NonNegativeFloat = Field(0.0, title="pipeline bubble")
+    pipeline_bubble_s: NonNegativeFloat = 0.0
     """Pipeline bubble: ranks that wait for a message which has not been sent yet, of the first microbatch, after the
     last, or of a slower stage."""
-    optimizer_s: NonNegativeFloat = Field(0.0, title="optimizer")
+    optimizer_s: NonNegativeFloat = 0.0
     """Gradient clipping and the optimizer update: what the device computes after the last backward, without FSDP2."""
-    data_s: NonNegativeFloat = Field(0.0, title="reading data")
+    data_loading_s: NonNegativeFloat = 0.0
     """The host reads the next samples while the device is idle; formulas expect data in time."""
-    jitter_s: NonNegativeFloat = Field(0.0, title="stragglers")
+    stragglers_s: NonNegativeFloat = 0.0
     """Stragglers: the slowest of many ranks, which the others wait for in collectives of any axis."""
 
     @property
@@ -75,7 +76,16 @@ class StepDecomposition(Frozen):
     @property
     def exposed_s(self) -> float:
         """Return the seconds of all communication that no computation hides."""
-        return math.fsum((self.tp_s, self.cp_s, self.ep_s, self.dp_s, self.pp_s, self.other_s))
+        return math.fsum(
+            (
+                self.tp_communication_s,
+                self.cp_communication_s,
+                self.ep_communication_s,
+                self.dp_communication_s,
+                self.pipeline_p2p_s,
+                self.other_communication_s,
+            )
+        )
 
     def summed(self) -> Self:
         """Return the same step in COMPONENTS: what formulas predict, as a timeline would show it."""
@@ -88,23 +98,35 @@ class StepDecomposition(Frozen):
         names = dict.fromkeys((*self.distinguished, *other.distinguished))
         return {name: getattr(self, name) - getattr(other, name) for name in names}
 
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with `changes`, which distinguishes the same components and those that change."""
+        return self.model_validate({**{name: getattr(self, name) for name in self.model_fields_set}, **changes})
+
     @model_serializer(mode="wrap")
     def _distinguished_only(self, handler: SerializerFunctionWrapHandler) -> dict[str, float]:
         values = handler(self)
         return {name: values[name] for name in self.distinguished}
 
 
-COMPONENT_NAMES = {name: str(field.title) for name, field in StepDecomposition.model_fields.items()}
-"""What each component is called in tables and messages, in their order."""
+COMPONENT_NAMES = {name: label_of(name) for name in StepDecomposition.model_fields}
+"""What each component is called in tables and messages, in their order: its key as JSON, without the unit."""
 
 COMPONENTS = (
-    "compute_s", "recompute_s", "tp_s", "cp_s", "ep_s", "dp_s", "pp_s", "other_s", "bubble_s", "optimizer_s", "data_s",
-    "host_s",
+    "compute_s", "recomputation_s", "tp_communication_s", "cp_communication_s", "ep_communication_s",
+    "dp_communication_s", "pipeline_p2p_s", "other_communication_s", "pipeline_bubble_s", "optimizer_s",
+    "data_loading_s", "cpu_bound_s",
 )  # fmt: skip
 """What a timeline distinguishes, in the order of tables."""
 _CAUSES = {
-    "compute_s": ("floor_s", "matmul_s", "tile_s", "attention_s", "memory_s", "repeat_s"),
-    "other_s": ("jitter_s",),
+    "compute_s": (
+        "model_flops_at_peak_s",
+        "gemm_inefficiency_s",
+        "tile_and_wave_quantization_s",
+        "attention_inefficiency_s",
+        "memory_bound_ops_s",
+        "repeated_backward_s",
+    ),
+    "other_communication_s": ("stragglers_s",),
 }
 """By component what formulas distinguish of it."""
 assert sorted((*COMPONENTS, *(cause for causes in _CAUSES.values() for cause in causes))) == sorted(COMPONENT_NAMES)

@@ -15,23 +15,23 @@ from meshwright.spec.trace.timeline import Floats, Ints, SpanKind, Timeline
 Mask = NDArray[np.bool_]
 
 _COMPONENT_OF_AXIS = {
-    "tp": "tp_s",
-    "etp": "tp_s",
-    "cp": "cp_s",
-    "ep": "ep_s",
-    "dp": "dp_s",
-    "fsdp": "dp_s",
-    "expert_dp_shard": "dp_s",
-    "dp_shard": "dp_s",
-    "dp_replicate": "dp_s",
-    "pp": "pp_s",
+    "tp": "tp_communication_s",
+    "etp": "tp_communication_s",
+    "cp": "cp_communication_s",
+    "ep": "ep_communication_s",
+    "dp": "dp_communication_s",
+    "fsdp": "dp_communication_s",
+    "expert_dp_shard": "dp_communication_s",
+    "dp_shard": "dp_communication_s",
+    "dp_replicate": "dp_communication_s",
+    "pp": "pipeline_p2p_s",
 }
-"""The component that communication along a mesh axis belongs to; other_s for any other axis."""
+"""The component that communication along a mesh axis belongs to; other_communication_s for any other axis."""
 
 _MESSAGES = ("c10d.send", "c10d.recv")
-_COMPONENT_OF_PHASE = {"recompute": "recompute_s", "optimizer": "optimizer_s"}
-_COMPUTE = ("compute_s", "recompute_s", "optimizer_s")
-_COMMUNICATION = tuple(dict.fromkeys((*_COMPONENT_OF_AXIS.values(), "other_s")))
+_COMPONENT_OF_PHASE = {"recompute": "recomputation_s", "optimizer": "optimizer_s"}
+_COMPUTE = ("compute_s", "recomputation_s", "optimizer_s")
+_COMMUNICATION = tuple(dict.fromkeys((*_COMPONENT_OF_AXIS.values(), "other_communication_s")))
 
 
 def decompose(timeline: Timeline, rank: int | None = None) -> StepDecomposition:
@@ -76,14 +76,14 @@ def _swept(timeline: Timeline) -> Floats:
     edges = np.unique(np.concatenate([start, end, np.arange(num_ranks + 1) * step_s]))
     width = np.diff(edges)
     bounds = np.searchsorted(edges, start), np.searchsorted(edges, end)
-    component = np.full(len(width), COMPONENTS.index("host_s"))
+    component = np.full(len(width), COMPONENTS.index("cpu_bound_s"))
     is_open = np.ones(len(width), bool)
     for name, mask, under_way in _claims(timeline):
         if mask.any():
             taken = is_open & _is_covered(bounds, len(width), mask)
             component[taken] = COMPONENTS.index(name)
             if under_way is not None:
-                component[taken & ~_is_covered(bounds, len(width), under_way)] = COMPONENTS.index("bubble_s")
+                component[taken & ~_is_covered(bounds, len(width), under_way)] = COMPONENTS.index("pipeline_bubble_s")
             is_open &= ~taken
     at = np.clip(np.searchsorted(np.arange(num_ranks + 1) * step_s, edges[:-1], side="right") - 1, 0, num_ranks - 1)
     seconds = np.bincount(at * len(COMPONENTS) + component, weights=width, minlength=num_ranks * len(COMPONENTS))
@@ -99,10 +99,10 @@ def _claims(timeline: Timeline) -> Iterator[tuple[str, Mask, Mask | None]]:
     computes, communicates = spans.kind == SpanKind.COMPUTE, spans.kind == SpanKind.COMMUNICATION
     for name in _COMPUTE:
         yield name, is_default & computes & (by_phase == COMPONENTS.index(name)), None
-    yield "data_s", is_default & (spans.kind == SpanKind.DATA), None
-    yield "host_s", is_default & (spans.kind == SpanKind.HOST), None
+    yield "data_loading_s", is_default & (spans.kind == SpanKind.DATA), None
+    yield "cpu_bound_s", is_default & (spans.kind == SpanKind.HOST), None
     waits = (spans.kind == SpanKind.WAIT) & (spans.stream <= 0) & (spans.axis >= 0)
-    may_be_bubbles = ("pp_s", "other_s") if _has_stages(timeline) else ()
+    may_be_bubbles = ("pipeline_p2p_s", "other_communication_s") if _has_stages(timeline) else ()
     for name in _COMMUNICATION:
         is_along = by_axis == COMPONENTS.index(name)
         yield name, waits & is_along, communicates & is_along if name in may_be_bubbles else None
@@ -110,7 +110,7 @@ def _claims(timeline: Timeline) -> Iterator[tuple[str, Mask, Mask | None]]:
         yield name, communicates & (by_axis == COMPONENTS.index(name)), None
     for name in _COMPUTE:
         yield name, computes & (by_phase == COMPONENTS.index(name)), None
-    yield "data_s", spans.kind == SpanKind.DATA, None
+    yield "data_loading_s", spans.kind == SpanKind.DATA, None
 
 
 def _has_stages(timeline: Timeline) -> bool:
@@ -129,9 +129,9 @@ def _components_of_communication(timeline: Timeline) -> Ints:
 
     That of FSDP2 and DDP is data-parallel whatever a program calls the dims of its mesh.
     """
-    by_axis = _positions(timeline.axes, _COMPONENT_OF_AXIS, "other_s", timeline.spans.axis)
-    is_unknown = by_axis == COMPONENTS.index("other_s")
-    return np.where(is_unknown & _is_data_parallel(timeline), COMPONENTS.index("dp_s"), by_axis)
+    by_axis = _positions(timeline.axes, _COMPONENT_OF_AXIS, "other_communication_s", timeline.spans.axis)
+    is_unknown = by_axis == COMPONENTS.index("other_communication_s")
+    return np.where(is_unknown & _is_data_parallel(timeline), COMPONENTS.index("dp_communication_s"), by_axis)
 
 
 def _is_data_parallel(timeline: Timeline) -> Mask:

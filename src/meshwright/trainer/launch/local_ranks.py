@@ -112,7 +112,7 @@ def _require_named(fn: Callable[..., Any]) -> None:
 def _hidden_script() -> Iterator[None]:
     """Keep a process that starts from importing the caller's script: without a __main__ guard it would run again."""
     script = sys.modules["__main__"]
-    kept = {name: vars(script).pop(name) for name in ("__file__", "__spec__") if name in vars(script)}
+    kept: dict[str, Any] = {name: vars(script).pop(name) for name in ("__file__", "__spec__") if name in vars(script)}
     script.__spec__ = None
     try:
         yield

@@ -18,8 +18,8 @@ from meshwright.models.moe import MixtureOfExperts
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.pipeline.stages import Stages
 
-_OTHERS = ("padded_rows", "balance_loss", "z_loss", "num_forwards")
-"""Statistics of a layer besides the rows of each expert."""
+_OTHERS = ("balance_loss", "z_loss", "num_forwards", "padded_rows")
+"""Statistics of a layer after the rows of each expert, in the order of MixtureOfExperts.statistics."""
 
 
 class ExpertLoad:
@@ -57,9 +57,7 @@ class ExpertLoad:
             self._num_layers, self._num_experts + len(_OTHERS), dtype=torch.float64, device=self._device
         )
         for number, mixture in self._mixtures.items():
-            router = mixture.router
-            counts = (router.load_E, mixture.padded_rows, router.balance_loss, router.z_loss, router.num_forwards)
-            table[number] = torch.cat([count.double() for count in counts])
+            table[number] = torch.cat([statistic.double() for statistic in mixture.statistics])
         if dist.get_world_size() > 1:
             dist.all_reduce(table)
         load_LE, others_LO = table.split([self._num_experts, len(_OTHERS)], dim=1)
@@ -73,7 +71,7 @@ def _metrics(load_LE: NDArray[np.float64], others_LO: NDArray[np.float64]) -> di
         # A traced stage without experts: fake tensors carry no counts of other stages.
         return {}
     skew_L = load_LE.max(1) / load_LE.mean(1)
-    padded_rows, balance_loss, z_loss, num_forwards = others_LO.sum(0).tolist()
+    balance_loss, z_loss, num_forwards, padded_rows = others_LO.sum(0).tolist()
     metrics = {
         "router_skew": float(skew_L.max()),
         "router_skew_mean": float(skew_L.mean()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cost_cases import cases, setting
+from cost_configs import configs, training_setup
 from meshwright.cost.communication.contention import FsdpTraffic, LinkShares, contended_fabrics
 from meshwright.cost.communication.group import group_of
 from meshwright.cost.stacks import OURS
@@ -17,14 +17,16 @@ from meshwright.spec.layout.layout import Layout
 
 def steps(cluster: str, *layouts: Layout, stack: str = OURS) -> StepTerms:
     found = load_cluster(cluster)
-    return step_times(cases(setting("llama3-8b", found.with_num_devices(layouts[0].num_ranks), stack), *layouts))
+    return step_times(
+        configs(training_setup("llama3-8b", found.with_num_devices(layouts[0].num_ranks), stack), *layouts)
+    )
 
 
 def sharded_and_not(cluster: str, layout: Layout, stack: str = OURS) -> list[float]:
     """Return the seconds of tp, cp and ep where data-parallel ranks share parameters, and where all hold them."""
     whole = layout.replace(dp_shard=1, dp_replicate=layout.dp_shard)
     step = steps(cluster, layout, whole, stack=stack)
-    return (step.tp_s + step.cp_s + step.ep_s).tolist()
+    return (step.tp_communication_s + step.cp_communication_s + step.ep_communication_s).tolist()
 
 
 def test_tp_takes_longer_on_links_that_fsdp_uses_but_not_twice_as_long() -> None:
@@ -50,7 +52,7 @@ def test_tp_takes_longer_on_links_that_fsdp_uses_but_not_twice_as_long() -> None
 def test_an_axis_takes_longer_by_what_it_shares_with_fsdp(
     forward: tuple[float, float], span: tuple[float, float], longer: float
 ) -> None:
-    fabric = StepPricer(cases(setting("llama3-8b", load_cluster("h100-ib400"), OURS), Layout(tp=2))).fabric
+    fabric = StepPricer(configs(training_setup("llama3-8b", load_cluster("h100-ib400"), OURS), Layout(tp=2))).fabric
     tp, fsdp = group_of(1, np.array([2]), fabric), group_of(2, np.array([4]), fabric)
     in_forward, in_last = np.array(forward)[:, None], np.array([0.0, 1.0])[:, None]
     # A gather in half of the forwards, and in one backward of four a reduction.
@@ -81,14 +83,14 @@ def test_it_does_not_where_fsdp_uses_the_network_alone() -> None:
 def test_a_ring_shares_its_links_with_the_fsdp_that_spans_it() -> None:
     ring = Layout(dp_shard=2, cp=4, cp_method="ring")
     kept = ring.replace(reshard_after_forward="never")
-    again, once = steps("mi300x-node", ring, kept).cp_s.tolist()
+    again, once = steps("mi300x-node", ring, kept).cp_communication_s.tolist()
     assert again > 1.02 * once
 
 
 def test_ulysses_sends_to_every_rank_of_its_group() -> None:
     """Of 16 ranks in two nodes 7 peers are inside and 8 are outside."""
-    of = setting("llama3-8b", load_cluster("h100-ib400").with_num_devices(16), OURS)
-    pricer = StepPricer(cases(of, *(Layout(cp=16, cp_method=name) for name in ("ulysses", "all-gather"))))
+    of = training_setup("llama3-8b", load_cluster("h100-ib400").with_num_devices(16), OURS)
+    pricer = StepPricer(configs(of, *(Layout(cp=16, cp_method=name) for name in ("ulysses", "all-gather"))))
     _, shares, _ = pricer.communication.shares(pricer.fabric)
     inside, network = (rate[0] for rate in (pricer.fabric.intra_bytes_per_s, pricer.fabric.inter_bytes_per_s))
     spread, ring = (shares.inside / shares.network).tolist()

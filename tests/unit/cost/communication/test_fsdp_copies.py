@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cost_cases import cases, setting
+from cost_configs import configs, training_setup
 from meshwright.cost.communication.contention import computing_shares
-from meshwright.cost.communication.data_parallel import DataParallel, data_parallel_of
+from meshwright.cost.communication.data_parallel import DataParallel
 from meshwright.cost.communication.fsdp_copies import fsdp_copies_s, fsdp_kernels
 from meshwright.cost.work import BLOCK, work_of
 from meshwright.spec.layout.layout import Layout
@@ -17,17 +17,17 @@ ONE_BYTE_PER_S = np.array(1.0)
 
 def parallel_of(layout: Layout, num_microbatches: int, stack: str = "meshwright") -> tuple[DataParallel, np.ndarray]:
     """Return the data parallelism of one case of so many microbatches, and its block."""
-    of = setting("llama3-8b", stack=stack, global_batch_size=layout.dp * num_microbatches)
-    case = cases(of, layout)
+    of = training_setup("llama3-8b", stack=stack, global_batch_size=layout.dp * num_microbatches)
+    case = configs(of, layout)
     work = work_of(case)
-    return data_parallel_of(case, work), np.flatnonzero(work.owners.kind == BLOCK)[:1]
+    return DataParallel(case, work), np.flatnonzero(work.blocks.kind == BLOCK)[:1]
 
 
 def bytes_of_block(layout: Layout, num_microbatches: int) -> tuple[float, float]:
     """Return the bytes moved for each parameter of a block and microbatch, forward and backward."""
     parallel, block = parallel_of(layout, num_microbatches)
     moved = fsdp_copies_s(parallel, block, ONE_BYTE_PER_S, is_block=True)
-    forward, backward = (float(one[0] / parallel.work.owners.dense_parameters[block][0]) for one in moved)
+    forward, backward = (float(one[0] / parallel.work.blocks.dense_parameters[block][0]) for one in moved)
     return forward, backward
 
 

@@ -1,16 +1,21 @@
-"""What attention of a split sequence computes besides its causal whole, against the operators counted by hand."""
+"""What attention computes besides its causal kernels, against the operators counted by hand; other stacks have none."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from cost_cases import cases, changed, setting
-from meshwright.cost.case import Setting
-from meshwright.cost.compute.context_attention import ContextAttention, context_attention_of
+from cost_configs import changed, configs, training_setup
+from meshwright.cost.compute.context_attention import ContextAttention
 from meshwright.cost.constants import fitted_constants
+from meshwright.cost.memory.footprint import footprint
 from meshwright.cost.step_times import step_times
+from meshwright.cost.training_setup import TrainingSetup
 from meshwright.cost.work import BLOCK, work_of
+from meshwright.spec.job.job import Job
+from meshwright.spec.job.sections import DataSection
 from meshwright.spec.layout.layout import ContextMethod, Layout
 
 SEQ_LEN, CP = 16_384, 4
@@ -21,15 +26,15 @@ QUERIES, KEYS_AND_VALUES, HEADS = POSITIONS * 4096, POSITIONS * 2 * 1024, POSITI
 """Elements of Llama 3 8B on one rank; scores' logsumexps are one for each head."""
 
 
-def ours() -> Setting:
-    return changed(setting("llama3-8b", seq_len=SEQ_LEN), plain_context_attention=True)
+def ours() -> TrainingSetup:
+    return changed(training_setup("llama3-8b", seq_len=SEQ_LEN), plain_context_attention=True)
 
 
-def of(layout: Layout, given: Setting | None = None) -> tuple[ContextAttention, np.ndarray]:
-    """Return the attention of one layout, and which owner its blocks are."""
-    table = cases(given or ours(), layout)
-    owners = work_of(table).owners
-    return context_attention_of(table, owners), np.flatnonzero(owners.kind == BLOCK)
+def of(layout: Layout, given: TrainingSetup | None = None) -> tuple[ContextAttention, np.ndarray]:
+    """Return the attention of one layout, and which row its blocks are."""
+    table = configs(given or ours(), layout)
+    blocks = work_of(table).blocks
+    return ContextAttention(table, blocks), np.flatnonzero(blocks.kind == BLOCK)
 
 
 def test_a_ring_moves_what_its_operators_read_and_write() -> None:
@@ -71,17 +76,117 @@ def test_gathered_keys_are_put_in_order() -> None:
 @pytest.mark.parametrize("method", ["ring", "all-gather", "ulysses"])
 def test_only_plain_operators_cost_more(method: ContextMethod) -> None:
     layout = Layout(dp_shard=2, cp=CP, cp_method=method)
-    plain, fused = (step_times(cases(changed(ours(), plain_context_attention=on), layout)) for on in (True, False))
+    plain, fused = (step_times(configs(changed(ours(), plain_context_attention=on), layout)) for on in (True, False))
     costs = plain.total_s[0] > 1.01 * fused.total_s[0]
     assert costs == (method != "ulysses")
 
 
 def test_only_whole_recomputation_merges_and_sends_a_ring_again() -> None:
     none, selective, full = (RING.replace(activation_checkpoint=kind) for kind in ("none", "selective", "full"))
-    plain = step_times(cases(changed(ours(), plain_context_attention=False), none, selective, full))
-    merged = step_times(cases(ours(), none, selective, full))
-    more = merged.recompute_s - plain.recompute_s
+    plain = step_times(configs(changed(ours(), plain_context_attention=False), none, selective, full))
+    merged = step_times(configs(ours(), none, selective, full))
+    more = merged.recomputation_s - plain.recomputation_s
     assert more[:2].tolist() == [0.0, 0.0]
     assert more[2] > 0
-    assert merged.cp_s[1] == pytest.approx(merged.cp_s[0])
-    assert merged.cp_s[2] > merged.cp_s[0]
+    assert merged.cp_communication_s[1] == pytest.approx(merged.cp_communication_s[0])
+    assert merged.cp_communication_s[2] > merged.cp_communication_s[0]
+
+
+NUM_BLOCKS = 32
+METHODS: tuple[ContextMethod, ...] = ("all-gather", "ring", "ulysses")
+
+
+def masking(*, masks_documents: bool = True, **workload: object) -> TrainingSetup:
+    sizes = {"seq_len": SEQ_LEN, "masks_documents": masks_documents} | workload
+    return training_setup("llama3-8b", stack="meshwright", **sizes)
+
+
+def test_a_job_tells_formulas_that_it_masks_documents() -> None:
+    for masks in (True, False):
+        assert Job(data=DataSection(mask_documents=masks)).workload.masks_documents == masks
+
+
+@pytest.mark.parametrize("layout", [Layout(dp_shard=8), Layout(dp_shard=2, cp=CP, cp_method="ulysses")])
+def test_whole_sequences_compute_all_scores(layout: Layout) -> None:
+    constants = fitted_constants()
+    mask, block = of(layout, masking())
+    ramp = constants["attention_ramp_tokens"]
+    # Twice the work, at the rate of twice the keys.
+    expected = 2 * (SEQ_LEN / 2 / (SEQ_LEN / 2 + ramp)) / (SEQ_LEN / (SEQ_LEN + ramp))
+    assert mask.slowdown(block, constants) == pytest.approx(expected)
+    causal, block = of(layout, masking(masks_documents=False))
+    assert causal.slowdown(block, constants) == 1
+    assert causal.mask_bytes() == 0
+
+
+@pytest.mark.parametrize("cp", [2, 4, 8])
+@pytest.mark.parametrize("masks_documents", [True, False])
+def test_a_mask_computes_the_scores_that_it_hides(cp: int, masks_documents: bool) -> None:
+    layout = Layout(dp_shard=1, cp=cp, cp_method="all-gather")
+    mask, block = of(layout, masking(masks_documents=masks_documents))
+    chunk = SEQ_LEN // (2 * cp)
+    # Both chunks of a rank, each with all keys up to its end, over its share of the causal half.
+    pairs = [chunk * chunk * (rank + 1) + chunk * chunk * (2 * cp - rank) for rank in range(cp)]
+    assert len(set(pairs)) == 1
+    assert mask.slowdown(block, fitted_constants()) == pytest.approx(pairs[0] / (SEQ_LEN**2 / 2 / cp))
+
+
+@pytest.mark.parametrize(("precision", "size"), [("bfloat16", 2), ("float32", 4)])
+def test_masks_are_read_and_written_operator_by_operator(precision: str, size: int) -> None:
+    gathered = Layout(dp_shard=2, cp=CP, microbatch_size=2, cp_method="all-gather")
+    chunks = (SEQ_LEN // CP // 2) ** 2 * (2 * CP + 1)
+    causal, _ = of(gathered, masking(masks_documents=False, precision=precision))
+    # ones, tril; where, which also reads: one mask for both sequences.
+    assert causal.mask_bytes() == pytest.approx(chunks * (1 + 2 + 1 + size))
+    documents, _ = of(gathered, masking(precision=precision))
+    # ones, tril; equal; and, which reads both; where.
+    each = 1 + 2 + 1 + size
+    assert documents.mask_bytes() == pytest.approx(chunks * (1 + 2 + 1 + 2 * each))
+    whole, _ = of(Layout(dp_shard=8, compile=True), masking(precision=precision))
+    assert whole.mask_bytes() == pytest.approx(SEQ_LEN**2 * size)
+
+
+@pytest.mark.parametrize("method", [None, *METHODS])
+def test_documents_cost_only_ours_more(method: ContextMethod | None) -> None:
+    layout = Layout(dp_shard=8) if method is None else Layout(dp_shard=2, cp=CP, cp_method=method)
+    for stack, costs in (("meshwright", True), ("torchtitan-2025", False), ("megatron-core-2026", False)):
+        plain = training_setup("llama3-8b", stack=stack, seq_len=SEQ_LEN)
+        masked = replace(plain, workload=plain.workload.replace(masks_documents=True))
+        without, with_documents = (step_times(configs(one, layout)).total_s[0] for one in (plain, masked))
+        # Gathered keys have a mask anyhow, and documents make another one for each sequence.
+        least = 1.0 if method == "all-gather" else 1.01
+        assert (with_documents > least * without) if costs else (with_documents == without), stack
+
+
+def test_a_mask_is_kept_of_each_block_unless_its_ops_run_again() -> None:
+    whole, compiled = Layout(dp_shard=8), Layout(dp_shard=8, compile=True)
+    selective, ring = whole.replace(activation_checkpoint="selective"), Layout(dp_shard=2, cp=CP, cp_method="ring")
+    ulysses, gathered = (Layout(dp_shard=2, cp=CP, cp_method=name) for name in ("ulysses", "all-gather"))
+    layouts = (whole, compiled, ulysses, gathered.replace(microbatch_size=2), ring, selective)
+    plain, masked = (footprint(configs(masking(masks_documents=on), *layouts)) for on in (False, True))
+    more = (masked.activations_bytes - plain.activations_bytes).tolist()
+    of_sequence = 2 * SEQ_LEN**2 * NUM_BLOCKS
+    assert more[:3] == pytest.approx([of_sequence] * 3)
+    # A second sequence has a mask of its own.
+    assert more[3] == pytest.approx(of_sequence / CP / 2)
+    assert more[4:] == [0.0, 0.0]
+
+
+def test_selective_recomputation_makes_the_mask_again() -> None:
+    selective = Layout(dp_shard=8, activation_checkpoint="selective")
+    without, with_documents = (step_times(configs(masking(masks_documents=on), selective)) for on in (False, True))
+    assert with_documents.recomputation_s[0] > without.recomputation_s[0]
+
+
+def test_a_pipeline_computes_hidden_scores_on_every_stage() -> None:
+    without, with_documents = (
+        step_times(configs(masking(masks_documents=on), Layout(pp=4, dp_shard=2))).total_s[0] for on in (False, True)
+    )
+    assert with_documents > 1.2 * without
+
+
+def test_foreign_stacks_keep_what_they_kept() -> None:
+    plain = changed(training_setup("llama3-8b", seq_len=SEQ_LEN), name="theirs")
+    masked = replace(plain, workload=plain.workload.replace(masks_documents=True))
+    kept, kept_masked = (footprint(configs(one, Layout(dp_shard=8))).activations_bytes[0] for one in (plain, masked))
+    assert kept == kept_masked

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_cases import MODELS, cases, setting
+from cost_configs import MODELS, configs, training_setup
+from meshwright.cost.achieved_rates import peaks_of, rates_of
 from meshwright.cost.compute.block_time import BlockPricer
 from meshwright.cost.compute.op_bytes import moved_bytes
 from meshwright.cost.compute.op_time import op_seconds
 from meshwright.cost.constants import fitted_constants
-from meshwright.cost.rates import peaks_of, rates_of
 from meshwright.cost.stack_factors import stacks_of
 from meshwright.cost.work import BLOCK, work_of
 from meshwright.errors import UnsupportedError
@@ -52,24 +52,24 @@ def attention(heads: int, seq_len: int, width: int, *, is_backward: bool) -> Sig
 @pytest.mark.parametrize("cluster", ["h100-ib400", "dgx-a100", "dgx-b200"])
 @pytest.mark.parametrize("tp", [1, 4])
 def test_matmuls_and_attention_take_what_the_planner_says(cluster: str, tp: int) -> None:
-    of = setting("llama3-8b", cluster, "meshwright", seq_len=4096)
-    in_cases = cases(of, Layout(tp=tp))
-    work, peaks, constants = work_of(in_cases), peaks_of((of,)), fitted_constants()
+    of = training_setup("llama3-8b", cluster, "meshwright", seq_len=4096)
+    in_configs = configs(of, Layout(tp=tp))
+    work, peaks, constants = work_of(in_configs), peaks_of((of,)), fitted_constants()
     times = BlockPricer(work, (of,), peaks).price(rates_of((of,), peaks, constants), constants)
-    slow = float(stacks_of(in_cases).factors(constants).compute[0])
-    block = int(np.flatnonzero(work.owners.kind == BLOCK)[0])
-    lines = [[int(getattr(work.matmuls, side)[at]) for side in "mnk"] for at in _lines_of(work.matmuls.owner, block)]
+    slow = float(stacks_of(in_configs).factors(constants).compute[0])
+    block = int(np.flatnonzero(work.blocks.kind == BLOCK)[0])
+    lines = [[int(getattr(work.matmuls, side)[at]) for side in "mnk"] for at in _lines_of(work.matmuls.block, block)]
     device = of.cluster.device
     forward = op_seconds([matmul(m, n, k) for m, n, k in lines], device).sum()
     back = op_seconds([one for m, n, k in lines for one in (matmul(m, k, n), matmul(n, k, m))], device).sum()
     assert (forward, back) == pytest.approx([slow * times.matmul[way][block] for way in (0, 1)])
-    heads, width = 32 // tp, int(work.owners.head_width[block])
+    heads, width = 32 // tp, int(work.blocks.head_width[block])
     both = op_seconds([attention(heads, 4096, width, is_backward=way) for way in (False, True)], device)
     assert both == pytest.approx([slow * times.attention[way][block] for way in (0, 1)])
 
 
-def _lines_of(owner: np.ndarray, block: int) -> list[int]:
-    return np.flatnonzero(owner == block).tolist()
+def _lines_of(row: np.ndarray, block: int) -> list[int]:
+    return np.flatnonzero(row == block).tolist()
 
 
 @given(st.integers(1, 4096), st.integers(1, 4096), st.integers(1, 4096))

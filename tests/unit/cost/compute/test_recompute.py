@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from cost_cases import cases, changed, setting
+from cost_configs import changed, configs, training_setup
 from meshwright.cost.compute.recompute import Recomputed, recomputed_of
 from meshwright.cost.work import BLOCK, work_of
 from meshwright.models.build import build_architecture
@@ -31,11 +31,11 @@ def flops_of_pass(model: str, layout: Layout) -> int:
 
 def priced_flops(model: str, again: Recomputed) -> float:
     """Return the FLOPs of all blocks' matmuls that are recomputed."""
-    work = work_of(cases(setting(model, seq_len=SEQ_LEN), Layout(microbatch_size=BATCH_SIZE)))
-    lines, owners = work.matmuls, work.owners
-    of_owner = np.bincount(lines.owner, 2 * lines.groups * lines.m * lines.n * lines.k, len(owners.key)) * owners.count
-    share = again.of_matmuls(owners.last_matmul_share, owners.second_matmuls_share, owners.early_terms_share)
-    return float((of_owner * share)[owners.kind == BLOCK].sum())
+    work = work_of(configs(training_setup(model, seq_len=SEQ_LEN), Layout(microbatch_size=BATCH_SIZE)))
+    lines, blocks = work.matmuls, work.blocks
+    of_block = np.bincount(lines.block, 2 * lines.groups * lines.m * lines.n * lines.k, len(blocks.key)) * blocks.count
+    share = again.of_matmuls(blocks.last_matmul_share, blocks.second_matmuls_share, blocks.early_terms_share)
+    return float((of_block * share)[blocks.kind == BLOCK].sum())
 
 
 @pytest.mark.parametrize("model", ["llama-1m", "moe-4m", "mla-moe-4m"])
@@ -43,14 +43,14 @@ def priced_flops(model: str, again: Recomputed) -> float:
 def test_flops_are_those_that_torch_counts(model: str, policy: Any) -> None:
     layout = Layout(microbatch_size=BATCH_SIZE, activation_checkpoint=policy)
     none = layout.replace(activation_checkpoint="none")
-    again = recomputed_of(cases(setting(model, stack="meshwright", seq_len=SEQ_LEN), layout))
+    again = recomputed_of(configs(training_setup(model, stack="meshwright", seq_len=SEQ_LEN), layout))
     assert flops_of_pass(model, layout) - flops_of_pass(model, none) == priced_flops(model, again)
 
 
 def test_a_stack_that_does_not_stop_early_does_all_of_a_block_again() -> None:
     layout = Layout(activation_checkpoint="full", tp=4)
-    of = setting("llama3-8b")
-    early, whole = (recomputed_of(cases(changed(of, recompute_stops_early=stops), layout)) for stops in (True, False))
+    of = training_setup("llama3-8b")
+    early, whole = (recomputed_of(configs(changed(of, recompute_stops_early=stops), layout)) for stops in (True, False))
     share = np.array([0.25])
     assert whole.of_matmuls(share, share, share) == 1
     assert early.of_matmuls(share, share, share) == 0.75
@@ -64,16 +64,16 @@ def test_a_stack_that_does_not_stop_early_does_all_of_a_block_again() -> None:
     ("cluster", "saves", "share"), [("h100-ib400", False, 0), ("b200-ib400", False, 1), ("b200-ib400", True, 0)]
 )
 def test_attention_is_recomputed_where_its_kernel_is_not_listed(cluster: str, saves: bool, share: float) -> None:
-    of = changed(setting("llama3-8b", cluster=cluster), saves_cudnn_attention=saves)
-    assert recomputed_of(cases(of, Layout(activation_checkpoint="selective"))).attention == share
+    of = changed(training_setup("llama3-8b", cluster=cluster), saves_cudnn_attention=saves)
+    assert recomputed_of(configs(of, Layout(activation_checkpoint="selective"))).attention == share
 
 
 def test_half_of_the_matmul_outputs_are_the_second_fourth_and_sixth() -> None:
-    of = changed(setting("llama3-8b"), selective="half-of-matmul-outputs")
-    again = recomputed_of(cases(of, Layout(activation_checkpoint="selective")))
-    owners = work_of(cases(of, Layout())).owners
-    shares = (owners.last_matmul_share, owners.second_matmuls_share, owners.early_terms_share)
-    (share,) = again.of_matmuls(*shares)[owners.kind == BLOCK]
+    of = changed(training_setup("llama3-8b"), selective="half-of-matmul-outputs")
+    again = recomputed_of(configs(of, Layout(activation_checkpoint="selective")))
+    blocks = work_of(configs(of, Layout())).blocks
+    shares = (blocks.last_matmul_share, blocks.second_matmuls_share, blocks.early_terms_share)
+    (share,) = again.of_matmuls(*shares)[blocks.kind == BLOCK]
     # Query, key, value, output, gate, up and down of Llama 3 8B: key, output and up.
     sizes = {"q": 4096, "k": 1024, "v": 1024, "o": 4096, "gate": 14336, "up": 14336, "down": 14336}
     assert share == pytest.approx(sum(sizes[name] for name in ("k", "o", "up")) / sum(sizes.values()))

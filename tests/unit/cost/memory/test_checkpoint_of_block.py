@@ -5,19 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cost_cases import cases, setting
+from cost_configs import configs, training_setup
 from meshwright.cost.compute.recompute import recomputed_of
 from meshwright.cost.layout_table import concatenate, layout_table
 from meshwright.cost.memory.footprint import footprint
 from meshwright.errors import UnsupportedError
 from meshwright.spec.layout.layout import ActivationCheckpoint, Layout
 
-LLAMA = setting("llama3-8b", stack="meshwright")
+LLAMA = training_setup("llama3-8b", stack="meshwright")
 NUM_BLOCKS = 32
 
 
 def peaks(*layouts: Layout) -> list[float]:
-    return footprint(cases(LLAMA, *layouts)).reserved_bytes.tolist()
+    return footprint(configs(LLAMA, *layouts)).reserved_bytes.tolist()
 
 
 @pytest.mark.parametrize("pp", [1, 4])
@@ -26,7 +26,7 @@ def test_all_alike_is_what_one_word_says(pp: int, kind: ActivationCheckpoint) ->
     word = Layout(pp=pp, dp_shard=8, activation_checkpoint=kind)
     each = Layout(pp=pp, dp_shard=8, activation_checkpoint_blocks=(kind,) * NUM_BLOCKS)
     assert peaks(word) == peaks(each)
-    first, second = (recomputed_of(cases(LLAMA, layout)) for layout in (word, each))
+    first, second = (recomputed_of(configs(LLAMA, layout)) for layout in (word, each))
     assert np.array_equal(first.matmul, second.matmul)
     assert np.array_equal(first.memory, second.memory)
 
@@ -34,7 +34,7 @@ def test_all_alike_is_what_one_word_says(pp: int, kind: ActivationCheckpoint) ->
 def test_each_block_less_that_recomputes_takes_more_memory_and_less_time() -> None:
     mixed = [Layout(dp_shard=8, activation_checkpoint_blocks=_first_full(count)) for count in (32, 24, 16, 8, 0)]
     assert peaks(*mixed) == sorted(peaks(*mixed))
-    assert recomputed_of(cases(LLAMA, *mixed)).attention.tolist() == [1, 0.75, 0.5, 0.25, 0]
+    assert recomputed_of(configs(LLAMA, *mixed)).attention.tolist() == [1, 0.75, 0.5, 0.25, 0]
 
 
 def test_only_blocks_of_its_own_cost_a_rank_memory() -> None:

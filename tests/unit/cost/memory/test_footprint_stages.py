@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 import pytest
 
-from meshwright.cost.case import Setting
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.memory.footprint_stages import (
     StageCuts,
@@ -16,6 +15,7 @@ from meshwright.cost.memory.footprint_stages import (
     losses_pending,
     stages_of_rank,
 )
+from meshwright.cost.training_setup import TrainingSetup
 from meshwright.hardware.catalogue import load_cluster
 from meshwright.spec.layout.layout import (
     SCHEDULES,
@@ -145,17 +145,17 @@ def test_without_a_pipeline_one_microbatch_is_in_flight() -> None:
     assert chunks_in_flight(table, np.array([8.0, 8.0]), np.zeros(2, np.int64)).tolist() == [1.0, 4.0]
 
 
-def _setting(num_blocks: int, stages: str) -> Setting:
+def _setup(num_blocks: int, stages: str) -> TrainingSetup:
     architecture = PRESETS["llama3-8b"].replace(num_layers=num_blocks)
     stack = Stack(name="any", title="any", stages=stages)
     workload = Workload(seq_len=4096, global_batch_size=8)
-    return Setting(model_spec(architecture), workload, load_cluster("h100-ib400"), stack)
+    return TrainingSetup(model_spec(architecture), workload, load_cluster("h100-ib400"), stack)
 
 
-def _counts(setting: Setting, num_stages: int) -> list[int]:
+def _counts(setup: TrainingSetup, num_stages: int) -> list[int]:
     """Return the blocks of each stage."""
     stages = np.arange(num_stages + 1)
-    first = StageCuts(setting, layout_table([Layout(pp=num_stages)] * (num_stages + 1))).first_block(stages)
+    first = StageCuts(setup, layout_table([Layout(pp=num_stages)] * (num_stages + 1))).first_block(stages)
     assert first[0] == 0
     return np.diff(first).tolist()
 
@@ -171,18 +171,18 @@ def _counts(setting: Setting, num_stages: int) -> list[int]:
     ],
 )
 def test_blocks_are_split_evenly(num_blocks: int, num_stages: int, counts: list[int]) -> None:
-    assert _counts(_setting(num_blocks, "even"), num_stages) == counts
+    assert _counts(_setup(num_blocks, "even"), num_stages) == counts
 
 
 @pytest.mark.parametrize("num_stages", [2, 4, 8, 16])
 def test_balanced_stages_are_those_that_the_runtime_cuts(num_stages: int) -> None:
-    setting = _setting(32, "balanced")
-    boundaries = stage_boundaries(Layout(pp=num_stages), setting.model, setting.workload.seq_len)
-    assert _counts(setting, num_stages) == np.diff([0, *boundaries, 32]).tolist()
+    setup = _setup(32, "balanced")
+    boundaries = stage_boundaries(Layout(pp=num_stages), setup.model, setup.workload.seq_len)
+    assert _counts(setup, num_stages) == np.diff([0, *boundaries, 32]).tolist()
 
 
 def test_too_few_blocks_for_balance_are_split_evenly() -> None:
-    assert _counts(_setting(2, "balanced"), 8) == _counts(_setting(2, "even"), 8)
+    assert _counts(_setup(2, "balanced"), 8) == _counts(_setup(2, "even"), 8)
 
 
 def test_losses_wait_for_their_weights_on_the_last_rank_of_zero_bubble_in_rounds() -> None:

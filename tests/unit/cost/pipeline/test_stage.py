@@ -10,11 +10,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from cost_cases import cases, changed, setting
-from meshwright.cost.case import Floats
+from cost_configs import changed, configs, training_setup
+from meshwright.cost.arrays import Floats
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.pipeline.replay import Hops, StageTimes, pipeline_ops, replay
-from meshwright.cost.pipeline.stage import Stages, bubble_share, stages_of
+from meshwright.cost.pipeline.stage import BlocksPerRank, blocks_per_rank, bubble_share
 from meshwright.cost.work import work_of
 from meshwright.spec.layout.layout import (
     LOOPED_SCHEDULES,
@@ -103,9 +103,9 @@ def test_a_split_backward_fills_some_of_the_bubble_and_never_all(schedule: str) 
     assert 0 < closed_s(split, 32) - 32 < (closed_s(looped, 32) - 32) * 0.5
 
 
-def stages(model: str, *layouts: Layout, kind: str = "even") -> Stages:
-    these = cases(changed(setting(model), stages=kind), *layouts)
-    return stages_of(these, work_of(these))
+def stages(model: str, *layouts: Layout, kind: str = "even") -> BlocksPerRank:
+    these = configs(changed(training_setup(model), stages=kind), *layouts)
+    return blocks_per_rank(these, work_of(these))
 
 
 def test_blocks_that_do_not_divide_leave_the_last_rank_fewer() -> None:
@@ -162,7 +162,7 @@ def test_the_slowest_rank_of_balanced_stages_is_that_of_the_best_split(num_block
     assume(num_blocks >= 2 * pp)
     one, block_s, inside = np.ones(1), 0.01, math.ceil(num_blocks / pp)
     last = max(num_blocks - inside * (pp - 1), 1)
-    stages = Stages(pp * one, num_blocks * one, inside * one, last * one, np.array([True]), one)
+    stages = BlocksPerRank(pp * one, num_blocks * one, inside * one, last * one, np.array([True]), one)
     units = [0.0, *[block_s] * num_blocks, head * block_s]
     edges = [0, *(boundary + 1 for boundary in split_stages(units, [1] * len(units), pp)), len(units)]
     best_s = max(sum(units[start:stop]) for start, stop in itertools.pairwise(edges))

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from meshwright.cli.verbs.backtest import command
 from meshwright.errors import ConfigError
 from meshwright.evaluation.backtest.picking import picking_score
-from meshwright.evaluation.backtest.replay import COLUMNS, load_runs, replay
+from meshwright.evaluation.backtest.predict_runs import COLUMNS, load_runs, predict_runs
 from meshwright.evaluation.backtest.score import POOLED, overall, scores
 from meshwright.evaluation.fitting.given_runs import calibrate_given
 from meshwright.spec.run.backtest_scores import Prediction
@@ -167,7 +167,7 @@ def test_given_runs_calibrate_their_own_stack_and_no_other(write: Write, tmp_pat
 
 
 def test_more_given_runs_that_agree_narrow_the_interval(write: Write) -> None:
-    (found,) = replay(load_runs(write({})))
+    (found,) = predict_runs(load_runs(write({})))
     times = [{"id": str(index), "step_time_s": str(found.predicted_step_time_s)} for index in range(8)]
     few = calibrate_given([write(*times[:2], name="few.csv")])["my-stack-2026"]
     many = calibrate_given([write(*times, name="many.csv")])["my-stack-2026"]

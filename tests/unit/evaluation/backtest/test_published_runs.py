@@ -3,8 +3,8 @@
 import pytest
 
 from meshwright.evaluation.backtest.left_out import by_folds, by_stack
-from meshwright.evaluation.backtest.replay import replay
-from meshwright.evaluation.backtest.report import backtest, shipped_sizes
+from meshwright.evaluation.backtest.predict_runs import predict_runs
+from meshwright.evaluation.backtest.score import backtest, shipped_sizes
 from meshwright.evaluation.dataset.read import MeasuredRun
 from meshwright.spec.run.backtest_scores import Backtest, Prediction
 from validation.tolerance import allowed, reached
@@ -14,7 +14,7 @@ Replayed = tuple[list[MeasuredRun], list[Prediction]]
 
 @pytest.fixture(scope="module")
 def published(published_runs: list[MeasuredRun]) -> Replayed:
-    return published_runs, replay(published_runs)
+    return published_runs, predict_runs(published_runs)
 
 
 def test_errors_are_within_the_tolerances_that_only_tighten(published: Replayed) -> None:

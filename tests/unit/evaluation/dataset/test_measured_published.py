@@ -1,4 +1,4 @@
-"""The published runs that the project ships: nearly all of them are cases, and their steps are sums of causes."""
+"""The published runs that the project ships: nearly all of them are configs, and their steps are sums of causes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from functools import cache
 
 import numpy as np
 
-from meshwright.cost.case import Cases
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.step import StepTerms
 from meshwright.cost.step_times import step_times
+from meshwright.cost.training_setup import Configurations
 from meshwright.evaluation.dataset.read import MeasuredRun, read_runs
 from repository import ROOT
 
@@ -25,9 +25,9 @@ def runs() -> list[MeasuredRun]:
 @cache
 def steps() -> StepTerms:
     """Return the steps of the runs that can be priced, together."""
-    settings = tuple(run.setting for run in runs() if run.setting is not None)
+    setups = tuple(run.setup for run in runs() if run.setup is not None)
     layouts = layout_table([run.layout for run in runs() if run.layout is not None])
-    return step_times(Cases(settings, np.arange(len(settings)), layouts))
+    return step_times(Configurations(setups, np.arange(len(setups)), layouts))
 
 
 def test_few_rows_cannot_be_priced_and_each_says_why() -> None:
@@ -38,10 +38,10 @@ def test_few_rows_cannot_be_priced_and_each_says_why() -> None:
 
 def test_degrees_multiply_to_the_devices() -> None:
     for run in runs():
-        if run.layout is not None and run.setting is not None:
-            assert run.layout.num_ranks == run.row.count("n_gpus") == run.setting.cluster.num_devices
+        if run.layout is not None and run.setup is not None:
+            assert run.layout.num_ranks == run.row.count("n_gpus") == run.setup.cluster.num_devices
             sequences = run.layout.dp * run.layout.microbatch_size
-            assert run.setting.workload.global_batch_size % sequences == 0, run.row.id
+            assert run.setup.workload.global_batch_size % sequences == 0, run.row.id
 
 
 def test_what_a_row_tells_is_not_overruled() -> None:
@@ -62,6 +62,6 @@ def test_every_step_is_a_sum_of_causes_none_below_zero() -> None:
 
 
 def test_no_prediction_is_beyond_the_peak() -> None:
-    share = steps().floor_s / steps().total_s
+    share = steps().model_flops_at_peak_s / steps().total_s
     assert (share > 0.005).all()
     assert (share < 0.85).all()

@@ -1,4 +1,4 @@
-"""A file of measured runs: every row becomes a case or tells why not, whatever its cells hold."""
+"""A file of measured runs: every row is a configuration or says why not, whatever its cells hold."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from measured_rows import DENSE, LATENT, MIXTURE, PIPELINE, ROWS, row
-from meshwright.cost.case import Cases
+from meshwright.cost.achieved_rates import peaks_of
 from meshwright.cost.layout_table import layout_table
-from meshwright.cost.rates import peaks_of
 from meshwright.cost.step_times import step_times
+from meshwright.cost.training_setup import Configurations
 from meshwright.errors import ConfigError, UnsupportedError
 from meshwright.evaluation.dataset.read import MeasuredRun, measured_run, read_runs
 
@@ -40,11 +40,11 @@ def test_a_good_row_is_a_case(of: dict[str, str]) -> None:
     run = measured_run(row(of))
     assert run.unsupported_reason == ""
     assert run.is_supported
-    assert run.setting is not None
+    assert run.setup is not None
     assert run.layout is not None
-    assert run.layout.num_ranks == run.setting.cluster.num_devices == 64
-    assert run.setting.workload.global_batch_size == 128
-    assert run.setting.stack.name == of["stack"]
+    assert run.layout.num_ranks == run.setup.cluster.num_devices == 64
+    assert run.setup.workload.global_batch_size == 128
+    assert run.setup.stack.name == of["stack"]
 
 
 @settings(max_examples=400)
@@ -52,16 +52,16 @@ def test_a_good_row_is_a_case(of: dict[str, str]) -> None:
 def test_any_cells_make_a_case_or_a_reason(of: dict[str, str], cells: dict[str, str]) -> None:
     run = measured_run({**of, **cells})
     assert run.is_supported == (run.unsupported_reason == "")
-    assert (run.layout is None) == (run.setting is None)
-    if run.setting is None or run.layout is None:
+    assert (run.layout is None) == (run.setup is None)
+    if run.setup is None or run.layout is None:
         assert len(run.unsupported_reason) > 10
         return
-    assert run.layout.num_ranks == run.setting.cluster.num_devices
+    assert run.layout.num_ranks == run.setup.cluster.num_devices
     try:
-        peaks_of((run.setting,))
+        peaks_of((run.setup,))
     except UnsupportedError:
         return  # The catalogue lacks a figure of the device.
-    seconds = step_times(Cases.of_one(run.setting, layout_table([run.layout]))).total_s
+    seconds = step_times(Configurations.of_one(run.setup, layout_table([run.layout]))).total_s
     assert np.isfinite(seconds).all()
     assert (seconds > 0).all()
 
@@ -138,7 +138,7 @@ def test_a_row_says_what_to_assume_where_its_source_is_silent() -> None:
 
 
 def test_a_prediction_module_is_one_more_block_and_head() -> None:
-    plain, with_module = (measured_run(row(LATENT, **more)).setting for more in ({}, {"mtp_modules": 1}))
+    plain, with_module = (measured_run(row(LATENT, **more)).setup for more in ({}, {"mtp_modules": 1}))
     assert plain is not None
     assert with_module is not None
     assert with_module.model.num_parameters > plain.model.num_parameters
@@ -150,8 +150,8 @@ def test_stated_batches_make_the_microbatches() -> None:
     assert run.layout.microbatch_size == 128 // (32 * 2)
     assert not any("micro_batch" in one for one in run.assumed)
     without_batch = measured_run(row(global_batch=None, dp=32, grad_accum=4))
-    assert without_batch.setting is not None
-    assert without_batch.setting.workload.global_batch_size == 128
+    assert without_batch.setup is not None
+    assert without_batch.setup.workload.global_batch_size == 128
 
 
 def lines(newline: str = "\n", **cells: Any) -> str:
@@ -170,13 +170,13 @@ def test_line_ends_and_spaces_do_not_matter(tmp_path: Path) -> None:
     assert unix == windows
     assert unix[0].row.measured_s == 2.5
     spaced = measured_run({name: f" {cell} " for name, cell in DENSE.items()})
-    assert (spaced.setting, spaced.layout) == (unix[0].setting, unix[0].layout)
+    assert (spaced.setup, spaced.layout) == (unix[0].setup, unix[0].layout)
 
 
 def test_short_and_long_rows_are_read(tmp_path: Path) -> None:
     header, first, _ = lines().split("\n")
     whole, long, short = read(tmp_path, "\n".join([header, first, first + ",more,and more", '"short"', ""]))
-    assert whole.setting == long.setting
+    assert whole.setup == long.setup
     assert "is empty: it is required" in short.unsupported_reason
 
 
@@ -199,6 +199,6 @@ def test_a_file_without_what_every_run_has_is_refused(tmp_path: Path) -> None:
 
 def test_latent_attention_and_shared_experts_are_those_of_the_model() -> None:
     run = measured_run(row(LATENT, n_layers=61, ffn_hidden=18432, vocab=129280, stack="megatron-core-2026"))
-    assert run.setting is not None
+    assert run.setup is not None
     # DeepSeek-V3 as its report counts it, without the module that predicts a further token: 671 billion.
-    assert run.setting.model.num_parameters == pytest.approx(671.0e9, rel=2e-3)
+    assert run.setup.model.num_parameters == pytest.approx(671.0e9, rel=2e-3)

@@ -9,11 +9,10 @@ import pytest
 from measured_rows import DENSE, MIXTURE, PIPELINE, row
 from meshwright.cost.stacks import load_stack, stacks
 from meshwright.errors import UnsupportedError
-from meshwright.evaluation.dataset.cluster import USUAL_CLUSTERS, cluster_of
 from meshwright.evaluation.dataset.read import measured_run
-from meshwright.evaluation.dataset.recipe import recipe_of
 from meshwright.evaluation.dataset.row import PRECISIONS, RunRow, run_row
-from meshwright.evaluation.dataset.stack import stack_of
+from meshwright.evaluation.dataset.run_cluster import USUAL_CLUSTERS, cluster_of
+from meshwright.evaluation.dataset.run_stack import recipe_of, stack_of
 from meshwright.hardware.catalogue import cluster_names, device_names, load_cluster
 from meshwright.spec.layout.layout import Layout
 

@@ -18,8 +18,8 @@ def test_the_newest_attempts_layout_and_median_step(tmp_path: Path) -> None:
     assert run.row.measured_s == pytest.approx(0.101)
     assert run.layout is not None
     assert run.layout.dp_shard == 4
-    assert run.setting is not None
-    assert (run.setting.cluster.num_devices, run.setting.stack.kernels) == (4, "compiled")
+    assert run.setup is not None
+    assert (run.setup.cluster.num_devices, run.setup.stack.kernels) == (4, "compiled")
 
 
 def test_it_calibrates_our_stack(tmp_path: Path) -> None:

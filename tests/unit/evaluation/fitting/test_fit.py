@@ -17,9 +17,8 @@ from meshwright.evaluation.backtest.null_model import fit_null_model, null_step_
 from meshwright.evaluation.dataset.read import MeasuredRun
 from meshwright.evaluation.dataset.row import RunRow
 from meshwright.evaluation.fitting.fit import HIGHEST, LOWEST, Fit, fit, source_weights
-from meshwright.evaluation.fitting.folds import NUM_FOLDS, fold_of_runs
+from meshwright.evaluation.fitting.folds import NUM_FOLDS, fold_of_runs, interval_half_width
 from meshwright.evaluation.fitting.given import fit_given
-from meshwright.evaluation.fitting.interval import interval_half_width
 from meshwright.evaluation.fitting.timed_runs import TimedRuns, is_timed
 from validation.fit import Change, applied, changes_of_fit
 
@@ -115,11 +114,11 @@ def test_the_interval_of_a_stack_with_many_runs_is_its_own() -> None:
 
 
 def test_the_null_model_is_the_usual_rate_of_the_nearest_kind(runs: TimedRuns) -> None:
-    setting = runs.runs[0].setting
-    assert setting is not None
-    shares = fit_null_model([setting] * 3, [1.0, 2.0, 8.0])
-    assert null_step_s(setting, shares) == pytest.approx(2.0, rel=1e-3)
-    assert null_step_s(setting, {"": shares[""] / 2}) == pytest.approx(4.0, rel=1e-3)
+    setup = runs.runs[0].setup
+    assert setup is not None
+    shares = fit_null_model([setup] * 3, [1.0, 2.0, 8.0])
+    assert null_step_s(setup, shares) == pytest.approx(2.0, rel=1e-3)
+    assert null_step_s(setup, {"": shares[""] / 2}) == pytest.approx(4.0, rel=1e-3)
 
 
 def test_changes_are_written_where_formulas_read_them(runs: TimedRuns, tmp_path: Path) -> None:

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.evaluation.fitting.robust import Floats, Problem, Unknowns, minimise
+from meshwright.evaluation.fitting.robust import Floats, Regression, Unknowns, minimise
 
 NUM_ROWS = 60
 
 
-def linear(slopes: Floats, measured: Floats, unknowns: Unknowns, weights: Floats | None = None) -> Problem:
-    return Problem(
+def linear(slopes: Floats, measured: Floats, unknowns: Unknowns, weights: Floats | None = None) -> Regression:
+    return Regression(
         predict=lambda x: slopes @ x,
         slopes=lambda x, predicted: slopes,
         measured=measured,
@@ -68,5 +68,5 @@ def test_models_that_are_not_linear_converge() -> None:
         return np.stack([np.exp(x[0]) * inputs, np.full(NUM_ROWS, np.exp(x[1]))], axis=1) / np.exp(predicted)[:, None]
 
     truth = np.array([0.7, -0.9])
-    problem = Problem(predict, slopes, predict(truth), np.ones(NUM_ROWS), wide(2, spread=2.0))
-    assert minimise(problem) == pytest.approx(truth, abs=0.05)
+    regression = Regression(predict, slopes, predict(truth), np.ones(NUM_ROWS), wide(2, spread=2.0))
+    assert minimise(regression) == pytest.approx(truth, abs=0.05)

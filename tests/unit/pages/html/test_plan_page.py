@@ -36,9 +36,9 @@ def test_each_layout_is_one_point_where_its_figures_are(plan: Plan) -> None:
     assert sum(map(len, drawn.values())) == len(shown)
     [pick] = drawn["pick"]
     scale = pick[1] / plan.pick.estimate.step.total_s
-    assert pick[0] == pytest.approx(plan.pick.headroom_bytes / GiB)
+    assert pick[0] == pytest.approx(plan.pick.free_bytes / GiB)
     for role in ("leaves more memory", "best of another parallel layout"):
-        expected = [(one.candidate.headroom_bytes / GiB, one.candidate.estimate.step.total_s * scale) for one in shown]
+        expected = [(one.candidate.free_bytes / GiB, one.candidate.estimate.step.total_s * scale) for one in shown]
         own = [at for at, one in zip(expected, shown, strict=True) if one.role == role]
         assert np.array(drawn.get(role, [])) == pytest.approx(np.array(own))
 
@@ -46,10 +46,10 @@ def test_each_layout_is_one_point_where_its_figures_are(plan: Plan) -> None:
 def test_what_is_far_off_is_at_the_end_of_the_axes_with_its_figures(plan: Plan) -> None:
     far = plan.pick.replace(
         layout=Layout(dp_shard=16, tp=1, microbatch_size=7),
-        headroom_bytes=-900 * GiB,
-        estimate=plan.pick.estimate.replace(step=plan.pick.estimate.step.replace(floor_s=1e4)),
+        free_bytes=-900 * GiB,
+        estimate=plan.pick.estimate.replace(step=plan.pick.estimate.step.replace(model_flops_at_peak_s=1e4)),
     )
-    figure = pareto_figure(plan.replace(plain=far))
+    figure = pareto_figure(plan.replace(fsdp_alone=far))
     [plain] = [one for one in figure.data if one.name == "FSDP alone"]
     assert (plain.x[0], plain.y[0]) == (figure.layout.xaxis.range[0], figure.layout.yaxis.range[1])
     assert "900 GiB missing" in plain.text[0]
@@ -65,7 +65,7 @@ def test_bars_of_memory_add_up_to_what_each_pipeline_rank_reserves() -> None:
 
 def test_the_waterfall_ends_at_the_step(plan: Plan) -> None:
     [bars] = step_figure(plan).data
-    scale = bars.x[0] / plan.pick.estimate.step.floor_s
+    scale = bars.x[0] / plan.pick.estimate.step.model_flops_at_peak_s
     assert bars.base[-1] + bars.x[-1] == pytest.approx(plan.pick.estimate.step.total_s * scale, rel=1e-2)
 
 
@@ -77,7 +77,7 @@ def test_the_page_has_the_tables_three_plots_and_no_link(plan: Plan, tmp_path: P
     assert len(re.findall(r'class="plotly-graph-div"', text)) == 3
     for row in (
         "best of each parallel layout",
-        "sensitivity: with hardware",
+        "sensitivities: with hardware",
         "unsharded parameters",
         "GEMM inefficiency",
     ):

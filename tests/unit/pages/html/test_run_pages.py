@@ -13,7 +13,7 @@ from meshwright.app.compare import compare
 from meshwright.app.report import report
 from meshwright.errors import ConfigError
 from meshwright.pages.html.run_html import write_run_html
-from meshwright.pages.tables.run_comparison_table import run_comparison_page
+from meshwright.pages.tables.run_table import run_comparison_page
 from meshwright.spec.run.run_comparison import RunComparison
 from written_runs import JOB, write_run
 
@@ -65,7 +65,7 @@ def test_runs_are_compared_by_settings_losses_and_speed(tmp_path: Path) -> None:
     job = JOB.replace(train=JOB.train.replace(seed=JOB.train.seed + 1))
     found = both(write_run(tmp_path / "a", steps(20)), write_run(tmp_path / "b", faster, num_attempts=1, job=job))
     assert (found.num_common_steps, found.first_difference) == (20, 1)
-    assert {one.key for one in found.changed} >= {"train.seed", "layout.dp_shard", "layout.compile"}
+    assert {one.key for one in found.changed_settings} >= {"train.seed", "layout.dp_shard", "layout.compile"}
     assert [(one.step, one.b - one.a) for one in found.losses][-1] == (20, pytest.approx(0.5))
     console = Console(file=io.StringIO(), width=80)
     for part in run_comparison_page(found):
@@ -79,7 +79,7 @@ def test_equal_losses_are_told_to_the_last_bit(tmp_path: Path) -> None:
     rows = steps(20)
     same = both(write_run(tmp_path / "a", rows), write_run(tmp_path / "b", rows))
     assert same.first_difference is None
-    assert not same.changed
+    assert not same.changed_settings
     rows[12]["loss"] += 1e-15
     apart = both(tmp_path / "a", write_run(tmp_path / "c", rows))
     assert apart.first_difference == 13

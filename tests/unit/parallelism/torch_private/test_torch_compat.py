@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from meshwright.cli.verbs.doctor import TORCH_SERIES
+from meshwright.app.doctor import TORCH_SERIES
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters, local_box, persistent_buffers
 
 

@@ -30,7 +30,7 @@ def question(name: str, **fixed: Any) -> PlanRequest:
 
 def told(plan: Plan) -> Iterator[tuple[dict[str, Any], Candidate]]:
     """Yield keys to keep, and the layout that the page calls the best with them."""
-    for contrast in plan.contrasts:
+    for contrast in plan.alternatives:
         keys = [change.partition("=")[0] for change in contrast.change.split(", ")]
         given = dict(change.split("=") for change in contrast.change.split(", "))
         words = {"reshard_after_forward", "gradient_sync"}
@@ -52,7 +52,7 @@ def test_a_key_that_does_nothing_costs_nothing() -> None:
     asked = ask("llama3.2-1b", 8, seq_len=2048, batch=16, dp_shard=8)
     plan = make_plan(asked, min_scored=0)
     assert plan.pick.layout.microbatch_size == 2
-    changes = {contrast.change: contrast.other for contrast in plan.contrasts}
+    changes = {contrast.change: contrast.other for contrast in plan.alternatives}
     assert _total_s(changes["gradient_sync=step"]) <= _total_s(plan.pick)
 
 

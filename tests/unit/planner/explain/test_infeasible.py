@@ -55,7 +55,7 @@ def test_what_is_too_large_names_the_memory_and_what_would_do() -> None:
     count = re.search(r"take (\d+) devices", text)
     assert count is not None
     enough = question.cluster.with_num_devices(int(count[1]))
-    assert len(find(question.with_setting(cluster=enough), min_scored=0).priced)
+    assert len(find(question.with_setup(cluster=enough), min_scored=0).priced)
 
 
 def test_a_single_node_without_a_network_cannot_grow() -> None:

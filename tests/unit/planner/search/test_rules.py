@@ -59,7 +59,7 @@ def cases(draw: st.DrawFn) -> tuple[PlanRequest, Layout]:
     batch = per_pass * number if draw(st.integers(0, 9)) else per_pass * number + 1
     question = ask(model, 8, seq_len=seq_len, batch=batch)
     num_ranks = layout.num_ranks if draw(st.integers(0, 9)) else layout.num_ranks + 8
-    return question.with_setting(cluster=question.cluster.model_copy(update={"num_devices": num_ranks})), layout
+    return question.with_setup(cluster=question.cluster.model_copy(update={"num_devices": num_ranks})), layout
 
 
 def problems(layout: Layout, question: PlanRequest) -> list[str]:
@@ -99,7 +99,7 @@ def test_what_is_invalid_has_a_reason(case: tuple[PlanRequest, Layout]) -> None:
 )
 def test_rules_that_chance_seldom_meets(model: str, layout: Layout, is_right: bool) -> None:
     question = ask(model, 8, seq_len=24 * 7, batch=84)
-    question = question.with_setting(cluster=question.cluster.model_copy(update={"num_devices": layout.num_ranks}))
+    question = question.with_setup(cluster=question.cluster.model_copy(update={"num_devices": layout.num_ranks}))
     assert (problems(layout, question) == []) == is_right
     assert is_valid(layout_table([layout]), question)[0] == is_right
 

@@ -113,7 +113,7 @@ def test_a_layout_says_no_more_than_it_must() -> None:
 def test_a_host_has_no_symmetric_memory_and_does_not_compile() -> None:
     question = ask("llama-1m", 2, seq_len=256, batch=8)
     device = question.cluster.device.replace(is_host=True)
-    menu = menu_of(question.with_setting(cluster=question.cluster.replace(device=device)))
+    menu = menu_of(question.with_setup(cluster=question.cluster.replace(device=device)))
     assert (menu.async_tp, menu.compile) == ((False,), (False,))
 
 

@@ -126,9 +126,9 @@ def test_the_table_of_stragglers_has_the_slow_rank_and_who_waits_where() -> None
     found = stragglers_of(slowed, usual, traces)
     others, own = found.ranks
     assert (own.rank, own.num_ranks, others.num_ranks) == (3, 1, 7)
-    assert own.added_compute_s == pytest.approx(own.computes_s / 2, rel=0.1)
+    assert own.added_compute_s == pytest.approx(own.compute_s / 2, rel=0.1)
     assert own.added_wait_s < 0
-    assert others.added_compute_s < 0.02 * others.computes_s
+    assert others.added_compute_s < 0.02 * others.compute_s
     assert (others.axis, others.op) == ("fsdp", ALL_GATHER)
     # The step is longer by what the others wait for.
     assert others.added_wait_s == pytest.approx(slowed.step_s - usual.step_s, rel=0.15)

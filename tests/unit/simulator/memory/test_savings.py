@@ -44,19 +44,19 @@ def test_lines_of_all_blocks_come_together_best_first() -> None:
     saved = found(can_offload=True)
     assert next(iter(saved)) == SILU
     assert {one.scope for one in saved.values()} == {"blocks.*.ffn"}
-    assert {op: (one.num_bytes, one.count) for op, one in saved.items()} == {
+    assert {op: (one.num_bytes, one.num_tensors) for op, one in saved.items()} == {
         SILU: (400, 2),
         EMPTY: (400, 2),
         MATMUL: (800, 2),
     }
-    assert (saved[SILU].again_s, saved[MATMUL].again_s) == (pytest.approx(0.5), pytest.approx(2.0))
-    assert (saved[SILU].moved_s, saved[MATMUL].moved_s) == (pytest.approx(0.8), pytest.approx(1.6))
+    assert (saved[SILU].recompute_s, saved[MATMUL].recompute_s) == (pytest.approx(0.5), pytest.approx(2.0))
+    assert (saved[SILU].offload_s, saved[MATMUL].offload_s) == (pytest.approx(0.8), pytest.approx(1.6))
 
 
 def test_what_another_rank_sent_is_only_moved() -> None:
-    assert found(can_offload=True)[EMPTY].again_s is None
+    assert found(can_offload=True)[EMPTY].recompute_s is None
     assert EMPTY not in found(can_offload=False)
 
 
 def test_a_host_moves_nothing_to_itself() -> None:
-    assert {op: one.moved_s for op, one in found(can_offload=False).items()} == {SILU: None, MATMUL: None}
+    assert {op: one.offload_s for op, one in found(can_offload=False).items()} == {SILU: None, MATMUL: None}

@@ -18,20 +18,32 @@ def test_components_sum_to_what_causes_sum_to(seconds: list[float]) -> None:
     assert parts.distinguished == tuple(sorted(COMPONENTS, key=step.distinguished.index))
     assert parts.total_s == pytest.approx(step.total_s)
     assert parts.compute_s == pytest.approx(
-        step.floor_s + step.matmul_s + step.tile_s + step.attention_s + step.memory_s + step.repeat_s + step.compute_s
+        step.model_flops_at_peak_s
+        + step.gemm_inefficiency_s
+        + step.tile_and_wave_quantization_s
+        + step.attention_inefficiency_s
+        + step.memory_bound_ops_s
+        + step.repeated_backward_s
+        + step.compute_s
     )
-    assert parts.dp_s == step.dp_s
+    assert parts.dp_communication_s == step.dp_communication_s
     assert parts.summed() == parts
 
 
 def test_json_holds_what_the_source_distinguishes() -> None:
-    step = StepDecomposition(floor_s=1.0, tp_s=0.5)
-    assert step.to_dict() == {"floor_s": 1.0, "tp_s": 0.5}
-    assert StepDecomposition.from_json(step.to_json()).distinguished == ("floor_s", "tp_s")
-    assert step.replace(pp_s=0.25).to_dict() == {"floor_s": 1.0, "tp_s": 0.5, "pp_s": 0.25}
+    step = StepDecomposition(model_flops_at_peak_s=1.0, tp_communication_s=0.5)
+    assert step.to_dict() == {"model_flops_at_peak_s": 1.0, "tp_communication_s": 0.5}
+    assert StepDecomposition.from_json(step.to_json()).distinguished == ("model_flops_at_peak_s", "tp_communication_s")
+    assert step.replace(pipeline_p2p_s=0.25).to_dict() == {
+        "model_flops_at_peak_s": 1.0,
+        "tp_communication_s": 0.5,
+        "pipeline_p2p_s": 0.25,
+    }
     assert {*step.summed().to_dict()} == {*COMPONENTS}
 
 
 def test_a_difference_names_every_component_of_either_step() -> None:
-    difference = StepDecomposition(floor_s=1.0, tp_s=0.5).minus(StepDecomposition(floor_s=0.25, cp_s=2.0))
-    assert difference == {"floor_s": 0.75, "tp_s": 0.5, "cp_s": -2.0}
+    difference = StepDecomposition(model_flops_at_peak_s=1.0, tp_communication_s=0.5).minus(
+        StepDecomposition(model_flops_at_peak_s=0.25, cp_communication_s=2.0)
+    )
+    assert difference == {"model_flops_at_peak_s": 0.75, "tp_communication_s": 0.5, "cp_communication_s": -2.0}

@@ -66,13 +66,13 @@ def test_each_moment_goes_to_the_first_that_claims_it() -> None:
     )
     assert parts.to_dict() | {"total": parts.total_s} == {
         **dict.fromkeys(COMPONENTS, 0.0),
-        "data_s": 1.0,
+        "data_loading_s": 1.0,
         "compute_s": 2.0,
-        "dp_s": 2.0,
-        "recompute_s": 1.0,
-        "tp_s": 0.5,
+        "dp_communication_s": 2.0,
+        "recomputation_s": 1.0,
+        "tp_communication_s": 0.5,
         "optimizer_s": 1.5,
-        "host_s": 2.0,
+        "cpu_bound_s": 2.0,
         "total": 10.0,
     }
     assert parts.exposed_s == 2.5
@@ -83,7 +83,7 @@ def test_what_fsdp_computes_is_compute_in_every_phase(phase: int) -> None:
     rows = [span(COMPUTE, 0, 1, phase=phase, scope=0), span(COMPUTE, 1, 3, scope=1), span(COMPUTE, 3, 4)]
     timeline = replace(timeline_of(rows, 4.0), scopes=("FSDP::all_gather_copy_out (blocks.0)", "blocks.0"))
     parts = decompose(timeline)
-    assert (parts.dp_s, parts.compute_s, parts.total_s) == (0.0, 4.0, 4.0)
+    assert (parts.dp_communication_s, parts.compute_s, parts.total_s) == (0.0, 4.0, 4.0)
 
 
 @pytest.mark.parametrize("mark", ["FSDP::post_backward_reduce (blocks.0)", "DDP::all_reduce"])
@@ -91,34 +91,34 @@ def test_what_fsdp_and_ddp_send_along_a_dim_of_any_name_is_data_parallel(mark: s
     own, program = (span(COMMUNICATION, 0, 2, stream=1, scope=place, **of_axis("world")) for place in (0, 1))
     scopes, axes = (mark, "blocks.0"), ("tp", "fsdp", "cp", "replicas")
     parts = [decompose(replace(timeline_of([row], 2.0), scopes=scopes, axes=axes)) for row in (own, program)]
-    assert [(one.dp_s, one.other_s) for one in parts] == [(2.0, 0.0), (0.0, 2.0)]
+    assert [(one.dp_communication_s, one.other_communication_s) for one in parts] == [(2.0, 0.0), (0.0, 2.0)]
 
 
 def test_a_wait_for_a_neighbour_is_a_bubble_until_the_message_is_under_way() -> None:
     pp = of_axis("pp")
     parts = decompose(timeline_of([span(WAIT, 0, 5, **pp), span(COMMUNICATION, 3, 5, stream=2, **pp)], step_s=5.0))
-    assert (parts.bubble_s, parts.pp_s) == (3.0, 2.0)
+    assert (parts.pipeline_bubble_s, parts.pipeline_p2p_s) == (3.0, 2.0)
 
 
 def test_waiting_for_all_ranks_of_a_pipeline_is_a_bubble_until_they_are_there() -> None:
     world = of_axis("world")
     rows = [span(WAIT, 0, 3, **world), span(COMMUNICATION, 2, 3, stream=1, **world)]
-    assert decompose(timeline_of(rows, 3.0)).bubble_s == 2.0
+    assert decompose(timeline_of(rows, 3.0)).pipeline_bubble_s == 2.0
     without_pipeline = replace(timeline_of(rows, 3.0), axes=("tp", "fsdp", "cp", "world"))
-    assert decompose(without_pipeline).other_s == 3.0
+    assert decompose(without_pipeline).other_communication_s == 3.0
 
 
 def test_waiting_in_a_pipeline_written_by_hand_is_a_bubble_too() -> None:
     rows = [span(WAIT, 0, 3, **of_axis("world")), span(COMMUNICATION, 2, 3, stream=1, **of_axis("world"))]
     unnamed = replace(timeline_of(rows, 3.0), axes=("tp", "fsdp", "cp", "world"))
     names = ("c10d.recv_.default", *unnamed.names[1:])
-    assert decompose(unnamed).bubble_s == 0.0
-    assert decompose(replace(unnamed, names=names)).bubble_s == 2.0
+    assert decompose(unnamed).pipeline_bubble_s == 0.0
+    assert decompose(replace(unnamed, names=names)).pipeline_bubble_s == 2.0
 
 
 def test_work_of_the_host_on_the_default_stream_is_not_hidden_by_communication() -> None:
     parts = decompose(timeline_of([span(COMMUNICATION, 0, 2, stream=1, **of_axis("tp")), span(HOST, 0, 1)], 2.0))
-    assert (parts.host_s, parts.tp_s) == (1.0, 1.0)
+    assert (parts.cpu_bound_s, parts.tp_communication_s) == (1.0, 1.0)
 
 
 def test_a_rank_counts_as_often_as_it_stands_for() -> None:

@@ -1,0 +1,174 @@
+"""calibrate: measures this machine as a device and a cluster of the user's own catalogue; needs torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from meshwright.app.cuda import require_cuda
+from meshwright.app.progress import elapsed
+from meshwright.app.results.result import Result
+from meshwright.calibrator.calibrated_machine import num_threads, this_machine
+from meshwright.calibrator.describe import describe
+from meshwright.calibrator.measure import mean_of, measure
+from meshwright.calibrator.profiled_step import profiled_steps
+from meshwright.calibrator.size_grid import CPU_SIZES, CUDA_SIZES
+from meshwright.calibrator.step_jobs import step_jobs
+from meshwright.errors import ConfigError, MeshwrightError
+from meshwright.hardware.catalogue import user_folder
+from meshwright.hardware.entry_toml import cluster_toml, device_toml
+from meshwright.hardware.machine import num_usable_cores
+from meshwright.hardware.quantity import BYTES_PER_S, FLOPS_PER_S, SECONDS, format_quantity
+from meshwright.pages.tables.page_table import PageTable
+from meshwright.spec.machine.cluster import Cluster
+from meshwright.spec.machine.device import Device
+from meshwright.trainer.launch.local_ranks import RanksFailed, run_ranks
+from meshwright.trainer.step.step_builder import TRAINER_STEP
+from meshwright.units import counted
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Measured = TypeVar("Measured")
+_FIRST_LINE = "# Written by `meshwright calibrate`, which replaces it when it runs again.\n"
+# Every size is measured at least once a round, however little time is given, and next to other work it takes longer.
+_PATIENCE, _LEAST_S = 10, 600
+
+
+@dataclass(frozen=True, repr=False)
+class CalibrationResult(Result):
+    """What was measured of this machine, and the files that were written. Data frame: a row for each rate."""
+
+    device: Device
+    cluster: Cluster
+    files: tuple[Path, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what `meshwright calibrate --json` prints."""
+        files = [str(file) for file in self.files]
+        return {"device": self.device.to_dict(), "cluster": self.cluster.to_dict(), "files": files}
+
+    def _summary(self) -> str:
+        return f"CalibrationResult {self.device.title}; each of {self.cluster.num_devices} ranks, all busy"
+
+    def _page(self) -> Iterator[RenderableType]:
+        yield f"{self.device.title}; each of {self.cluster.num_devices} ranks, all busy:"
+        table = PageTable("rate", "measured")
+        for row in self._rows():
+            table.add_row(row["rate"], row["measured"])
+        yield table
+        for file in self.files:
+            yield f"wrote {file}"
+        yield f"next: meshwright plan JOB --cluster {self.cluster.name}:{self.cluster.num_devices}"
+
+    def _rows(self) -> list[dict[str, Any]]:
+        device = self.device
+        assert device.measured_memory_bytes_per_s is not None
+        assert device.host_launch_s is not None
+        rates = {
+            f"matmul, {dtype}, at best": format_quantity(rate.value, FLOPS_PER_S)
+            for dtype, rate in device.measured_matmul_flops_per_s
+            if rate is not None
+        }
+        rates["memory"] = format_quantity(device.measured_memory_bytes_per_s.value, BYTES_PER_S)
+        rates["host, for each kernel"] = format_quantity(device.host_launch_s.value, SECONDS)
+        for point in self.cluster.intra_node.collectives if self.cluster.intra_node else ():
+            latency = format_quantity(point.latency_s.value, SECONDS)
+            rate = format_quantity(point.bytes_per_s.value, BYTES_PER_S)
+            rates[f"{point.kind} of {point.num_ranks}"] = f"{latency}, then {rate}"
+        return [{"rate": name, "measured": measured} for name, measured in rates.items()]
+
+
+def calibrate(
+    device: str = "auto",
+    *,
+    ranks: int | None = None,
+    name: str | None = None,
+    out: Path | None = None,
+    duration_s: float = 30,
+) -> CalibrationResult:
+    """Measure this machine in about `duration_s` seconds, and write its device and cluster into the folder `out`.
+
+    `device` is "cpu", "cuda" or "auto", GPUs if there are; `ranks` work at once, by default one a GPU, or one a core;
+    `name` is that in the catalogue. Raises ConfigError before anything is measured for what cannot be.
+    """
+    device_type = _device_type(device)
+    num_ranks = _num_ranks(device_type, ranks)
+    files = _files(out or user_folder(), device_type, num_ranks, name)
+    found, cluster = measured_machine(device_type, num_ranks, name=name, duration_s=duration_s)
+    _write(files, found, cluster)
+    return CalibrationResult(found, cluster, files)
+
+
+def measured_machine(
+    device_type: str, num_ranks: int, *, name: str | None = None, duration_s: float = 30
+) -> tuple[Device, Cluster]:
+    """Return this machine's "cpu" or "cuda" device and the cluster of `num_ranks`, measured in about `duration_s`."""
+    menu = CUDA_SIZES if device_type == "cuda" else CPU_SIZES
+    machine = this_machine(device_type, num_ranks, name)
+    # Before ranks are started, which sets OMP_NUM_THREADS where it is not set.
+    threads = num_threads(num_ranks)
+    with elapsed("measuring matrix products, attention, memory and collectives") as show:
+        of_ranks = _on_ranks(num_ranks, duration_s, device_type, measure, device_type, menu, duration_s, threads)
+        measured = mean_of(of_ranks)
+        show("timing steps of small jobs")
+        steps = []
+        # The host's clock does not time an accelerator's operators.
+        if device_type == "cpu":
+            jobs = [(job.model_dump_json(), ".") for job in step_jobs(num_ranks)]
+            of_jobs = TRAINER_STEP.whole, jobs, threads, duration_s
+            watched = _on_ranks(num_ranks, duration_s, device_type, profiled_steps, *of_jobs)
+            steps = [step for of_rank in watched for step in of_rank]
+    return describe(machine, menu, measured, steps)
+
+
+def _on_ranks(
+    num_ranks: int, duration_s: float, device_type: str, function: Callable[..., Measured], *arguments: object
+) -> list[Measured]:
+    timeout_s = _PATIENCE * duration_s + _LEAST_S
+    try:
+        return run_ranks(function, num_ranks, *arguments, timeout_s=timeout_s, device=device_type)
+    except RanksFailed as failure:
+        raise MeshwrightError(f"calibrate on {counted(num_ranks, 'rank')}: {failure}") from None
+
+
+def _device_type(device: str) -> str:
+    if device == "cuda":
+        require_cuda()
+    return "cuda" if device == "cuda" or (device == "auto" and torch.cuda.is_available()) else "cpu"
+
+
+def _num_ranks(device_type: str, ranks: int | None) -> int:
+    most = torch.cuda.device_count() if device_type == "cuda" else num_usable_cores()
+    if ranks is not None and ranks > most:
+        what = "CUDA devices" if device_type == "cuda" else "usable cores"
+        raise ConfigError(f"--ranks {ranks}, but this machine has {most} {what}: set --ranks to {most} or fewer")
+    return ranks or most
+
+
+def _files(folder: Path, device_type: str, num_ranks: int, name: str | None) -> tuple[Path, Path]:
+    """Return the files to write; raises ConfigError for files that calibrate did not write."""
+    name = this_machine(device_type, num_ranks, name).device.name
+    files = folder / "devices" / f"{name}.toml", folder / "clusters" / f"{name}.toml"
+    for file in files:
+        if file.exists() and not file.read_text(encoding="utf-8").startswith(_FIRST_LINE):
+            raise ConfigError(f"{file} was not written by calibrate and is kept: give another --name, or rename it")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"{file.parent} cannot be made ({error.strerror}): name another folder with --out"
+            ) from None
+    return files
+
+
+def _write(files: tuple[Path, Path], device: Device, cluster: Cluster) -> None:
+    for file, text in zip(files, (device_toml(device), cluster_toml(cluster)), strict=True):
+        try:
+            file.write_text(_FIRST_LINE + text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{file} cannot be written ({error.strerror}): name another folder with --out") from None

@@ -1,0 +1,188 @@
+"""What is wrong with the keys and values of a job, in our own words: value given, rule broken, what to write."""
+
+import math
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import ValidationError
+
+from meshwright.config.keys import SECTIONS, Key, job_keys, section_meaning
+from meshwright.config.names import advice_for_key, meant_section
+from meshwright.config.positions import KeyPath
+from meshwright.config.toml_text import shown, toml_path
+from meshwright.spec.job.job import SCHEMA_VERSION
+from meshwright.units import parse_count
+
+
+@dataclass(frozen=True)
+class KeyProblem:
+    """One thing that is wrong with a job, and the key (or section) that it is about."""
+
+    path: KeyPath
+    text: str
+    is_override: bool = False
+    """Whether it was written on the command line and not in the file."""
+    meant_section: str = ""
+    """The section that an unknown one most probably means: what it says is missing there."""
+
+
+_LOW_PRECISION = ("float8", "fp8", "mxfp8", "float4", "fp4", "nvfp4", "mxfp4", "int8")
+"""How names of formats begin that other trainers compute in."""
+
+
+def problems_of(error: ValidationError, values: dict[str, Any]) -> Iterator[KeyProblem]:
+    """Yield one problem, or more for an unknown section, for each thing that pydantic found in `values`."""
+    # A value that may be of two kinds is refused twice, and a list once for each item.
+    yield from dict.fromkeys(_problems(error, values))
+
+
+def _problems(error: ValidationError, values: dict[str, Any]) -> Iterator[KeyProblem]:
+    for detail in error.errors(include_url=False):
+        path = tuple(str(part) for part in detail["loc"])
+        value = detail["input"]
+        if detail["type"] == "extra_forbidden":
+            yield from _unknown(path, value)
+        elif path == ("schema_version",):
+            yield KeyProblem(path, _version_text(value))
+        elif detail["type"] == "value_error":
+            yield _broken_rule(path, value, str(detail["ctx"]["error"]))
+        elif len(path) == 1:
+            yield KeyProblem(path, _no_table_text(path[0], value))
+        else:
+            yield KeyProblem(path[:2], value_text(".".join(path[:2]), values[path[0]][path[1]]))
+
+
+def value_text(dotted: str, value: Any) -> str:
+    """Return the message for a value that its key does not allow."""
+    key = job_keys()[dotted]
+    text = f"{dotted} = {shown(value)} must be {key.rule}"
+    if dotted == "precision.compute" and str(value).casefold().startswith(_LOW_PRECISION):
+        return f'{text}: training in 8 bits or fewer is not built yet; write precision.compute = "bfloat16"'
+    repair = nearest_allowed(key, value)
+    if repair is not None:
+        return f"{text}: write {dotted} = {shown(repair)}"
+    if key.is_optional:
+        return f"{text}: change it, or leave it out"
+    return f"{text}: change it, or leave it out for the default {shown(key.default)}"
+
+
+def _unknown(path: KeyPath, value: Any) -> Iterator[KeyProblem]:
+    if len(path) > 1 or not isinstance(value, dict):
+        yield KeyProblem(path, _unknown_key_text(path, value))
+        return
+    (section,) = path
+    meant = meant_section(section)
+    known = job_keys()
+    if meant is None:
+        advice = f"leave it out, or use one of {', '.join(SECTIONS)}"
+        yield KeyProblem(path, f"[{toml_path(path)}] is no section of a job: {advice}")
+        return
+    strangers = [(*path, name) for name in value if f"{meant}.{name}" not in known]
+    if len(strangers) < len(value) or not value:
+        text = f"[{toml_path(path)}] is no section of a job: did you mean [{meant}]?"
+        yield KeyProblem(path, text, meant_section=meant)
+    for stranger in strangers:
+        yield KeyProblem(stranger, _unknown_key_text(stranger, value[stranger[-1]]))
+
+
+def _unknown_key_text(path: KeyPath, value: Any) -> str:
+    dotted = ".".join(path)
+    given = toml_path(path) if isinstance(value, dict) else f"{toml_path(path)} = {shown(value, 40)}"
+    return f"{given} is an unknown key: {advice_for_key(dotted)}"
+
+
+def _version_text(value: Any) -> str:
+    if isinstance(value, int) and value > SCHEMA_VERSION:
+        return (
+            f"schema_version = {value} is a newer job format than this Meshwright knows (up to {SCHEMA_VERSION}): "
+            f"install a newer Meshwright, or write the job for version {SCHEMA_VERSION}"
+        )
+    return value_text("schema_version", value)
+
+
+def _broken_rule(path: KeyPath, value: Any, rule: str) -> KeyProblem:
+    """A check of ours: on a whole section or on options its text is a message, on one value it is the rule."""
+    if len(path) == 1:
+        return KeyProblem(path, rule)
+    if path[-1] == "options":
+        return KeyProblem(path, f"{path[0]}.{rule}")
+    return KeyProblem(path, value_text(".".join(path), value))
+
+
+def _no_table_text(section: str, value: Any) -> str:
+    return (
+        f"{section} = {shown(value, 40)} is no table of keys ({section_meaning(section)}): "
+        f"write a line [{section}] and its keys below it"
+    )
+
+
+_DIGITS = re.compile(r"\d+")
+_TRUE_WORDS = ("true", "yes", "on", "1")
+_FALSE_WORDS = ("false", "no", "off", "0")
+
+_MEANT_VALUES: dict[tuple[str, Any], str] = {
+    ("run.device", "gpu"): "cuda",
+    ("layout.activation_checkpoint", True): "full",
+    ("layout.activation_checkpoint", False): "none",
+    ("layout.reshard_after_forward", True): "always",
+    ("layout.reshard_after_forward", False): "never",
+}
+
+
+def nearest_allowed(key: Key, value: Any) -> Any | None:
+    """Return an allowed value that `value` most probably means, or None when nothing is near."""
+    return next((repair for repair in _repairs(key, value) if key.accepts(repair)), None)
+
+
+def _repairs(key: Key, value: Any) -> Iterator[Any]:
+    if isinstance(value, str | int | float) and (key.dotted, value) in _MEANT_VALUES:
+        yield _MEANT_VALUES[key.dotted, value]
+    if key.kind == "string":
+        yield from _text_repairs(key, value)
+    elif isinstance(value, str):
+        yield from _repairs_of_text(value)
+    elif isinstance(value, bool):
+        return
+    elif isinstance(value, int | float):
+        if key.kind == "integer" and value > 0 and math.isfinite(value):
+            yield math.ceil(value)  # half an interval is no request for 0, which often means never
+        yield from _number_repairs(value)
+        if key.kind == "integer" and value < 1:
+            yield from (0, 1)
+
+
+def _text_repairs(key: Key, value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value.casefold()
+        # float64 is no spelling of float7: numbers in a name are its meaning.
+        same = [choice for choice in key.choices if _DIGITS.findall(choice) == _DIGITS.findall(value)]
+        yield from get_close_matches(value.casefold(), same, n=1, cutoff=0.5)
+    elif isinstance(value, bool):
+        return
+    elif isinstance(value, int | float):
+        yield str(value)
+
+
+def _repairs_of_text(text: str) -> Iterator[Any]:
+    if text.casefold() in _TRUE_WORDS:
+        yield True
+    if text.casefold() in _FALSE_WORDS:
+        yield False
+    with suppress(ValueError):
+        yield parse_count(text)
+    with suppress(ValueError):
+        yield float(text)
+
+
+def _number_repairs(value: int | float) -> Iterator[Any]:
+    if value in (0, 1):
+        yield bool(value)
+    if value == value // 1:
+        yield int(value)
+    if isinstance(value, float):
+        yield abs(value)
+    yield value / 100  # a share written in percent

@@ -1,0 +1,176 @@
+"""Rates: what a setup's device and links reach, from the catalogue's figures and the constants.
+
+    matmul      dense peak x share of its architecture [x (power cap / full power) ^ exponent]
+    attention   16-bit dense peak x share
+    memory      bandwidth x share
+
+A measured figure of the catalogue (`meshwright calibrate`) replaces peak x share. An unknown architecture that was not
+measured is an error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.cost.arrays import Floats
+from meshwright.cost.constants import Constants, all_constants, fixed_constant
+from meshwright.cost.training_setup import TrainingSetup
+from meshwright.errors import UnsupportedError
+from meshwright.spec.machine.device import Device
+
+_FLOAT32_SHARE = fixed_constant("float32_share")
+_MEASURED_ARCHITECTURE = "ampere"
+"""Whose shares fill in what calibration of a device without architecture did not time."""
+
+
+def architecture_of(device: Device) -> str:
+    """Return the device's architecture; raises UnsupportedError for one that no constants are known for."""
+    if device.architecture is None and device.matmul_points:
+        return _MEASURED_ARCHITECTURE
+    known = [name.removeprefix("matmul.") for name in all_constants() if name.startswith("matmul.")]
+    if device.architecture not in known:
+        raise UnsupportedError(
+            f"device {device.name}: architecture = {device.architecture!r} has no constants in the cost model: set it "
+            f"to one of {', '.join(known)} in its catalogue entry, or measure the device with `meshwright calibrate`"
+        )
+    return device.architecture
+
+
+def is_blackwell(device: Device) -> bool:
+    """Return whether the device is of the newest architecture, whose libraries are young."""
+    return architecture_of(device).startswith("blackwell")
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Datasheet figures, one element a setup; independent of the constants."""
+
+    dense: Floats
+    """Dense peak of the workload's matmuls, FLOP/s: what MFU is a share of."""
+    dense16: Floats
+    dense32: Floats
+    memory_bytes_per_s: Floats
+    num_sms: Floats
+    power_share: Floats
+    """Power cap over the power that the peaks are given for."""
+
+
+def peaks_of(setups: tuple[TrainingSetup, ...]) -> Peaks:
+    """Return the figures of each setup's device; raises UnsupportedError naming a figure that is missing."""
+    columns = [
+        (
+            peak_flops_per_s(setup.cluster.device, setup.workload.matmul_dtype),
+            peak_flops_per_s(setup.cluster.device, setup.workload.activation_dtype),
+            _float32_peak(setup),
+            figure_of(setup.cluster.device, "memory_bytes_per_s"),
+            num_sms(setup.cluster.device),
+            power_share(setup.cluster.device),
+        )
+        for setup in setups
+    ]
+    return Peaks(*np.array(columns, np.float64).T)
+
+
+def _float32_peak(setup: TrainingSetup) -> float:
+    """Return the dense peak of float32 matmuls, FLOP/s, of which only routers have some."""
+    device = setup.cluster.device
+    given = device.peak_flops_per_s("float32")
+    return given or _FLOAT32_SHARE * peak_flops_per_s(device, setup.workload.activation_dtype)
+
+
+def peak_flops_per_s(device: Device, dtype: str) -> float:
+    """Return the dense peak of matmuls of `dtype`; raises UnsupportedError where the catalogue has none."""
+    peak = device.peak_flops_per_s(dtype)
+    if peak is None and dtype == "float16":
+        peak = device.peak_flops_per_s("bfloat16")
+    if peak is None and device.matmul_points and (best := device.measured_matmul_flops_per_s.of(dtype)):
+        return best.value
+    if peak is None:
+        raise UnsupportedError(f"device {device.name} has no dense_flops_per_s.{dtype}: add it to its catalogue entry")
+    return peak
+
+
+def figure_of(device: Device, name: str) -> float:
+    """Return the device's figure of that name; raises UnsupportedError where the catalogue has none."""
+    figure = getattr(device, name)
+    if figure is None:
+        raise UnsupportedError(f"device {device.name} has no {name}: add it to its catalogue entry")
+    return float(figure.value)
+
+
+def num_sms(device: Device) -> float:
+    """Return what tiles are spread over: one where matmuls were measured by size, as those of hosts are."""
+    return 1.0 if device.matmul_points else figure_of(device, "num_sms")
+
+
+def power_share(device: Device) -> float:
+    """Return the power cap over the power that the device's peaks are given for."""
+    if device.power_w is None or device.peak_power_w is None:
+        return 1.0
+    return device.power_w.value / device.peak_power_w.value
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What is reached, one element a setup."""
+
+    matmul: Floats
+    matmul16: Floats
+    matmul32: Floats
+    attention: Floats
+    memory: Floats
+
+
+def rates_of(setups: tuple[TrainingSetup, ...], peaks: Peaks, constants: Constants) -> Rates:
+    """Return the rates that each setup's device reaches, FLOP/s and bytes/s."""
+    power = peaks.power_share ** constants["power_exponent"]
+    shares = np.array([_shares(setup, constants) for setup in setups], np.float64).T
+    return Rates(
+        matmul=peaks.dense * shares[0] * power,
+        matmul16=peaks.dense16 * shares[1] * power,
+        matmul32=peaks.dense32 * shares[1] * power,
+        attention=peaks.dense16 * shares[2] * power,
+        memory=peaks.memory_bytes_per_s * constants["memory_rate"],
+    )
+
+
+def _shares(setup: TrainingSetup, constants: Constants) -> tuple[float, float, float]:
+    device, stack, workload = setup.cluster.device, setup.stack, setup.workload
+    share16 = matmul_share(device, "bfloat16", "", constants)
+    share = matmul_share(device, workload.matmul_dtype, workload.precision, constants)
+    attention = attention_share(device, stack.kernels, constants)
+    if stack.low_precision_attention and setup.is_low_precision:
+        attention *= constants["attention8"]
+    return share, share16, attention
+
+
+def matmul_share(device: Device, dtype: str, precision: str, constants: Constants) -> float:
+    """Return the share of the dense peak that large matmuls of `dtype` reach; `precision` as in Workload.precision."""
+    if dtype == "float8":
+        share = _share("matmul8", device, constants)
+        share *= constants["rowwise"] if precision == "float8-rowwise" else 1.0
+        return share * (constants["mx"] if precision == "mxfp8" else 1.0)
+    return _share("matmul4" if dtype == "float4" else "matmul", device, constants)
+
+
+def _share(kind: str, device: Device, constants: Constants) -> float:
+    """Return the constant `kind` of the device's architecture; raises UnsupportedError where there is none."""
+    architecture = architecture_of(device)
+    name = f"{kind}.{architecture}"
+    if name in constants:
+        return constants[name]
+    if device.matmul_points:
+        return constants[f"matmul.{architecture}"]
+    raise UnsupportedError(
+        f"device {device.name}: the cost model has no constant {name}: choose another precision, or measure the device "
+        "with `meshwright calibrate`"
+    )
+
+
+def attention_share(device: Device, kernels: str, constants: Constants) -> float:
+    """Return the share of the 16-bit peak that attention reaches; `kernels` as in Stack.kernels."""
+    share = _share("attention", device, constants)
+    # Where no vendor's kernel is faster than FlashAttention 2, there is no constant.
+    return share if kernels == "fused" else share * constants.get(f"attention_generic.{architecture_of(device)}", 1.0)

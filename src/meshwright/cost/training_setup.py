@@ -1,0 +1,93 @@
+"""Configurations to price: layouts, each with its model, workload, cluster and stack.
+
+The planner has one setup and many layouts, a backtest a setup for every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.arrays import Bools, Floats, Ints
+from meshwright.cost.layout_table import LayoutTable
+from meshwright.spec.machine.cluster import Cluster
+from meshwright.spec.model.model_spec import ModelSpec
+from meshwright.spec.step.stack import Stack
+from meshwright.spec.step.workload import BYTES_PER_ELEMENT, Workload
+
+
+@dataclass(frozen=True)
+class TrainingSetup:
+    """Model, workload, cluster and software stack: all that a step depends on besides the layout."""
+
+    model: ModelSpec
+    workload: Workload
+    cluster: Cluster
+    stack: Stack
+
+    @property
+    def is_own(self) -> bool:
+        """Return whether the software is our own trainer, whose kernels and bytes are counted in traces."""
+        return self.stack.eager_mixtures
+
+    @property
+    def is_low_precision(self) -> bool:
+        """Return whether matmuls are computed in 8 or 4 bits."""
+        return self.workload.matmul_dtype in ("float8", "float4")
+
+    @property
+    def masks_scores(self) -> bool:
+        """Return whether attention computes scores between documents and masks them, as ours does. Variable-length
+        kernels of other software skip them.
+        """
+        return self.is_own and self.workload.masks_documents
+
+    @property
+    def has_wide_activations(self) -> bool:
+        """Return whether activations have more than 16 bits, for which accelerators have no flash attention."""
+        return self.workload.activation_element_bytes > BYTES_PER_ELEMENT["bfloat16"]
+
+    @property
+    def gathers_low(self) -> bool:
+        """Return whether what ranks gather has been cast before: inputs and parameters of low-precision matmuls."""
+        return self.stack.low_precision_gather and self.is_low_precision
+
+
+@dataclass(frozen=True)
+class Configurations:
+    """Layouts, each in one of the setups."""
+
+    setups: tuple[TrainingSetup, ...]
+    setup_index: Ints
+    """Position in `setups` of each layout's setup."""
+    layouts: LayoutTable
+
+    def __len__(self) -> int:
+        return len(self.layouts)
+
+    @classmethod
+    def of_one(cls, setup: TrainingSetup, layouts: LayoutTable) -> Configurations:
+        """Return all `layouts` in one setup."""
+        return cls((setup,), np.zeros(len(layouts), np.int64), layouts)
+
+    def take(self, rows: NDArray[Any]) -> Configurations:
+        """Return the configurations at `rows` (positions or a mask)."""
+        return Configurations(self.setups, self.setup_index[rows], self.layouts.take(rows))
+
+    def each(self, value: Callable[[TrainingSetup], float]) -> Floats:
+        """Return `value` of each configuration's setup, one float a configuration."""
+        return np.array([value(setup) for setup in self.setups], np.float64)[self.setup_index]
+
+    def has(self, is_true: Callable[[TrainingSetup], bool]) -> Bools:
+        """Return whether a statement is true of each configuration's setup."""
+        return np.array([is_true(setup) for setup in self.setups], np.bool_)[self.setup_index]
+
+    @property
+    def num_microbatches(self) -> Floats:
+        """Return the microbatches that one data-parallel rank runs in a step."""
+        batch = self.each(lambda setup: setup.workload.global_batch_size)
+        return np.asarray(batch / (self.layouts.dp * self.layouts.microbatch_size), np.float64)

@@ -1,0 +1,55 @@
+"""Every command's tables and messages on a narrow terminal: no line is wider, and no word is broken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli.main import VERBS, run
+from questions import SMALL_PLAN
+from repository import ROOT
+
+TINY = str(ROOT / "examples" / "tiny.toml")
+COMMANDS = [
+    [*SMALL_PLAN, "--tokens", "1T", "--frontier", "--price-per-gpu-hour", "2"],
+    ["check", TINY],
+    ["show", TINY],
+    ["init", "llama-1m", "--out", "job.toml"],
+    ["list", "models"],
+    ["list", "devices"],
+    ["list", "clusters"],
+    ["doctor"],
+    ["train", TINY, "train.steps=0", "layout.tp=3", "nope.key=1"],
+    ["plan", "nope.toml", "-q"],
+    ["check", TINY, "-v"],
+    ["plan", "--model", "llama3.1-405b", "--cluster", "h100:8", "--global-batch-size", "16"],
+    ["simulate", TINY, "--ranks", "3", "-q"],
+    *([verb, "--help"] for verb in VERBS),
+]
+
+
+@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("arguments", COMMANDS, ids=lambda words: " ".join(words)[:24])
+def test_nothing_is_wider_than_the_terminal_and_no_word_is_broken(
+    arguments: list[str],
+    width: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    printed = []
+    for columns in (width, 400):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        run(arguments)
+        (tmp_path / "job.toml").unlink(missing_ok=True)
+        captured = capsys.readouterr()
+        printed.append(captured.out + captured.err)
+    narrow, wide = printed
+    # A path or a layout may be longer than a line: it is broken behind punctuation only.
+    longest = max((len(line) for line in narrow.splitlines() if len(line.split()) > 1), default=0)
+    assert longest <= width
+    whole = {word.rstrip(":,") for word in wide.split()}
+    broken = [word for word in narrow.split() if word.rstrip(":,") not in whole]
+    assert not [word for word in broken if not set(word) & set("█▏/") and word[-1] not in ",./:=_-"]
