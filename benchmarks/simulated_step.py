@@ -25,7 +25,7 @@ from rich.table import Table
 
 from benchmarks.calibrated_step import Shape, measured_s, run_meshwright
 from meshwright.hardware.catalogue import CATALOGUE_VARIABLE
-from meshwright.spec.step.dry_run_report import DryRun, Outcome
+from meshwright.spec.step.simulation_report import Outcome, SimulationReport
 from meshwright.units import MiB
 
 MEDIAN_BAR, WORST_BAR = 0.10, 0.20
@@ -69,7 +69,7 @@ def main() -> int:
 
 def _outcome(case: Shape) -> Outcome:
     text = run_meshwright("simulate", *case.words(), "--cluster", f"cpu-local:{case.num_ranks}", "--no-cache", "--json")
-    outcome = DryRun.from_json(text).outcome
+    outcome = SimulationReport.from_json(text).outcome
     assert outcome is not None
     print(f"{case.title}: simulated {outcome.step_s * 1e3:.0f} ms", file=sys.stderr, flush=True)
     return outcome
@@ -81,8 +81,8 @@ def _report(outcomes: list[Outcome], measured: list[float]) -> int:
     )
     errors = [outcome.step_s / found - 1 for outcome, found in zip(outcomes, measured, strict=True)]
     for case, outcome, found, error in zip(CASES, outcomes, measured, errors, strict=True):
-        assert outcome.expected is not None
-        formula_s = outcome.expected.step.total_s
+        assert outcome.predicted is not None
+        formula_s = outcome.predicted.step.total_s
         table.add_row(
             case.title,
             f"{formula_s * 1e3:.0f}",
@@ -90,7 +90,7 @@ def _report(outcomes: list[Outcome], measured: list[float]) -> int:
             f"{outcome.step_s * 1e3:.0f}",
             f"{error:+.1%}",
             f"{found * 1e3:.0f}",
-            f"{outcome.expected.memory.allocated_bytes / MiB:.1f}",
+            f"{outcome.predicted.memory.allocated_bytes / MiB:.1f}",
             f"{outcome.fullest.allocated_bytes / MiB:.1f}",
         )
     median, worst = statistics.median(map(abs, errors)), max(map(abs, errors))

@@ -26,7 +26,7 @@ class Doubled:
 
     @property
     def fits(self) -> bool:
-        """Return whether it is expected to fit."""
+        """Return whether it is predicted to fit."""
         return self.reserved_bytes <= self.usable_bytes
 
 

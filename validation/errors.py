@@ -169,14 +169,14 @@ def _memory(report: Backtest) -> Iterator[str]:
     yield ""
     yield from _table(("kind", "n", "median", "mean", "bias"), [cells(score) for score in report.memory])
     yield ""
-    yield f"{report.fits:.1%} of the runs are expected to fit their devices, as they did."
+    yield f"{report.fits:.1%} of the runs are predicted to fit their devices, as they did."
 
 
 def _doubled(runs: Sequence[MeasuredRun]) -> Iterator[str]:
     found = doubled(runs)
     yield (
         "Each model at twice its largest measured microbatch, without recomputation: "
-        f"{sum(one.fits for one in found)} of {len(found)} are expected to fit."
+        f"{sum(one.fits for one in found)} of {len(found)} are predicted to fit."
     )
     yield ""
     rows = [

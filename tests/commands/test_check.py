@@ -280,7 +280,7 @@ def test_a_search_is_refused_as_plan_refuses_it(capsys: pytest.CaptureFixture[st
 
 def test_a_device_stands_for_its_commonest_cluster_in_a_job_too(capsys: pytest.CaptureFixture[str]) -> None:
     summary = summary_of(capsys, job_file('[cluster]\nname = "h100"\nnum_devices = 8\n[layout]\ndp_shard = 8\n'))
-    assert summary["step"].endswith("expected on h100-ib400")
+    assert summary["step"].endswith("predicted on h100-ib400")
 
 
 def make_run(folder: str, *steps: int) -> None:

@@ -1,4 +1,4 @@
-"""`meshwright report`: a run's steps next to what was expected of its layout."""
+"""`meshwright report`: a run's steps next to what was predicted of its layout."""
 
 import gzip
 import json
@@ -45,16 +45,16 @@ def test_the_waterfall_ends_at_the_expected_step_beside_the_measured_one(
     folder = write_run(tmp_path / "mine", 1000.0)
     assert run(["report", str(folder), "--json"]) == ExitCode.DONE
     record = json.loads(capsys.readouterr().out)
-    expected_s = sum(record["expected"]["estimate"]["step"].values())
+    predicted_s = sum(record["predicted"]["estimate"]["step"].values())
     assert record["measured_step_s"] == pytest.approx(1.0)
-    assert 0.2 < expected_s < 2
-    assert sum(record["parts"]["expected"].values()) == pytest.approx(expected_s)
-    assert "profiled" not in record["parts"]
+    assert 0.2 < predicted_s < 2
+    assert sum(record["parts"]["predicted"].values()) == pytest.approx(predicted_s)
+    assert "measured" not in record["parts"]
     assert run(["report", str(folder)]) == ExitCode.DONE
     page = capsys.readouterr().out
     assert "dp_shard=8" in page
     assert "measured, the median" in page
-    assert f"{100 * (expected_s - 1):.1f} % of the measured step" in page
+    assert f"{100 * (predicted_s - 1):.1f} % of the measured step" in page
     assert "MFU" in page
     assert "no step of this run was profiled" in page
     assert "run.profile_start" in page
@@ -68,7 +68,7 @@ def test_a_profiled_step_stands_beside_the_expected_one(tmp_path: Path, capsys: 
     with gzip.open(folder / "timelines" / "step-4-rank-0.json.gz", "wt", encoding="utf-8") as stream:
         json.dump({"traceEvents": [mark, operator]}, stream)
     assert run(["report", str(folder), "--json"]) == ExitCode.DONE
-    profiled = json.loads(capsys.readouterr().out)["parts"]["profiled"]
+    profiled = json.loads(capsys.readouterr().out)["parts"]["measured"]
     assert (profiled["compute_s"], profiled["cpu_bound_s"]) == pytest.approx((0.9, 0.3))
     assert run(["report", str(folder)]) == ExitCode.DONE
     assert "The profiled step took 1.2 s, 20.0 % more" in " ".join(capsys.readouterr().out.split())

@@ -10,7 +10,7 @@ import pytest
 
 from meshwright.cli.main import run
 from meshwright.errors import ExitCode
-from meshwright.spec.step.dry_run_report import DryRun
+from meshwright.spec.step.simulation_report import SimulationReport
 from meshwright.spec.trace.timeline import Timeline
 from repository import ROOT
 
@@ -25,8 +25,8 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a job's dry run writes; its step takes a second of the device's memory that is there."""
-    out: Path = tmp_path_factory.mktemp("dry_run")
+    """What a job's simulation writes; its step takes a second of the device's memory that is there."""
+    out: Path = tmp_path_factory.mktemp("simulation")
     keys = ["layout.dp_shard=2", "train.global_batch_size=4", f"data.cache_dir={out / 'cache'}"]
     with pytest.raises(SystemExit) as ending:
         run(["simulate", TINY, *keys, "--cluster", "h100-ib400:2", "--json", "--out", str(out / "out")])
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_everything_is_written(folder: Path) -> None:
     assert {file.name for file in folder.iterdir()} == {
-        "dry_run.json",
+        "simulation.json",
         "report.html",
         "timeline.npz",
         "timeline.perfetto.json.gz",
@@ -44,16 +44,16 @@ def test_everything_is_written(folder: Path) -> None:
 
 
 def test_the_parts_sum_to_the_step_and_stand_beside_the_formulas(folder: Path) -> None:
-    found = DryRun.from_json((folder / "dry_run.json").read_text())
+    found = SimulationReport.from_json((folder / "simulation.json").read_text())
     outcome = found.outcome
     assert outcome is not None
     assert outcome.parts.total_s == pytest.approx(outcome.step_s)
     assert 0 < outcome.fixed_cpu_bound_s <= outcome.parts.cpu_bound_s
     assert sum(outcome.compute.values()) == pytest.approx(outcome.parts.compute_s)
-    assert outcome.expected is not None
-    assert outcome.expected_parts is not None
-    assert outcome.expected_parts.total_s == pytest.approx(outcome.expected.step.total_s)
-    assert outcome.mfu == pytest.approx(outcome.expected.step.model_flops_at_peak_s / outcome.step_s)
+    assert outcome.predicted is not None
+    assert outcome.predicted_parts is not None
+    assert outcome.predicted_parts.total_s == pytest.approx(outcome.predicted.step.total_s)
+    assert outcome.mfu == pytest.approx(outcome.predicted.step.model_flops_at_peak_s / outcome.step_s)
     assert found.misfits == ()
 
 
@@ -64,14 +64,14 @@ def test_a_schedule_of_a_file_is_simulated_without_formulas(tmp_path: Path, caps
     with pytest.raises(SystemExit) as ending:
         run(["simulate", TINY, *keys, f"data.cache_dir={tmp_path}", "--cluster", "h100-ib400:2", "--json"])
     assert ending.value.code == ExitCode.DONE
-    outcome = DryRun.from_json(capsys.readouterr().out).outcome
+    outcome = SimulationReport.from_json(capsys.readouterr().out).outcome
     assert outcome is not None
-    assert outcome.expected is None
+    assert outcome.predicted is None
     assert outcome.parts.pipeline_bubble_s > 0
 
 
 def test_what_is_held_at_the_peak_is_no_more_than_what_is_allocated(folder: Path) -> None:
-    outcome = DryRun.from_json((folder / "dry_run.json").read_text()).outcome
+    outcome = SimulationReport.from_json((folder / "simulation.json").read_text()).outcome
     assert outcome is not None
     assert len(outcome.memory) == len(outcome.ranks) == 1
     memory = outcome.memory[0]
@@ -83,7 +83,7 @@ def test_what_is_held_at_the_peak_is_no_more_than_what_is_allocated(folder: Path
 
 
 def test_collectives_are_those_of_the_layout(folder: Path) -> None:
-    outcome = DryRun.from_json((folder / "dry_run.json").read_text()).outcome
+    outcome = SimulationReport.from_json((folder / "simulation.json").read_text()).outcome
     assert outcome is not None
     sharding = [use for use in outcome.collectives if use.axis == "fsdp"]
     assert sharding

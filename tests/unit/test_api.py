@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from dry_runs import dry_run_of
 from meshwright.app.diagnose import DiagnosisResult
 from meshwright.app.plan import PlanResult
 from meshwright.app.prove import ProofResult
@@ -32,6 +31,7 @@ from meshwright.spec.trace.traces import Traces
 from meshwright.units import GiB
 from questions import SMALL_PLAN
 from simulated_steps import simulated_step
+from simulation_reports import simulation_report_of
 from written_runs import STEPS, write_run
 from written_steps import WrittenStep
 
@@ -50,7 +50,7 @@ def plan() -> PlanResult:
 @pytest.fixture(scope="module")
 def simulation() -> Simulation:
     timeline = viewed(TimelineResult, simulated_step())
-    return Simulation(dry_run_of(timeline), timeline, TRACES)
+    return Simulation(simulation_report_of(timeline), timeline, TRACES)
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,7 @@ def test_check_says_what_a_job_does_and_all_that_is_wrong(tmp_path: Path) -> Non
 def test_a_run_is_reported(tmp_path: Path) -> None:
     found = mw.report(write_run(tmp_path / "mine", STEPS))
     assert found.measured_s == pytest.approx(0.101)
-    assert found.predicted_s == found.expected.estimate.step.total_s
+    assert found.predicted_s == found.predicted.estimate.step.total_s
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -243,13 +243,13 @@ def test_a_result_has_the_fields_and_the_json_of_its_data_type(plan: PlanResult)
 
 
 def test_a_simulation_says_what_is_wrong(simulation: Simulation) -> None:
-    stuck = Simulation(dry_run_of(None), None, TRACES)
+    stuck = Simulation(simulation_report_of(None), None, TRACES)
     assert repr(stuck).endswith("deadlocks or fails: 1 problem>")
     assert not stuck.fits
     assert stuck.plots == ()
     with pytest.raises(ConfigError, match="nothing to plot"):
         stuck.plot()
-    full = Simulation(dry_run_of(simulation.timeline, usable_bytes=20 * GiB), simulation.timeline, TRACES)
+    full = Simulation(simulation_report_of(simulation.timeline, usable_bytes=20 * GiB), simulation.timeline, TRACES)
     assert repr(full).endswith("of 20 GiB, out of memory>")
     assert not full.fits
     assert simulation.fits

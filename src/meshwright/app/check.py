@@ -31,7 +31,7 @@ class Checked(Result):
     """A valid job."""
 
     lines: tuple[tuple[str, str], ...]
-    """Label and text of each thing to know: the model, the batch, the layout, the step and memory expected."""
+    """Label and text of each thing to know: the model, the batch, the layout, the step and memory predicted."""
     misfit: InfeasibleLayout | None
     """Why the layout does not fit the devices of the job's cluster; None where it does, or that is unknown."""
 
@@ -70,8 +70,8 @@ def check(
     raise_problems(resolved.path, distinct(problems))
     if (unsearchable := search_problem(resolved, ranks)) is not None:
         raise unsearchable
-    expected, misfit = estimate(resolved, ranks)
-    return Checked((*summary(resolved, ranks), *expected), misfit)
+    predicted, misfit = estimate(resolved, ranks)
+    return Checked((*summary(resolved, ranks), *predicted), misfit)
 
 
 def rate_problems(job: Job) -> list[str]:
@@ -90,7 +90,7 @@ def rate_problems(job: Job) -> list[str]:
 
 
 def estimate(resolved: ResolvedJob, num_ranks: int | None) -> tuple[list[tuple[str, str]], InfeasibleLayout | None]:
-    """Return (label and line of the step and the memory expected on the job's cluster, error if it does not fit).
+    """Return (label and line of the step and the memory predicted on the job's cluster, error if it does not fit).
 
     No line where the cluster is this machine, the model is a user's own, or the planner chooses the layout.
     """
@@ -107,7 +107,7 @@ def estimate(resolved: ResolvedJob, num_ranks: int | None) -> tuple[list[tuple[s
     memory = f"{format_bytes(found.needed_bytes)} reserved of {usable} usable, on pipeline rank {found.fullest_rank}"
     if 0 <= found.candidate.free_bytes < found.margin_bytes:
         memory += f"; layouts that the planner chooses leave {format_bytes(found.margin_bytes)} free"
-    return [("step", f"{step} expected on {cluster.name}"), ("memory", memory)], found.problem()
+    return [("step", f"{step} predicted on {cluster.name}"), ("memory", memory)], found.problem()
 
 
 def search_problem(resolved: ResolvedJob, num_ranks: int | None) -> InfeasibleLayout | None:

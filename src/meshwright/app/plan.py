@@ -189,7 +189,7 @@ def plan(
     simulate: int | None = None,
     top: int = 8,
 ) -> PlanResult:
-    """Return the best layout for `job`, or for `model` on `cluster`, with what is expected of it and of others.
+    """Return the best layout for `job`, or for `model` on `cluster`, with what is predicted of it and of others.
 
     Layouts: keys given as overrides such as "layout.tp=8", with `model` in place of a job, are kept; those of a job
     file are judged next to the pick, or kept with layout.search = true. With `simulate` that many finalists are traced

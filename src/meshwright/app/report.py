@@ -15,7 +15,7 @@ from meshwright.spec.run.run_report import read_metrics
 from meshwright.spec.step.step_decomposition import StepDecomposition
 from meshwright.spec.step.timeline_decomposition import decompose
 
-PROFILED = "profiled"
+MEASURED = "measured"
 """The column of what was measured."""
 
 
@@ -30,18 +30,18 @@ def report(folder: Path | str, *, simulate: bool = False) -> ReportResult:
     assert run.layout is not None
     assert run.row.measured_s is not None
     assert run.setup is not None
-    expected = judge(run.layout, request_of_run(run))
-    parts = {"expected": expected.estimate.step.summed()}
+    predicted = judge(run.layout, request_of_run(run))
+    parts = {"predicted": predicted.estimate.step.summed()}
     if simulate:
         parts["simulated"] = _simulated(folder, run)
     # Reading a profile takes torch, which a machine that only reads a run may lack.
     if any(Run(folder).timelines.glob("*.json.gz")):
         from meshwright.profiler.profiled_timeline import profile_of_run
 
-        parts[PROFILED] = decompose(profile_of_run(folder))
+        parts[MEASURED] = decompose(profile_of_run(folder))
     manifest, metrics = read_manifest(Run(folder)), read_metrics(Run(folder))
     example = example_of(run.setup.cluster.device)
-    return ReportResult(folder, manifest, metrics, expected, run.row.measured_s, parts, example)
+    return ReportResult(folder, manifest, metrics, predicted, run.row.measured_s, parts, example)
 
 
 def _simulated(folder: Path, run: MeasuredRun) -> StepDecomposition:

@@ -11,7 +11,7 @@ from meshwright.app.garbage import kept_garbage
 from meshwright.app.progress import elapsed
 from meshwright.app.results.result import viewed
 from meshwright.app.results.simulation_result import Simulation, TimelineResult
-from meshwright.app.simulated.run_traces import dry_run
+from meshwright.app.simulated.run_traces import simulate_traces
 from meshwright.app.simulated.simulate_target import conditions_of, trace_of_job, trace_of_program
 from meshwright.config.load import ResolvedJob
 from meshwright.simulator.engine.rank_classes import split_classes
@@ -64,5 +64,5 @@ def simulated(
     traced(traces, time.monotonic() - start_s)
     with elapsed("checking and simulating"), kept_garbage():
         traces = split_classes(traces, [fault.rank for fault in conditions.faults])
-        run, timeline = dry_run(subject, traces, conditions)
+        run, timeline = simulate_traces(subject, traces, conditions)
     return Simulation(run, None if timeline is None else viewed(TimelineResult, timeline), traces)

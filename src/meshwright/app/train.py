@@ -152,8 +152,8 @@ def _settled(
         resolved = settled.resolve(resolved)
     if settled is None:
         return resolved, num_ranks, None
-    expected = settled.estimate and f", expected to take {format_duration(settled.estimate.step.total_s)} a step"
-    progress.info("layout %s%s", layout_text(settled.layout), expected or "")
+    predicted = settled.estimate and f", predicted to take {format_duration(settled.estimate.step.total_s)} a step"
+    progress.info("layout %s%s", layout_text(settled.layout), predicted or "")
     return resolved, num_ranks, settled.estimate
 
 

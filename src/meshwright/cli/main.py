@@ -30,7 +30,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "prove": ("meshwright.cli.verbs.prove", "Prove that layouts train what one process trains."),
     "train": ("meshwright.cli.verbs.train", "Train a job, or go on with a run that stopped."),
     "compare": ("meshwright.cli.verbs.compare", "Show where two steps differ, simulated or measured."),
-    "report": ("meshwright.cli.verbs.report", "Show where the steps of a run went, expected and measured."),
+    "report": ("meshwright.cli.verbs.report", "Show where the steps of a run went, predicted and measured."),
     "diagnose": (
         "meshwright.cli.verbs.diagnose",
         "Find why a run hangs: which rank did not reach which collective.",

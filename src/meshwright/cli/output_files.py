@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from meshwright.errors import ConfigError
 
 if TYPE_CHECKING:
-    from meshwright.spec.step.dry_run_report import DryRun
+    from meshwright.spec.step.simulation_report import SimulationReport
     from meshwright.spec.trace.timeline import Timeline
     from meshwright.spec.trace.traces import Traces
 
@@ -80,14 +80,14 @@ def files_of(given: dict[str, Any]) -> Files:
     return Files(html, perfetto, out)
 
 
-def write_files(run: DryRun, timeline: Timeline | None, traces: Traces, files: Files) -> None:
+def write_files(run: SimulationReport, timeline: Timeline | None, traces: Traces, files: Files) -> None:
     """Write the files that are asked for."""
     from meshwright.pages.figures.message_arrows import messages_of
-    from meshwright.pages.html.dry_run_html import write_html
+    from meshwright.pages.html.simulation_html import write_html
     from meshwright.pages.perfetto import write_perfetto
 
     if files.out is not None:
-        (files.out / "dry_run.json").write_text(run.to_json() + "\n", encoding="utf-8")
+        (files.out / "simulation.json").write_text(run.to_json() + "\n", encoding="utf-8")
         if timeline is not None:
             timeline.save(files.out / "timeline.npz")
     if files.html is not None:

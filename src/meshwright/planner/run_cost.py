@@ -66,7 +66,7 @@ def budget(run: BudgetRequest, cluster: Cluster, candidate: Candidate, reliabili
         days=wall_s / _DAY_S,
         device_hours=device_hours,
         cost=None if run.price_per_device_hour is None else device_hours * run.price_per_device_hour,
-        is_soon_enough=None if run.deadline_s is None else wall_s <= run.deadline_s,
+        is_deadline_satisfied=None if run.deadline_s is None else wall_s <= run.deadline_s,
         relative_error=candidate.estimate.relative_error,
     )
 

@@ -7,7 +7,7 @@ from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.proof import FAULTS, Difference, LayoutProof, Proof
 from meshwright.units import counted, format_count, format_duration
 
-HEADERS = ("layout", "ranks", "loss", "gradient", "weight", "worst in", "s", "verdict")
+HEADERS = ("layout", "ranks", "loss", "gradient", "weight", "largest difference in", "s", "verdict")
 _FIGURES = ("ranks", "loss", "gradient", "weight", "s")
 
 

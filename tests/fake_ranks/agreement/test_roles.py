@@ -37,7 +37,7 @@ def test_roles_have_the_bytes_that_the_formulas_say(precision: str) -> None:
     assert abs(by_role[0, TensorRole.PARAMETER] - formula.parameters_bytes) < 1024
     assert abs(by_role[0, TensorRole.OPTIMIZER_STATE] - formula.optimizer_state_bytes) < 1024
     # Shards of gradients add up over microbatches next to what is gathered of the blocks at work.
-    gathered = by_role[:, [TensorRole.GRADIENT, TensorRole.GATHERED]].sum(axis=1).max()
+    gathered = by_role[:, [TensorRole.GRADIENT, TensorRole.UNSHARDED_PARAMETER]].sum(axis=1).max()
     assert abs(gathered / (formula.gradients_bytes + formula.unsharded_parameters_bytes) - 1) < 0.1
     assert abs(by_role[:, TensorRole.ACTIVATION].max() / formula.activations_bytes - 1) < 0.1
     assert by_role[:, TensorRole.OTHER].max() < 1024

@@ -122,7 +122,7 @@ def test_a_step_of_the_host_alone_is_shown(capsys: pytest.CaptureFixture[str], t
 def test_what_does_not_fit_names_the_line_that_holds_most(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, page = shown(capsys, tmp_path / "mistakes.py", "holds_too_much")
     assert code == ExitCode.BAD_INPUT
-    assert "most is temporary, 100 GiB in one tensor (empty, mistakes.py:42)" in page
+    assert "largest: temporary, 100 GiB in one tensor (empty, mistakes.py:42)" in page
     assert "make these tensors smaller" in page
     assert "layout" not in page
     assert " pp " not in page

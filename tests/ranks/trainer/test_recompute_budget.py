@@ -11,7 +11,7 @@ from meshwright.config.write import to_toml
 from meshwright.errors import ExitCode
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.run import Manifest
-from meshwright.spec.step.dry_run_report import DryRun
+from meshwright.spec.step.simulation_report import SimulationReport
 from training_runs import tiny_job
 
 pytestmark = pytest.mark.long
@@ -28,20 +28,20 @@ def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "job.toml"
 
 
-def dry_run(job_file: Path, capsys: pytest.CaptureFixture[str], *keys: str) -> DryRun:
+def simulated(job_file: Path, capsys: pytest.CaptureFixture[str], *keys: str) -> SimulationReport:
     with pytest.raises(SystemExit) as ending:
         run(["simulate", str(job_file), *keys, "--cluster", CLUSTER, "--json"])
     assert ending.value.code == ExitCode.DONE
-    return DryRun.from_json(capsys.readouterr().out)
+    return SimulationReport.from_json(capsys.readouterr().out)
 
 
-def asked_bytes(found: DryRun) -> list[int]:
+def asked_bytes(found: SimulationReport) -> list[int]:
     """Return the most bytes that tensors of each pipeline rank ask for at once, when most is allocated."""
     assert found.outcome is not None
     return [sum(rank.by_role.values()) for rank in found.outcome.memory]
 
 
-def saves(found: DryRun) -> list[str]:
+def saves(found: SimulationReport) -> list[str]:
     assert found.layout is not None
     return [*(found.layout.activation_checkpoint_blocks or [found.layout.activation_checkpoint] * 6)]
 
@@ -53,11 +53,11 @@ def test_the_first_stages_compute_most_again_and_every_rank_fits(
     split = {"dp_shard": 1, axis: 2}
     keys = [*(f"layout.{name}={degree}" for name, degree in split.items()), "layout.microbatch_size=2"]
     most, least = (
-        max(asked_bytes(dry_run(job_file, capsys, *keys, f"layout.activation_checkpoint={kind}")))
+        max(asked_bytes(simulated(job_file, capsys, *keys, f"layout.activation_checkpoint={kind}")))
         for kind in ("none", "full")
     )
     budget = (most + least) // 2
-    found = dry_run(
+    found = simulated(
         job_file, capsys, *keys, "layout.activation_checkpoint=auto", f"layout.memory_budget_bytes={budget}"
     )
     assert least < max(asked_bytes(found)) <= budget
@@ -72,7 +72,7 @@ def test_a_run_takes_the_choice_and_ends_in_the_same_bits(
 ) -> None:
     keys = ["layout.dp_shard=2", "layout.microbatch_size=2"]
     none, full = (
-        max(asked_bytes(dry_run(job_file, capsys, *keys, f"layout.activation_checkpoint={kind}")))
+        max(asked_bytes(simulated(job_file, capsys, *keys, f"layout.activation_checkpoint={kind}")))
         for kind in ("none", "full")
     )
     said: dict[str, list[str]] = {

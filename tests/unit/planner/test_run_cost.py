@@ -74,7 +74,7 @@ def test_a_deadline_is_met_or_not() -> None:
     for deadline_s, is_met in ((86_400.0, False), (86_400.0 * 10_000, True)):
         run = BudgetRequest(10**12, 8 * 10**9, QUESTION.workload, deadline_s=deadline_s)
         found = budget(run, QUESTION.cluster, LAYOUT, Reliability())
-        assert (found.is_soon_enough, found.cost) == (is_met, None)
+        assert (found.is_deadline_satisfied, found.cost) == (is_met, None)
 
 
 @pytest.mark.slow

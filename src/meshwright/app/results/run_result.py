@@ -14,7 +14,7 @@ from rich.text import Text
 from meshwright.app.results.result import PlottedResult
 from meshwright.errors import ConfigError, ExitCode
 from meshwright.evaluation.dataset.own_run import read_manifest
-from meshwright.pages.figures.run_figures import curve_figure, has_curve, parts_figure
+from meshwright.pages.figures.run_figures import curve_figure, has_curve, parts_figure, run_waterfall_figure
 from meshwright.pages.html.run_html import CURVES, shown_parts, write_run_html
 from meshwright.pages.tables.run_table import parts_section, run_page, run_summary_table
 from meshwright.spec.layout.layout_text import layout_text
@@ -30,12 +30,12 @@ _COLUMNS = ("step", *CURVES, "attempt")
 
 
 class ReportResult(PlottedResult, RunReport):
-    """A run's report with its views. Data frame: a row for each step. Plots: parts, and a curve of each metric."""
+    """A run's report with its views. Data frame: a row for each step. Plots: waterfall, parts, curves of metrics."""
 
     def to_json(self) -> str:
         """Return what `meshwright report --json` prints."""
         by_component = {name: one.to_dict() for name, one in self.parts.items()}
-        record = {"measured_step_s": self.measured_s, "expected": self.expected.to_dict(), "parts": by_component}
+        record = {"measured_step_s": self.measured_s, "predicted": self.predicted.to_dict(), "parts": by_component}
         return json.dumps(record | ({} if self.example is None else {"rates_of": self.example}), indent=2)
 
     def to_html(self, file: Path | str) -> None:
@@ -43,7 +43,7 @@ class ReportResult(PlottedResult, RunReport):
         write_run_html(self, Path(file))
 
     def _summary(self) -> str:
-        layout = layout_text(self.expected.layout.effective)
+        layout = layout_text(self.predicted.layout.effective)
         off = 100 * (self.predicted_s / self.measured_s - 1)
         return (
             f"Report {self.folder}: {layout}, {counted(len(self.metrics), 'step')}, "
@@ -59,8 +59,9 @@ class ReportResult(PlottedResult, RunReport):
         return _columns(self.metrics)
 
     def _figures(self) -> Mapping[str, Callable[[], Any]]:
-        parts = {"parts": partial(parts_figure, self.parts, shown_parts(self.parts))}
-        return parts | _curves(self.metrics, self.predicted_s)
+        parts = partial(parts_figure, self.parts, shown_parts(self.parts), self.measured_s)
+        steps = {"waterfall": partial(run_waterfall_figure, self), "parts": parts}
+        return steps | _curves(self.metrics, self.predicted_s)
 
 
 @dataclass(frozen=True, repr=False)

@@ -12,13 +12,13 @@ import numpy as np
 from rich.text import Text
 
 from meshwright.app.results.result import PlottedResult, memory_words, step_words
-from meshwright.pages.figures.dry_run_figures import exposed_figure, outcome_figure
+from meshwright.pages.figures.simulation_figures import exposed_figure, outcome_figure
 from meshwright.pages.figures.timeline_figures import memory_figure, pipeline_figure, streams_figure
-from meshwright.pages.html.dry_run_html import write_html
+from meshwright.pages.html.simulation_html import write_html
 from meshwright.pages.tables.compare_table import parts_table
-from meshwright.pages.tables.dry_run_table import dry_run_page, most_exposed
+from meshwright.pages.tables.simulation_table import most_exposed, simulation_page
 from meshwright.spec.layout.layout_text import layout_text
-from meshwright.spec.step.dry_run_report import DryRun
+from meshwright.spec.step.simulation_report import SimulationReport
 from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.trace.timeline import SpanKind, Timeline
 from meshwright.spec.trace.traces import Traces
@@ -68,7 +68,7 @@ class Simulation(PlottedResult):
     Data frame: a row for each class of ranks. Plots: step, ranks, streams, memory, exposed.
     """
 
-    run: DryRun
+    run: SimulationReport
     timeline: TimelineResult | None
     """None where the step would not end."""
     traces: Traces
@@ -102,7 +102,7 @@ class Simulation(PlottedResult):
         return f"{about}{step_words(run.outcome.step_s, run.outcome.mfu)}, {memory}{misfit}"
 
     def _page(self) -> Iterator[RenderableType]:
-        return dry_run_page(self.run)
+        return simulation_page(self.run)
 
     def _rows(self) -> list[dict[str, Any]]:
         if self.run.outcome is None:

@@ -1,4 +1,4 @@
-"""From the traces of a job's ranks to all that a dry run says of it."""
+"""From the traces of a job's ranks to all that a simulation reports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from meshwright.simulator.memory.live_at_peak import liveness_of, savings_of
 from meshwright.simulator.simulate_step import Deadlock, simulate
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.machine.cluster import Cluster
-from meshwright.spec.step.dry_run_report import DryRun, Outcome, Padding, RankMemory, Stragglers
+from meshwright.spec.step.simulation_report import Outcome, Padding, RankMemory, SimulationReport, Stragglers
 from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.step.workload import Workload
 from meshwright.spec.trace.timeline import Timeline
@@ -33,7 +33,7 @@ from meshwright.spec.trace.traces import Traces
 
 @dataclass(frozen=True)
 class Subject:
-    """What is run dry."""
+    """What is simulated."""
 
     name: str
     """The job file, or the program."""
@@ -46,7 +46,9 @@ class Subject:
     """What the planner would be asked; None, too, for a model that its formulas do not know."""
 
 
-def dry_run(subject: Subject, traces: Traces, conditions: Conditions) -> tuple[DryRun, Timeline | None]:
+def simulate_traces(
+    subject: Subject, traces: Traces, conditions: Conditions
+) -> tuple[SimulationReport, Timeline | None]:
     """Return the result of the traces on the target's cluster, and the timeline; None for a deadlock.
 
     Where `conditions` has a fault of a rank, `traces` makes that rank a class of its own (engine/rank_classes.py).
@@ -67,7 +69,7 @@ def dry_run(subject: Subject, traces: Traces, conditions: Conditions) -> tuple[D
         outcome = None if timeline is None else _outcome(subject, classes, timeline, conditions)
         of_ranks = found()
     device = subject.cluster.device
-    run = DryRun(
+    report = SimulationReport(
         job=subject.name,
         model=subject.model,
         cluster=subject.cluster.name,
@@ -84,7 +86,7 @@ def dry_run(subject: Subject, traces: Traces, conditions: Conditions) -> tuple[D
         padding=_padding(subject),
         outcome=outcome,
     )
-    return run, timeline
+    return report, timeline
 
 
 def _padding(subject: Subject) -> Padding | None:
@@ -132,12 +134,12 @@ def _formulas(subject: Subject, timeline: Timeline, memory: Sequence[RankMemory]
     layout, request = subject.layout, subject.request
     if layout is None or request is None:
         return {}
-    expected = judge(layout, request).estimate
+    predicted = judge(layout, request).estimate
     missing = max((rank.reserved_bytes for rank in memory), default=0) - request.cluster.device.usable_memory_bytes
     return {
-        "expected": expected,
-        "expected_parts": expected.step.summed(),
+        "predicted": predicted,
+        "predicted_parts": predicted.step.summed(),
         # The floor is the model's FLOPs at the peak, where one is stated.
-        "mfu": None if expected.mfu is None else expected.step.model_flops_at_peak_s / timeline.step_s,
+        "mfu": None if predicted.mfu is None else predicted.step.model_flops_at_peak_s / timeline.step_s,
         "fixes": memory_fixes(layout, request, missing) if missing > 0 else (),
     }

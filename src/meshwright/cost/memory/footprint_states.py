@@ -27,7 +27,7 @@ from meshwright.cost.layout_table import LayoutTable
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.model_spec import ModelSpec
 from meshwright.spec.model.op import Embedding, GroupedMatmul, Head, Matmul, Norm, Op
-from meshwright.spec.step.dry_run_report import PaddedParameter, Padding
+from meshwright.spec.step.simulation_report import PaddedParameter, Padding
 from meshwright.spec.step.stack import Stack
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT, Workload
 

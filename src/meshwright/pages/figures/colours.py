@@ -37,7 +37,7 @@ ROLES = {
     "parameter": "#35618F",
     "gradient": "#5AA27C",
     "optimizer_state": "#86A9CE",
-    "gathered": "#C98B2B",
+    "unsharded_parameter": "#C98B2B",
     "activation": "#E58A45",
     "communication": "#D1495B",
     "temporary": "#A58AC9",
@@ -49,7 +49,7 @@ MEMORY = {
     "parameters_bytes": ROLES["parameter"],
     "gradients_bytes": ROLES["gradient"],
     "optimizer_state_bytes": ROLES["optimizer_state"],
-    "unsharded_parameters_bytes": ROLES["gathered"],
+    "unsharded_parameters_bytes": ROLES["unsharded_parameter"],
     "activations_bytes": ROLES["activation"],
     "logits_bytes": "#F2C261",
     "communication_buffers_bytes": ROLES["communication"],
@@ -59,4 +59,4 @@ MEMORY = {
 """By field of MemoryUse that the allocator reserves."""
 
 WAIT, HOST, REST = "#DADDE2", "#B9BEC7", "#8A929D"
-EXPOSED, HIDDEN, EXPECTED = "#C0392B", "#BFD8C8", "#C3CAD3"
+EXPOSED, HIDDEN, PREDICTED = "#C0392B", "#BFD8C8", "#C3CAD3"

@@ -31,6 +31,8 @@ _LOOKS = {
 """Symbol, size and colour by role, the order of the legend."""
 _MARGIN = 0.08
 """Of the ranges of both axes, around what they must hold."""
+_LABEL_WIDTH, _LABEL_HEIGHT = 0.03, 0.03
+"""Of the ranges of the axes, what a label covers."""
 _FEW_RANKS = 8
 
 
@@ -68,7 +70,7 @@ def pareto_figure(plan: Plan) -> Any:
     figure = import_extra("plotly.graph_objects", PURPOSE).Figure()
     fastest_first = sorted(plan.pareto_front, key=lambda one: one.estimate.step.total_s)
     most = accumulate((one.free_bytes for one in fastest_first), max)
-    # Without the pick where it is simpler, but neither faster nor smaller.
+    # The pick is listed in any case; one that a faster layout with more free memory dominates is not on the line.
     front = [one for one, bytes_ in zip(fastest_first, most, strict=True) if one.free_bytes == bytes_]
     x, y = zip(*(axes.place(one) for one in front), strict=True)
     line = {"color": COMPUTE["matmul"], "width": 1.5, "shape": "vh"}
@@ -78,7 +80,7 @@ def pareto_figure(plan: Plan) -> Any:
             figure.add_trace(_points(role, own, plan, axes))
     _mark_memory(figure, plan, axes.memory_ends[0])
     style(figure, [], 0)
-    figure.update_layout(height=460, legend_traceorder="reversed", margin={"l": 70})
+    figure.update_layout(height=480, legend_traceorder="reversed", margin={"l": 70})
     figure.update_xaxes(title="free memory of the fullest rank, GiB", range=axes.memory_ends)
     figure.update_yaxes(title=f"step time, {axes.unit}", range=axes.step_ends)
     return figure
@@ -107,10 +109,10 @@ def memory_ranks_figure(plan: Plan) -> Any:
     usable = plan.usable_memory_bytes / GiB
     style(figure, rows, 34 if len(rows) <= _FEW_RANKS else 20)
     figure.update_layout(barmode="stack", bargap=0.25, uniformtext={"mode": "hide", "minsize": 10})
-    figure.update_layout(legend={"traceorder": "normal"})
+    figure.update_layout(legend_traceorder="normal")
     figure.add_vline(x=usable, line={"color": EXPOSED, "width": 1.5})
     longest = max(usable, *(rank.reserved_bytes / GiB for rank in ranks))
-    figure.update_xaxes(title="memory, GiB; the line is what a device can give", range=[0, 1.03 * longest])
+    figure.update_xaxes(title="memory, GiB; the line is the device's usable memory", range=[0, 1.03 * longest])
     return figure
 
 
@@ -134,13 +136,19 @@ class _Axes(NamedTuple):
         """Return where a layout is, beyond the ends or not."""
         return one.free_bytes / GiB, one.estimate.step.total_s * self.scale
 
+    def is_near(self, one: tuple[float, float], other: tuple[float, float]) -> bool:
+        """Return whether labels of two places would overlap."""
+        ends = (self.memory_ends, self.step_ends)
+        distances = [abs(a - b) / (high - low) for a, b, (low, high) in zip(one, other, ends, strict=True)]
+        return distances[0] < _LABEL_WIDTH and distances[1] < _LABEL_HEIGHT
+
     def inside(self, x: float, y: float) -> tuple[float, float]:
         """Return the place between the ends that is nearest."""
         return _between(x, self.memory_ends), _between(y, self.step_ends)
 
 
 def _axes(plan: Plan, scale: float, unit: str) -> _Axes:
-    """Return axes that hold the pick, the frontier and the best of each split."""
+    """Return axes that hold the pick, the frontier and the best layout of each parallelism."""
     held = [plan.pick, *plan.pareto_front, *plan.runners_up]
     memory = [0.0, *(one.free_bytes / GiB for one in held)]
     steps_s = [one.estimate.step.total_s for one in held]
@@ -173,7 +181,7 @@ def _points(role: str, own: Sequence[Shown], plan: Plan, axes: _Axes) -> Any:
         y=[y for _, y in drawn],
         mode="markers+text",
         marker={"symbol": symbol, "size": size, "color": colour, "line": {"width": 1.5, "color": colour}},
-        text=[_label(one) + words for one, words in zip(own, figures, strict=True)],
+        text=[label + words for label, words in zip(_labels(role, own, drawn, axes), figures, strict=True)],
         textposition=[_side(role, x, axes.memory_ends) for x, _ in drawn],
         textfont={"color": colour if role in _NAMED else INK},
         cliponaxis=False,
@@ -182,14 +190,25 @@ def _points(role: str, own: Sequence[Shown], plan: Plan, axes: _Axes) -> Any:
     )
 
 
-def _label(one: Shown) -> str:
-    """Return the text next to a point: names of the few, numbers of those that a table lists by number."""
-    return one.label if one.role == _NUMBERED else one.role if one.role in _NAMED else ""
+def _labels(role: str, own: Sequence[Shown], drawn: Sequence[tuple[float, float]], axes: _Axes) -> list[str]:
+    """Return the text next to each point: names of the few, numbers of those that a table lists by number.
+
+    Of numbered points whose labels would overlap the first has the numbers of all.
+    """
+    if role != _NUMBERED:
+        return [role if role in _NAMED else ""] * len(own)
+    clusters: dict[int, list[str]] = {}
+    for place, one in enumerate(own):
+        first = next((other for other in clusters if axes.is_near(drawn[other], drawn[place])), place)
+        clusters.setdefault(first, []).append(one.label)
+    return [", ".join(clusters.get(place, [])) for place in range(len(own))]
 
 
 def _side(role: str, x: float, ends: Sequence[float]) -> str:
     if role in ("pick", "fastest"):
         return "bottom center"
+    if role == _NUMBERED:
+        return "top center"
     return "middle left" if x > (ends[0] + ends[1]) / 2 else "middle right"
 
 

@@ -8,16 +8,19 @@ from typing import Any
 import numpy as np
 
 from meshwright.extras import import_extra
-from meshwright.pages.figures.colours import COMPUTE, EXPECTED, EXPOSED, PHASES
+from meshwright.pages.figures.colours import COMPUTE, EXPOSED, PHASES, PREDICTED
 from meshwright.pages.figures.timeline_figures import INK, time_scale
+from meshwright.pages.figures.waterfall_figure import StepBars, waterfall_figure
 from meshwright.pages.html.html_page import PURPOSE
-from meshwright.spec.run.run_report import RunMetrics
+from meshwright.spec.run.run_report import RunMetrics, RunReport
 from meshwright.spec.step.step_decomposition import COMPONENT_NAMES, StepDecomposition
 from meshwright.units import GiB, format_duration
 
 _HEIGHT = 250
 _LINE = COMPUTE["matmul"]
-_WHO = {"expected": EXPECTED, "simulated": PHASES["forward"], "profiled": EXPOSED}
+MEDIAN = "measured, median"
+"""What the median step of a run is called next to its predicted and simulated ones."""
+_WHO = {"predicted": PREDICTED, "simulated": PHASES["forward"], "measured": EXPOSED, MEDIAN: "#7B241C"}
 
 
 def has_curve(metrics: RunMetrics, column: str) -> bool:
@@ -46,23 +49,37 @@ def curve_figure(metrics: RunMetrics, column: str, predicted: float | None = Non
     return figure
 
 
-def parts_figure(parts: Mapping[str, StepDecomposition], shown: Sequence[str]) -> Any:
-    """Return the components of a step side by side, as each of `parts` has them."""
-    scale, unit = time_scale(max(one.total_s for one in parts.values()))
+def parts_figure(parts: Mapping[str, StepDecomposition], shown: Sequence[str], measured_s: float | None = None) -> Any:
+    """Return the components and the total of a step side by side, as each of `parts` has them.
+
+    `measured_s`, the median step of a run, is drawn next to the totals.
+    """
+    scale, unit = time_scale(max(measured_s or 0.0, *(one.total_s for one in parts.values())))
     figure = import_extra("plotly.graph_objects", PURPOSE).Figure()
-    for who, one in parts.items():
-        seconds = [getattr(one, name) for name in shown]
+    bars = {
+        who: {COMPONENT_NAMES[name]: getattr(one, name) for name in shown} | {"step": one.total_s}
+        for who, one in parts.items()
+    }
+    bars |= {} if measured_s is None else {MEDIAN: {"step": measured_s}}
+    for who, seconds in bars.items():
         figure.add_bar(
             name=who,
-            x=[COMPONENT_NAMES[name] for name in shown],
-            y=[value * scale for value in seconds],
-            text=[format_duration(value) for value in seconds],
+            x=list(seconds),
+            y=[value * scale for value in seconds.values()],
+            text=[format_duration(value) for value in seconds.values()],
             marker={"color": _WHO.get(who, _LINE), "line": {"width": 0}},
         )
-    _style(figure, 320)
-    figure.update_layout(barmode="group", showlegend=len(parts) > 1)
+    _style(figure, 340)
+    figure.update_layout(barmode="group", legend={"orientation": "h", "y": -0.14, "yanchor": "top"})
     figure.update_yaxes(title=f"time in a step, {unit}")
     return figure
+
+
+def run_waterfall_figure(report: RunReport) -> Any:
+    """Return the predicted step from the time at peak FLOP/s up, with the predicted and the measured total below."""
+    step = report.predicted.estimate.step
+    totals_s = {"step, predicted": step.total_s, f"step, {MEDIAN}": report.measured_s}
+    return waterfall_figure({"predicted": StepBars(step.to_dict())}, COMPONENT_NAMES, totals_s)
 
 
 def _style(figure: Any, height: int) -> None:

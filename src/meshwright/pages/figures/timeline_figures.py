@@ -11,6 +11,7 @@ from meshwright.extras import import_extra
 from meshwright.pages.figures.colours import ACTIONS, AXES, COMPUTE, HOST, PHASES, REST, ROLES, WAIT
 from meshwright.pages.figures.intervals import Interval, action_intervals, stream_intervals, thinned
 from meshwright.pages.html.html_page import PURPOSE
+from meshwright.pages.tables.simulation_memory import role_words
 from meshwright.spec.layout.schedule.action import parse_action
 from meshwright.spec.trace.marks import NO_AXIS
 from meshwright.spec.trace.timeline import MemoryCurve, TensorRole, Timeline
@@ -21,6 +22,9 @@ _MOST_ACTIONS, _MOST_INTERVALS, _MOST_MOMENTS = 20_000, 16_000, 500
 _MOST_OF_RANK = 4_000
 INK, _GRID = "#7A828E", "rgba(128,136,148,0.25)"
 """Lines and text of a figure: legible on a light page and on a dark one."""
+_TOP, _AXIS, LEGEND = 40, 52, 44
+"""Margins of a figure in pixels: above it, and below it for the axis and for two rows of the legend."""
+_BOTTOM = _AXIS + LEGEND
 _STREAM_KEYS = {**COMPUTE, **{name: PHASES[name] for name in ("recompute", "optimizer")}, **AXES}
 _STREAM_KEYS |= {NO_AXIS: REST, "waiting": WAIT, "host": HOST, "data": REST}
 
@@ -78,7 +82,7 @@ def memory_figure(timeline: Timeline, usable_bytes: float) -> Any:
     style(figure, [], 0)
     _span_step(figure, timeline)
     figure.update_layout(
-        height=380, hovermode="x unified", yaxis={"title": f"memory, {size_unit}", "rangemode": "tozero"}
+        height=420, hovermode="x unified", yaxis={"title": f"memory, {size_unit}", "rangemode": "tozero"}
     )
     _add_menu(figure, [curve.rank for curve in timeline.memory], owners)
     return figure
@@ -93,7 +97,7 @@ def _memory_traces(curve: MemoryCurve, scale: float, size: float, *, is_shown: b
     traces = [
         go.Scatter(
             y=(curve.by_role[rows, role] / size).astype(np.float32),
-            name=role.name.lower().replace("_", " "),
+            name=role_words(role.name.lower()),
             stackgroup="roles",
             fillcolor=ROLES[role.name.lower()],
             **common | {"line": {"shape": "hv", "width": 0.5, "color": ROLES[role.name.lower()]}},
@@ -126,14 +130,16 @@ def _bars(name: str, colour: str, own: Sequence[Interval], scale: tuple[float, s
 
 
 def style(figure: Any, rows: Sequence[str], row_height: int) -> None:
-    """Give a figure the page's looks, and one row for each of `rows`, the first on top."""
+    """Give a figure the page's looks, and one row for each of `rows`, the first on top; the legend is below it."""
     figure.update_layout(
         barmode="overlay",
         bargap=0.18,
-        height=125 + row_height * max(len(rows), 2),
-        margin={"l": 80, "r": 20, "t": 64, "b": 44},
-        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 1, "xanchor": "right"},
+        height=_TOP + _BOTTOM + row_height * max(len(rows), 2),
+        margin={"l": 80, "r": 20, "t": _TOP, "b": _BOTTOM},
+        # Above are the menu of ranks, on the left, and the toolbar, on the right.
+        legend={"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0, "xanchor": "left"},
         font={"family": "system-ui, sans-serif", "size": 12, "color": INK},
+        modebar={"bgcolor": "rgba(0,0,0,0)", "color": INK},
         # The page shows through, light or dark.
         plot_bgcolor="rgba(0,0,0,0)",
         paper_bgcolor="rgba(0,0,0,0)",

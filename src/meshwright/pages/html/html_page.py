@@ -16,7 +16,12 @@ from meshwright.extras import import_extra
 
 PURPOSE = "a report as a page"
 _TEMPLATE = Path(__file__).with_name("page.html")
-_CONFIG = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["select2d", "lasso2d"]}
+_CONFIG = {
+    "displaylogo": False,
+    "displayModeBar": "hover",
+    "responsive": True,
+    "modeBarButtonsToRemove": ["select2d", "lasso2d"],
+}
 
 
 def write_page(title: str, parts: Iterable[str], file: Path) -> None:

@@ -13,7 +13,7 @@ from meshwright.pages.figures.plan_figures import memory_ranks_figure, pareto_fi
 from meshwright.pages.html.html_page import cards, paragraph, plot, rich_table, section, write_page
 from meshwright.pages.tables.memory_table import memory_table
 from meshwright.pages.tables.page_table import percent
-from meshwright.pages.tables.plan_table import interval, pick_notes, plan_tables, request_words, what_buys_most
+from meshwright.pages.tables.plan_table import interval, largest_speedup, pick_notes, plan_tables, request_words
 from meshwright.pages.tables.simulated_table import simulated_page
 from meshwright.pages.tables.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK
 from meshwright.spec.layout.layout_text import layout_text
@@ -21,9 +21,10 @@ from meshwright.spec.run.layout_plan import Plan
 from meshwright.units import format_bytes, format_count, format_duration
 
 _FRONTIER = (
-    "Each point is a layout: further down is faster, further right leaves more memory. The line joins the "
-    "pick and slower layouts that leave more than all faster ones; numbers are those of the table of parallel layouts. "
-    "Grey is what planner.memory_margin keeps free, red what does not fit."
+    "Each point is a layout: lower is faster, further right leaves more memory free. The line is the Pareto front: "
+    "each layout on it leaves more memory free than every faster one. The pick is the simplest layout within the "
+    "ranking error of the fastest, so it can be off the line: slower and larger than a more complex layout. Numbers "
+    "are the rows of the table of runners-up. Grey: kept free by planner.memory_margin. Red: does not fit."
 )
 
 
@@ -69,7 +70,7 @@ def _layouts(plan: Plan) -> Iterator[str]:
     yield section("Step time against memory", _FRONTIER, plot(pareto_figure(plan)) + rich_table(pareto))
     yield _memory(plan)
     inner = "".join(rich_table(table) for table in others)
-    yield section("Other layouts, and other hardware", "", inner + paragraph(what_buys_most(plan)))
+    yield section("Other layouts, and other hardware", "", inner + paragraph(largest_speedup(plan)))
 
 
 def _rendered(title: str, parts: Iterable[RenderableType]) -> Iterator[str]:

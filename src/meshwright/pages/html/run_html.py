@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
 
-from meshwright.pages.figures.run_figures import curve_figure, parts_figure
-from meshwright.pages.html.html_page import cards, plot, section, table, write_page
+from meshwright.pages.figures.run_figures import MEDIAN, curve_figure, parts_figure, run_waterfall_figure
+from meshwright.pages.html.html_page import cards, paragraph, plot, section, table, write_page
 from meshwright.pages.tables.page_table import percent
-from meshwright.pages.tables.waterfall import MFU_MEANS
+from meshwright.pages.tables.run_table import MEASURED, difference_words
+from meshwright.pages.tables.waterfall import MFU_MEANS, NO_PEAK
 from meshwright.spec.layout.layout_text import layout_text
-from meshwright.spec.run.run import Manifest
+from meshwright.spec.run.run import HOW_TO_PROFILE, Manifest
 from meshwright.spec.run.run_report import RunReport
 from meshwright.spec.step.step_decomposition import COMPONENT_NAMES, COMPONENTS, StepDecomposition
 from meshwright.units import format_bytes, format_count, format_duration
@@ -29,7 +30,14 @@ CURVES = {
 
 def write_run_html(report: RunReport, file: Path) -> None:
     """Write the page of a run to `file`."""
-    body = [*_head(report), _cards(report), *_curves(report), _parts(report), _attempts(report.manifest)]
+    body = [
+        *_head(report),
+        _cards(report),
+        *_curves(report),
+        _waterfall(report),
+        _parts(report),
+        _attempts(report.manifest),
+    ]
     write_page(f"Run {report.folder}", body, file)
 
 
@@ -42,8 +50,8 @@ def _head(report: RunReport) -> Iterator[str]:
 
 
 def _cards(report: RunReport) -> str:
-    metrics, estimate, off = report.metrics, report.expected.estimate, report.predicted_s / report.measured_s
-    predicted = "step of an example: this machine is not calibrated"
+    metrics, estimate, off = report.metrics, report.predicted.estimate, report.predicted_s / report.measured_s
+    predicted = "predicted step of an example machine: this one is not calibrated"
     if report.example is None:
         predicted = f"predicted step, {100 * (off - 1):+.1f} %"
     named = {
@@ -65,16 +73,24 @@ def _curves(report: RunReport) -> Iterator[str]:
             yield section(title, note, plot(figure))
 
 
+def _waterfall(report: RunReport) -> str:
+    note = f"{NO_PEAK if report.predicted.estimate.mfu is None else MFU_MEANS}."
+    drawn = plot(run_waterfall_figure(report)) + paragraph(difference_words(report))
+    return section("Predicted step, from the time at peak FLOP/s up", note, drawn)
+
+
 def _parts(report: RunReport) -> str:
     parts = report.parts
-    note = f"The measured step took {format_duration(report.measured_s)}, the median."
-    if report.expected.estimate.mfu is not None:
-        note += f" {MFU_MEANS}."
+    note = f"By component. The measured step is the median, {format_duration(report.measured_s)}."
+    if MEASURED not in parts:
+        note += f" No step of this run was profiled, so only its total is measured: {HOW_TO_PROFILE}."
     shown = shown_parts(parts)
     rows = [(COMPONENT_NAMES[name], *(format_duration(getattr(one, name)) for one in parts.values())) for name in shown]
-    rows.append(("step", *(format_duration(one.total_s) for one in parts.values())))
-    headers = ("component", *(f"{name}#" for name in parts))
-    return section("Where the step goes", note, plot(parts_figure(parts, shown)) + table(headers, rows))
+    rows = [(*row, "") for row in rows]
+    rows.append(("step", *(format_duration(one.total_s) for one in parts.values()), format_duration(report.measured_s)))
+    headers = ("component", *(f"{name}#" for name in parts), f"{MEDIAN}#")
+    drawn = plot(parts_figure(parts, shown, report.measured_s))
+    return section("Where the step goes", note, drawn + table(headers, rows))
 
 
 def shown_parts(parts: Mapping[str, StepDecomposition]) -> list[str]:

@@ -36,7 +36,7 @@ def backtest_page(backtest: Backtest) -> Iterator[RenderableType]:
         yield ""
         yield _memory_table(backtest.memory)
     if backtest.fits is not None:
-        yield f"{percent(backtest.fits)} of the runs are expected to fit their devices, as they did"
+        yield f"{percent(backtest.fits)} of the runs are predicted to fit their devices, as they did"
     if backtest.picking is not None:
         yield _picking_words(backtest.picking)
 

@@ -28,13 +28,13 @@ def budget_page(budget: Budget, tokens: str, days_given: str | None) -> Iterator
             f"a checkpoint ({format_duration(budget.checkpoint_s)}) every "
             f"{format_duration(budget.checkpoint_interval_s)}"
         )
-    if budget.is_soon_enough is not None:
+    if budget.is_deadline_satisfied is not None:
         missed = f"[red]{days_given} are not enough[/]: see --frontier for more devices"
-        yield f"{days_given} are enough" if budget.is_soon_enough else missed
+        yield f"{days_given} are enough" if budget.is_deadline_satisfied else missed
 
 
 def frontier_page(points: Sequence[Budget]) -> Iterator[RenderableType]:
-    """Yield sizes of clusters with days and cost, and then their layouts; what another point beats in both is dim."""
+    """Yield sizes of clusters with days and cost, and then their layouts; dominated points are dim."""
     yield _frontier_table(points)
     yield ""
     layouts = PageTable("cluster", "devices#", "best layout there")
@@ -51,17 +51,17 @@ def _frontier_table(points: Sequence[Budget]) -> Table:
         table.add_row(
             point.cluster,
             str(point.num_devices),
-            f"{point.days:.1f}" + {None: "", True: "", False: " late"}[point.is_soon_enough],
+            f"{point.days:.1f}" + {None: "", True: "", False: " late"}[point.is_deadline_satisfied],
             f"{point.device_hours:,.0f}",
             *([money(point.cost or 0.0)] if has_cost else []),
             percent(point.goodput),
             format_duration(point.step_s),
-            style="dim" if is_beaten(point, points) else None,
+            style="dim" if is_dominated(point, points) else None,
         )
     return table
 
 
-def is_beaten(point: Budget, points: Sequence[Budget]) -> bool:
+def is_dominated(point: Budget, points: Sequence[Budget]) -> bool:
     """Return whether another point is both faster and cheaper (in device hours, without prices)."""
 
     def price(one: Budget) -> float:
@@ -71,7 +71,7 @@ def is_beaten(point: Budget, points: Sequence[Budget]) -> bool:
 
 
 def money(amount: float) -> str:
-    """Return an amount in the unit of its price, with as many digits as mean something."""
+    """Return an amount in the currency of its price, to three significant digits."""
     for size, suffix in ((1e9, " B"), (1e6, " M"), (1e3, " k")):
         if amount >= size:
             return f"{amount / size:.3g}{suffix}"

@@ -1,4 +1,4 @@
-"""A plan as a page for a terminal: the pick, where its time and memory go, what else there was, and how sure it is."""
+"""A plan as a page for a terminal: the pick, its time and memory, other layouts, sensitivity."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from meshwright.spec.step.estimate import Estimate
 from meshwright.spec.step.step_decomposition import COMPONENT_NAMES
 from meshwright.units import counted, format_bytes, format_count, format_duration, format_duration_range
 
-_NUM_CONTRASTS = 8
-_NUM_CAUSES = 2
+_MAX_ALTERNATIVES = 8
+_MAX_COMPONENTS = 2
 
 
 def plan_page(plan: Plan) -> Iterator[RenderableType]:
-    """Yield the parts of the page, from the request to the doubts."""
+    """Yield the parts of the page."""
     yield from _request(plan)
     yield ""
     yield from _pick(plan)
@@ -39,12 +39,12 @@ def plan_page(plan: Plan) -> Iterator[RenderableType]:
         yield ""
         yield part
     yield ""
-    yield what_buys_most(plan)
+    yield largest_speedup(plan)
 
 
 def plan_tables(plan: Plan) -> list[Table]:
-    """Return the tables of other layouts: by memory, by split, by key, what does not fit, and other hardware."""
-    tables = (_pareto, _runners_up, _contrasts, _rejections, _sensitivities, _what_ifs)
+    """Return the Pareto front, runners-up, alternatives, rejections, sensitivities and what-ifs, those that exist."""
+    tables = (_pareto, _runners_up, _alternatives, _rejections, _sensitivities, _what_ifs)
     return [part for part in (table(plan) for table in tables) if part is not None]
 
 
@@ -57,7 +57,7 @@ def _request(plan: Plan) -> Iterator[str]:
 
 
 def request_words(plan: Plan) -> Iterator[str]:
-    """Yield what was planned for, and what was looked at."""
+    """Yield the workload, the stack, and the number of layouts scored."""
     workload = plan.workload
     yield (
         f"{counted(workload.global_batch_size, 'sequence')} x {workload.seq_len} tokens = "
@@ -156,7 +156,7 @@ def interval(estimate: Estimate) -> str:
 
 
 def _runners_up(plan: Plan) -> Table:
-    """Return the best layouts of other splits over the ranks, next to the pick."""
+    """Return the best layout of each other parallelism, next to the pick."""
     table = PageTable("", "layout", "step#", "vs pick#", "free#")
     table.title = "runners-up: best of each parallel layout"
     table.columns[0].no_wrap = True
@@ -170,7 +170,7 @@ def _versus(row: Candidate, pick: Candidate) -> str:
     return "" if row is pick else signed_percent(row.estimate.step.total_s / pick.estimate.step.total_s - 1)
 
 
-def _contrasts(plan: Plan) -> Table | None:
+def _alternatives(plan: Plan) -> Table | None:
     if not plan.alternatives:
         return None
     table = PageTable("alternatives: best layout with", "vs pick#", "change by component")
@@ -178,7 +178,7 @@ def _contrasts(plan: Plan) -> Table | None:
     grouped: dict[str, list[Contrast]] = {}
     for contrast in plan.alternatives:
         grouped.setdefault(layout_text(contrast.other.layout), []).append(contrast)
-    for same in list(grouped.values())[:_NUM_CONTRASTS]:
+    for same in list(grouped.values())[:_MAX_ALTERNATIVES]:
         # Two keys may name the axis that they both need.
         changed = ", ".join(dict.fromkeys(part for contrast in same for part in contrast.change.split(", ")))
         table.add_row(changed, _versus(same[0].other, plan.pick), _causes(same[0], plan))
@@ -186,9 +186,9 @@ def _contrasts(plan: Plan) -> Table | None:
 
 
 def _causes(contrast: Contrast, plan: Plan) -> str:
-    """Return the terms that differ most."""
+    """Return the components that differ most."""
     total_s = plan.pick.estimate.step.total_s
-    worst = sorted(contrast.change_by_component_s.items(), key=lambda item: -abs(item[1]))[:_NUM_CAUSES]
+    worst = sorted(contrast.change_by_component_s.items(), key=lambda item: -abs(item[1]))[:_MAX_COMPONENTS]
     changes = (f"{COMPONENT_NAMES[name]} {signed_percent(seconds / total_s)}" for name, seconds in worst)
     return ", ".join(changes) or "nothing"
 
@@ -200,8 +200,8 @@ def _rejections(plan: Plan) -> Table | None:
     pick_s = plan.pick.estimate.step.total_s
     for rejection in plan.rejections:
         fixes = "; ".join(f"{fix.change} ({signed_percent(fix.step_s / pick_s - 1)})" for fix in rejection.fixes)
-        would = "-" if rejection.step_s is None else signed_percent(rejection.step_s / pick_s - 1)
-        table.add_row(rejection.change, would, escape(rejection.reason) + (f". Fits with {fixes}" if fixes else ""))
+        change = "-" if rejection.step_s is None else signed_percent(rejection.step_s / pick_s - 1)
+        table.add_row(rejection.change, change, escape(rejection.reason) + (f". Fits with {fixes}" if fixes else ""))
     return table
 
 
@@ -227,8 +227,8 @@ def _what_ifs(plan: Plan) -> Table | None:
     return table
 
 
-def what_buys_most(plan: Plan) -> str:
-    """Return the largest gain among what the planner may not do by itself."""
+def largest_speedup(plan: Plan) -> str:
+    """Return the largest speedup among the changes that the planner may not make by itself."""
     pick_s = plan.pick.estimate.step.total_s
     runnable = [one for one in plan.what_ifs if one.is_runnable]
     gains = {f"{one.change} ({one.note})": one.best.estimate.step.total_s / pick_s - 1 for one in runnable}
@@ -238,6 +238,6 @@ def what_buys_most(plan: Plan) -> str:
     if plan.given is not None and plan.given.free_bytes >= 0:
         gains["the pick in place of your layout"] = pick_s / plan.given.estimate.step.total_s - 1
     if not gains or min(gains.values()) > -0.001:
-        return f"Nothing else that {plan.stack} can do makes the step shorter, of what was looked at."
+        return f"Largest potential speedup: none; no alternative evaluated for {plan.stack} shortens the step."
     best = min(gains, key=lambda name: gains[name])
-    return f"What would buy most: {escape(best)}: {signed_percent(gains[best])}."
+    return f"Largest potential speedup: {escape(best)}: {signed_percent(gains[best])}."

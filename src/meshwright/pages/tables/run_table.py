@@ -1,4 +1,4 @@
-"""A run's page, expected next to measured cause by cause, and two runs side by side."""
+"""A run's page, predicted next to measured cause by cause, and two runs side by side."""
 
 from __future__ import annotations
 
@@ -20,33 +20,34 @@ from meshwright.units import format_bytes, format_count, format_duration
 
 def run_page(report: RunReport) -> Iterator[RenderableType]:
     """Yield the parts of the page: the layout, the waterfall up to the measured step, what is left unexplained."""
-    estimate, measured_s = report.expected.estimate, report.measured_s
+    estimate, measured_s = report.predicted.estimate, report.measured_s
     total_s = estimate.step.total_s
-    yield f"[bold]{report.folder}[/], {layout_text(report.expected.layout) or 'one rank'}"
+    yield f"[bold]{report.folder}[/], {layout_text(report.predicted.layout) or 'one rank'}"
     yield ""
     yield waterfall(estimate)
     yield f"measured, the median     {format_duration(measured_s)}"
-    yield _difference(report)
+    yield difference_words(report)
     yield ""
     if estimate.mfu is None:
         yield NO_PEAK
         return
-    # The floor is the same work at the peak, so that a measured MFU is the expected one on another step.
-    yield f"MFU {percent(estimate.mfu * total_s / measured_s)} measured, {percent(estimate.mfu)} expected. {MFU_MEANS}."
+    # The floor is the same work at the peak, so that a measured MFU is the predicted one on another step.
+    measured = f"{percent(estimate.mfu * total_s / measured_s)} measured"
+    yield f"MFU {measured}, {percent(estimate.mfu)} predicted. {MFU_MEANS}."
     if estimate.hfu is not None:
         yield f"HFU {percent(estimate.hfu * total_s / measured_s)} measured. {HFU_MEANS}."
 
 
-def _difference(report: RunReport) -> str:
-    """Return how far the expected step is from the measured one, or that it is of another machine."""
+def difference_words(report: RunReport) -> str:
+    """Return how far the predicted step is from the measured one, or that it is of another machine."""
     if report.example is not None:
         return (
-            f"This machine is not calibrated: the step above is expected of an example, {report.example}, and says "
+            f"This machine is not calibrated: the step above is predicted for an example, {report.example}, and says "
             "little about this machine. `meshwright calibrate` measures it."
         )
     return (
-        f"expected and measured differ by {percent(report.predicted_s / report.measured_s - 1)} of the measured step "
-        f"(the interval is ±{percent(report.expected.estimate.relative_error, 0)})"
+        f"predicted and measured differ by {percent(report.predicted_s / report.measured_s - 1)} of the measured step "
+        f"(the interval is ±{percent(report.predicted.estimate.relative_error, 0)})"
     )
 
 
@@ -66,7 +67,7 @@ def parts_section(
     )
 
 
-MEASURED = "profiled"
+MEASURED = "measured"
 """The column of what was measured."""
 
 

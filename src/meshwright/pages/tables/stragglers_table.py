@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 
 from meshwright.pages.tables.page_table import PageTable, labels_of
-from meshwright.spec.step.dry_run_report import Outcome, Stragglers, Straggling
+from meshwright.spec.step.simulation_report import Outcome, Stragglers, Straggling
 from meshwright.spec.trace.marks import NO_AXIS
 from meshwright.units import format_duration
 
@@ -43,8 +43,8 @@ def stragglers_words(outcome: Outcome, stragglers: Stragglers) -> str:
     share = 100 * added_s / stragglers.usual_step_s
     words = f"stragglers add {format_duration(added_s)} ({share:+.1f} %) to a step of "
     words += format_duration(stragglers.usual_step_s)
-    if outcome.expected is not None:
-        words += f"; by formula, what stragglers usually add: {format_duration(outcome.expected.step.stragglers_s)}"
+    if outcome.predicted is not None:
+        words += f"; predicted for usual stragglers: {format_duration(outcome.predicted.step.stragglers_s)}"
     return words
 
 
@@ -64,9 +64,9 @@ def straggling_cells(one: Straggling) -> tuple[str, ...]:
     return f"{one.rank}", f"{one.num_ranks:,}", *seconds, *where
 
 
-def expected_words(outcome: Outcome) -> str:
+def predicted_words(outcome: Outcome) -> str:
     """Return what heads the formulas' figures: they know what stragglers usually add, not those that are simulated."""
-    return "expected" if outcome.stragglers is None else "expected, none slowed"
+    return "predicted" if outcome.stragglers is None else "predicted (no slow rank)"
 
 
 def _signed(added_s: float) -> str:

@@ -1,4 +1,4 @@
-"""The waterfall of a step: from the time that physics allows to the time that is expected, cause by cause."""
+"""The waterfall of a step: from the time that physics allows to the time that is predicted, cause by cause."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from meshwright.units import format_duration
 
 MFU_MEANS = "MFU: model FLOPs (forward and backward once, causal attention halved) over the dense peak"
 HFU_MEANS = "HFU: model FLOPs and recomputed FLOPs over the dense peak"
-NO_PEAK = "MFU and HFU are unknown: so is this device's peak FLOP/s, and the first line is at its best measured rate"
+NO_PEAK = (
+    "MFU and HFU are unknown because this device's peak FLOP/s is unknown; the first row uses its best measured rate"
+)
 _WIDTH = 22
 _LEAST_SHARE = 0.0005
 

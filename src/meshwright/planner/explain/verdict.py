@@ -1,6 +1,6 @@
 """verdict: whether the layout that a job sets fits its cluster, its step time, and changes that make it fit.
 
-A dry run says how much memory is missing, the formulas how much less each change takes than the layout as it is, and
+A simulation says how much memory is missing, the formulas how much less each change takes than the layout as it is, and
 what the step would then be; so that an error that the formulas make with both does not count.
 """
 

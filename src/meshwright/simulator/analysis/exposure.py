@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from meshwright.simulator.checks.call_sites import without_numbers
-from meshwright.spec.step.dry_run_report import CollectiveUse, ExposedAt
+from meshwright.spec.step.simulation_report import CollectiveUse, ExposedAt
 from meshwright.spec.trace.timeline import Floats, Ints, SpanKind, Spans, Timeline
 from meshwright.spec.trace.trace import RecordKind
 from meshwright.spec.trace.traces import Traces

@@ -25,7 +25,7 @@ from meshwright.spec.trace.timeline import Floats, TensorRole
 from meshwright.spec.trace.trace import NONE, Ints, Trace
 
 _NUM_LARGEST = 20
-_KEPT = (TensorRole.PARAMETER, TensorRole.GATHERED, TensorRole.ACTIVATION, TensorRole.OTHER)
+_KEPT = (TensorRole.PARAMETER, TensorRole.UNSHARDED_PARAMETER, TensorRole.ACTIVATION, TensorRole.OTHER)
 """Roles of the storages that a recomputed forward starts from."""
 
 

@@ -5,7 +5,8 @@
                       all-reduced in place in it, as DDP's buckets from its second step on
     parameter         from before the step, and used in forward, backward or recomputation
     optimizer state   from before the step, and used by the optimizer only
-    gathered          written by an all-gather of FSDP2, or copied out of it, in code that torch marks
+    unsharded parameter
+                      written by an all-gather of FSDP2, or copied out of it, in code that torch marks
     activation        made before backward, or in a recomputed forward, and live while some of backward runs; or made by
                       the first part of a split backward and last used by the second
     communication     none of these, and used by a collective or a message
@@ -49,7 +50,7 @@ def roles_of(trace: Trace) -> Ints:
         TensorRole.GRADIENT: is_added_to | is_bucket | (_made_in(trace, backward) & (is_optimized | is_reduced)),
         TensorRole.PARAMETER: was_there & _any_use(trace, ~optimizer[used_by]),
         TensorRole.OPTIMIZER_STATE: was_there & is_optimized,
-        TensorRole.GATHERED: _any_use(trace, gathers[used_by] & writes),
+        TensorRole.UNSHARDED_PARAMETER: _any_use(trace, gathers[used_by] & writes),
         TensorRole.ACTIVATION: is_kept | _waits_for_weights(trace),
         TensorRole.COMMUNICATION: ~was_there & _any_use(trace, communicates[used_by]),
         TensorRole.TEMPORARY: ~was_there & (trace.storages.freed_at != NONE),

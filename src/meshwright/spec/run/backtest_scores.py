@@ -8,7 +8,7 @@ from meshwright.spec.frozen import Frozen
 
 
 class Prediction(Frozen):
-    """What is expected of one measured run; unknown is None."""
+    """What is predicted of one measured run; unknown is None."""
 
     id: str
     """Name of the row."""
@@ -136,6 +136,6 @@ class Backtest(Frozen):
     memory: tuple[MemoryScore, ...] = ()
     """Each kind of memory."""
     fits: NonNegativeFloat | None = None
-    """Share of the predicted runs that are expected to fit; all of them did run."""
+    """Share of the predicted runs that are predicted to fit; all of them did run."""
     picking: PickingScore | None = None
     """None without a group of five layouts."""

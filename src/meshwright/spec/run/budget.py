@@ -47,7 +47,7 @@ class Budget(Frozen):
     """Hours of all devices together."""
     cost: NonNegativeFloat | None = None
     """device_hours times the price; None without a price."""
-    is_soon_enough: bool | None = None
+    is_deadline_satisfied: bool | None = None
     """Whether days are no more than the deadline; None without one."""
     relative_error: NonNegativeFloat
     """Half width of the 80 % interval of step_s, and so of days and cost, as a share."""

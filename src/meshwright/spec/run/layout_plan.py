@@ -29,7 +29,7 @@ class SimulatedStep(Frozen):
 
 
 class Candidate(Frozen):
-    """A layout and what is expected of it."""
+    """A layout and what is predicted of it."""
 
     layout: Layout
     estimate: Estimate
@@ -43,7 +43,7 @@ class Candidate(Frozen):
 
     @property
     def step_s(self) -> float:
-        """Return the expected seconds of a step."""
+        """Return the predicted seconds of a step."""
         return self.estimate.step.total_s
 
 

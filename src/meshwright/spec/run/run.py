@@ -107,7 +107,7 @@ class Manifest(Frozen):
     data: dict[str, Any] = Field(default_factory=dict)
     """What the data was: source, bytes, samples, and a hash of its content."""
     estimate: Estimate | None = None
-    """What the planner expected; None where no planner ran."""
+    """What the planner predicted; None where no planner ran."""
     attempts: list[Attempt] = Field(default_factory=list)
     """Every start of the ranks, oldest first."""
     results: dict[str, Any] = Field(default_factory=dict)

@@ -78,12 +78,12 @@ class RunReport:
     folder: Path
     manifest: Manifest
     metrics: RunMetrics
-    expected: Candidate
+    predicted: Candidate
     """The layout that the run took, with its predicted step and memory."""
     measured_s: float
     """Median of the newest attempt's steps, the first few left out."""
     parts: Mapping[str, StepDecomposition]
-    """The step by component: "expected" by formula, "simulated" and "profiled" where they exist."""
+    """The step by component: "predicted" by formula, "simulated" and "measured" where they exist."""
 
     example: str | None = None
     """The machine whose rates the prediction takes, where the one that ran is not calibrated."""
@@ -91,4 +91,4 @@ class RunReport:
     @property
     def predicted_s(self) -> float:
         """Return the predicted step time."""
-        return self.expected.step_s
+        return self.predicted.step_s

@@ -1,4 +1,4 @@
-"""Estimate: what a step is expected to take, with its parts and how sure we are."""
+"""Estimate: what a step is predicted to take, with its parts and how sure we are."""
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt
 

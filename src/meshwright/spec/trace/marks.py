@@ -17,5 +17,5 @@ FSDP_MARK = "FSDP::"
 DDP_MARK = "DDP::"
 """How the tracer marks what DistributedDataParallel does between modules."""
 
-NO_AXIS = "unnamed group"
+NO_AXIS = "other process group"
 """What a group without a mesh axis is called in tables, such as that of all ranks."""

@@ -42,7 +42,7 @@ class TensorRole(IntEnum):
     PARAMETER = 0
     GRADIENT = 1
     OPTIMIZER_STATE = 2
-    GATHERED = 3
+    UNSHARDED_PARAMETER = 3
     """Parameters put together from all ranks' shards."""
     ACTIVATION = 4
     """Kept from a forward for its backward."""

@@ -91,6 +91,6 @@ def require_recorded(nodes: Iterable[fx.Node], values: Container[fx.Node]) -> No
 def _refuse(lost: Iterable[fx.Node]) -> None:
     for node in lost:
         raise UnsupportedError(
-            f"torch.compile: torch {torch.__version__} compiles {node.target} to a kernel that a dry run does not "
+            f"torch.compile: torch {torch.__version__} compiles {node.target} to a kernel that a simulation does not "
             'support: call it outside of the compiled module, or compile with backend="aot_eager"'
         )

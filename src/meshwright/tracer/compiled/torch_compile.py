@@ -61,7 +61,7 @@ def recording_compiler(mode: RecordingMode) -> Callable[..., Any]:
         compiled = importlib.import_module("meshwright.tracer.compiled.compiled_graph")
     except ImportError as error:
         raise UnsupportedError(
-            f"torch {torch.__version__} has another compiler than a dry run of compiled blocks supports "
+            f"torch {torch.__version__} has another compiler than a simulation of compiled blocks supports "
             f"({error}): install {SUPPORTED}, or set layout.compile to false"
         ) from error
     backend: Callable[..., Any] = compiled.recording_backend(mode)

@@ -46,7 +46,7 @@ def join_matmuls(graph: fx.GraphModule) -> None:
     if not torch.__version__.startswith(JOINS_ALIKE):
         raise UnsupportedError(
             f"torch {torch.__version__} fuses other matmuls and collectives than torch {JOINS_ALIKE}, the version that "
-            f"a dry run supports: install torch {JOINS_ALIKE}, or set layout.async_tp to false"
+            f"a simulation supports: install torch {JOINS_ALIKE}, or set layout.async_tp to false"
         )
     # Imported here: it takes seconds, and only compiled jobs need it.
     from torch._inductor.fx_passes.micro_pipeline_tp import micro_pipeline_tp_pass  # noqa: PLC0415

@@ -22,7 +22,7 @@ def replace(owners: Any, name: str, by: Callable[[Any], Any]) -> None:
             if RELEASE not in ONLY_IN.get(name, (RELEASE,)):
                 continue
             raise UnsupportedError(
-                f"torch {torch.__version__} has no {owner.__name__}.{name}, which a dry run replaces: install "
+                f"torch {torch.__version__} has no {owner.__name__}.{name}, which the tracer replaces: install "
                 f"{SUPPORTED}"
             )
         setattr(owner, name, by(getattr(owner, name)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,23 @@ def test_each_layout_is_one_point_where_its_figures_are(plan: Plan) -> None:
         expected = [(one.candidate.free_bytes / GiB, one.candidate.estimate.step.total_s * scale) for one in shown]
         own = [at for at, one in zip(expected, shown, strict=True) if one.role == role]
         assert np.array(drawn.get(role, [])) == pytest.approx(np.array(own))
+
+
+def test_every_runner_up_is_numbered_once_and_labels_do_not_overlap(plan: Plan) -> None:
+    [numbered] = [one for one in pareto_figure(plan).data if one.name == "best of another parallel layout"]
+    labels = [one for text in numbered.text if text for one in text.split(" (")[0].split(", ")]
+    assert sorted(labels) == sorted(one.label for one in shown_layouts(plan) if one.role == numbered.name)
+    at = [(x, y) for x, y, text in zip(numbered.x, numbered.y, numbered.text, strict=True) if text]
+    ends = pareto_figure(plan).layout
+    spans = [high - low for low, high in (ends.xaxis.range, ends.yaxis.range)]
+    for a, b in combinations(at, 2):
+        assert abs(a[0] - b[0]) > 0.03 * spans[0] or abs(a[1] - b[1]) > 0.03 * spans[1]
+
+
+def test_the_line_is_the_pareto_front(plan: Plan) -> None:
+    [line] = [one for one in pareto_figure(plan).data if one.mode == "lines"]
+    assert list(line.x) == sorted(set(line.x))
+    assert list(line.y) == sorted(line.y)
 
 
 def test_what_is_far_off_is_at_the_end_of_the_axes_with_its_figures(plan: Plan) -> None:

@@ -1,4 +1,4 @@
-"""Changes of one key that free the memory that a dry run misses."""
+"""Changes of one key that free the memory that a simulation misses."""
 
 from __future__ import annotations
 

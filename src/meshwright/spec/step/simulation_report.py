@@ -1,4 +1,4 @@
-"""DryRun: a job's step on a cluster, from the simulated traces of all its ranks."""
+"""SimulationReport: a job's step on a cluster, from the simulated traces of all its ranks."""
 
 from __future__ import annotations
 
@@ -162,9 +162,9 @@ class Outcome(Frozen):
     """Seconds of `parts.compute_s` by kind of operation: matmul, attention, other."""
     fixed_cpu_bound_s: NonNegativeFloat = 0.0
     """Of `parts.cpu_bound_s`, the work that a step has once before its first operation: data, learning rate, log."""
-    expected: Estimate | None = None
+    predicted: Estimate | None = None
     """What the planner's formulas say of the same layout; None for a model that they do not know."""
-    expected_parts: StepDecomposition | None = None
+    predicted_parts: StepDecomposition | None = None
     """The same in the components of `parts`."""
     memory: Annotated[tuple[RankMemory, ...], Field(strict=False)]
     """Of each class of ranks, by rank."""
@@ -189,7 +189,7 @@ class Outcome(Frozen):
         return max(self.memory, key=lambda rank: rank.reserved_bytes, default=None)
 
 
-class DryRun(Frozen):
+class SimulationReport(Frozen):
     """All that `meshwright simulate` found."""
 
     job: str
@@ -212,7 +212,7 @@ class DryRun(Frozen):
     hazards: Annotated[tuple[Hazard, ...], Field(strict=False)] = ()
     """Tensors that are used in no defined order: warnings, with which the step still ends."""
     guesses: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Lines of the program that decide by numbers which a dry run has to guess, and how it guessed."""
+    """Lines of the program that decide by numbers which a simulation has to guess, and how it guessed."""
     padding: Padding | None = None
     """What padded shards cost; None where nothing is padded, or for a model that the formulas do not know."""
     outcome: Outcome | None = None

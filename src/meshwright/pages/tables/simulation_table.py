@@ -1,4 +1,4 @@
-"""A dry run as a page for a terminal: what is wrong first, then time, memory, communication, ranks and padding."""
+"""A simulation as a page for a terminal: problems first, then time, memory, communication, ranks and padding."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from meshwright.pages.tables.dry_run_memory import (
-    alike_once,
+from meshwright.pages.tables.page_table import PageTable, labels_of, percent, signed_percent
+from meshwright.pages.tables.simulation_memory import (
     largest_table,
+    merge_identical,
     most_held,
     rank_memory_table,
     savings_table,
     short_op,
     shown_ranks,
 )
-from meshwright.pages.tables.page_table import PageTable, labels_of, percent, signed_percent
-from meshwright.pages.tables.stragglers_table import expected_words, stragglers_parts
+from meshwright.pages.tables.stragglers_table import predicted_words, stragglers_parts
 from meshwright.pages.tables.waterfall import MFU_MEANS
 from meshwright.spec.label import label_of
 from meshwright.spec.layout.layout_text import layout_text
-from meshwright.spec.step.dry_run_report import DryRun, ExposedAt, Outcome, Padding, RankMemory
+from meshwright.spec.step.simulation_report import ExposedAt, Outcome, Padding, RankMemory, SimulationReport
 from meshwright.spec.step.step_decomposition import COMPONENT_NAMES, COMPONENTS, StepDecomposition
 from meshwright.spec.trace.trace_problem import Hazard
-from meshwright.units import format_bytes, format_count, format_duration
+from meshwright.units import counted, format_bytes, format_count, format_duration
 
 _MOST_ROWS = 10
 _SHARD = "fully_shard() its modules over more ranks, or hold them in fewer bits"
@@ -35,8 +35,8 @@ _ADVICE = {
     "parameter": _SHARD,
     "gradient": _SHARD,
     "optimizer_state": _SHARD,
-    "gathered": "fully_shard() each block by itself, with reshard_after_forward=True",
-    "activation": "torch.utils.checkpoint the blocks, or take fewer tokens in each microbatch",
+    "unsharded_parameter": "fully_shard() each block by itself, with reshard_after_forward=True",
+    "activation": "torch.utils.checkpoint the blocks, or use fewer tokens per microbatch",
 }
 """What makes a program hold less, by TensorRole."""
 _LEAST_SHARE = 0.0005
@@ -44,22 +44,22 @@ _LEAST_SHARE = 0.0005
 RANK_TIMES = ("compute_s", "exposed_s", "pipeline_bubble_s", "optimizer_s", "cpu_bound_s")
 """What a rank's time is shared by: recomputation is computing, data loading is the host's."""
 PADDING = ("rows", "num_shards", "wire_factor", "wasted_bytes")
-UNLESS = ", if what is guessed below is so"
+UNLESS = ", if the guesses below are right"
 """Added to a verdict that may follow from a guess."""
 
 
-def warnings_of(run: DryRun) -> dict[str, list[Hazard]]:
-    """Return the hazards of a dry run by what they mean for the step."""
+def warnings_of(run: SimulationReport) -> dict[str, list[Hazard]]:
+    """Return the hazards of a simulation by what they mean for the step."""
     by_meaning = {
-        "the step ends, and what it computes depends on chance": [one for one in run.hazards if one.is_race],
-        "the simulated step ends; on NCCL it may not, or mix up tensors": [
+        "the step ends, and its result depends on timing (data race)": [one for one in run.hazards if one.is_race],
+        "the simulated step ends; with NCCL it may hang or exchange wrong tensors": [
             one for one in run.hazards if not one.is_race
         ],
     }
     return {what: hazards for what, hazards in by_meaning.items() if hazards}
 
 
-def dry_run_page(run: DryRun) -> Iterator[RenderableType]:
+def simulation_page(run: SimulationReport) -> Iterator[RenderableType]:
     """Yield the parts of the page."""
     yield from _request(run)
     if run.problems:
@@ -76,7 +76,7 @@ def dry_run_page(run: DryRun) -> Iterator[RenderableType]:
             yield f"[yellow]-[/] and {len(hazards) - _MOST_ROWS} more"
     if run.guesses:
         yield ""
-        yield "[bold yellow]guessed[/]: what is run depends on numbers that fake tensors do not hold"
+        yield "[bold yellow]guessed[/]: control flow depends on tensor values, which fake tensors do not hold"
         yield from (f"[yellow]-[/] {escape(guess)}" for guess in run.guesses[:_MOST_ROWS])
         if len(run.guesses) > _MOST_ROWS:
             yield f"[yellow]-[/] and {len(run.guesses) - _MOST_ROWS} more"
@@ -106,24 +106,24 @@ def dry_run_page(run: DryRun) -> Iterator[RenderableType]:
         yield from (f"- {escape(text)}" for text in run.outcome.suggestions)
 
 
-def _request(run: DryRun) -> Iterator[str]:
+def _request(run: SimulationReport) -> Iterator[str]:
     yield f"[bold]{escape(run.model)}[/] on [bold]{run.num_devices} x {run.device}[/] ({run.cluster})"
     yield f"[dim]{escape(job_words(run))}[/]"
     if run.layout is None and run.num_traced < run.num_devices:
         traced = f"{run.num_traced:,} of {run.num_devices:,} ranks"
-        unseen = "what one of the others alone does wrong is not seen (--every-rank traces all)"
+        unseen = "an error on one of the others is not found (--every-rank traces all)"
         yield f"[dim]{traced} were traced{_which(run)}; {unseen}[/]"
 
 
-def _which(run: DryRun) -> str:
+def _which(run: SimulationReport) -> str:
     """Return the ranks that were traced, such as ": 0-8, 63, 511"; "" where that is not known."""
     runs = np.split(run.traced_ranks, np.flatnonzero(np.diff(run.traced_ranks) != 1) + 1) if run.traced_ranks else []
     words = ", ".join(f"{one[0]}-{one[-1]}" if len(one) > 1 else f"{one[0]}" for one in runs)
     return words and f": {words}"
 
 
-def job_words(run: DryRun) -> str:
-    """Return what is run dry: the job, its step and its layout."""
+def job_words(run: SimulationReport) -> str:
+    """Return what is simulated: the job, its step and its layout."""
     words = [run.job]
     if run.workload is not None:
         words.append(f"{format_count(run.workload.global_batch_tokens)} tokens a step, {run.workload.precision}")
@@ -132,12 +132,12 @@ def job_words(run: DryRun) -> str:
     return "; ".join(words)
 
 
-def _misfit(run: DryRun, outcome: Outcome) -> Iterator[RenderableType]:
+def _misfit(run: SimulationReport, outcome: Outcome) -> Iterator[RenderableType]:
     """Yield which ranks do not fit, and what would make them; nothing where all do."""
     if not run.misfits:
         return
     yield ""
-    yield f"[bold red]out of memory[/]: a device can give {format_bytes(run.usable_memory_bytes)}"
+    yield f"[bold red]out of memory[/]: a device has {format_bytes(run.usable_memory_bytes)} of usable memory"
     yield from (f"[red]-[/] {misfit_words(rank, run)}" for rank in run.misfits[:_MOST_ROWS])
     if len(run.misfits) > _MOST_ROWS:
         yield f"[red]-[/] and {len(run.misfits) - _MOST_ROWS} more"
@@ -145,33 +145,33 @@ def _misfit(run: DryRun, outcome: Outcome) -> Iterator[RenderableType]:
     if run.layout is None:
         yield _advice(max(run.misfits, key=lambda rank: rank.reserved_bytes))
         return
-    if outcome.expected is None and not outcome.fixes:
-        yield "formulas do not know this model or schedule, so that nothing is listed that would make it fit"
+    if outcome.predicted is None and not outcome.fixes:
+        yield "no change is listed: the cost formulas do not cover this model or schedule"
         return
     if not outcome.fixes:
-        yield "no change of one key of \\[layout] would free as much: take more devices, or devices with more memory"
+        yield "no change of one key of \\[layout] frees enough: use more devices, or devices with more memory"
         return
-    table = PageTable("changes that make it fit", "step, by formula#", "#")
+    table = PageTable("changes that make it fit", "predicted step#", "#")
     for fix in outcome.fixes:
         table.add_row(f"layout.{fix.change}", format_duration(fix.step_s), signed_change(fix.step_s, outcome))
     yield table
     if any("activation_checkpoint" in fix.change for fix in outcome.fixes):
-        yield '[dim]layout.activation_checkpoint = "auto" takes of it as little as the traced step needs[/]'
+        yield '[dim]layout.activation_checkpoint = "auto" recomputes as few blocks as the traced step needs[/]'
 
 
-def tight_words(run: DryRun, outcome: Outcome) -> Iterator[str]:
+def tight_words(run: SimulationReport, outcome: Outcome) -> Iterator[str]:
     """Yield what to know of a step that fits although its formula reserves more than a device has."""
-    reserved_bytes = 0 if outcome.expected is None else outcome.expected.memory.reserved_bytes
+    reserved_bytes = 0 if outcome.predicted is None else outcome.predicted.memory.reserved_bytes
     if reserved_bytes > run.usable_memory_bytes and not run.misfits:
         yield ""
         yield (
-            f"[bold yellow]tight[/]: it would reserve {format_bytes(reserved_bytes)}, by formula, and a device can "
-            f"give {format_bytes(run.usable_memory_bytes)}. It fits because the allocator gives cached memory back at "
-            "the limit, which stops the device each time and is not in the step below"
+            f"[bold yellow]tight[/]: predicted reserved memory {format_bytes(reserved_bytes)}, usable "
+            f"{format_bytes(run.usable_memory_bytes)}. The step fits because the allocator frees cached blocks at the "
+            "limit; each time it synchronizes the device, which the step time below does not include"
         )
 
 
-def misfit_words(rank: RankMemory, run: DryRun) -> str:
+def misfit_words(rank: RankMemory, run: SimulationReport) -> str:
     """Return what a rank needs, and by how much that is more than its device has."""
     missing = format_bytes(rank.reserved_bytes - run.usable_memory_bytes)
     words = f"{rank_words(rank)} needs {format_bytes(rank.reserved_bytes)}: {missing} are missing"
@@ -186,50 +186,50 @@ def _advice(rank: RankMemory) -> str:
 
 def signed_change(step_s: float, outcome: Outcome) -> str:
     """Return by how much a step that a formula says is longer than what it says of this one."""
-    return "" if outcome.expected is None else signed_percent(step_s / outcome.expected.step.total_s - 1)
+    return "" if outcome.predicted is None else signed_percent(step_s / outcome.predicted.step.total_s - 1)
 
 
 def rank_words(rank: RankMemory) -> str:
-    """Return which rank it is, and how many do the same."""
-    others = f" (and {rank.num_ranks - 1:,} alike)" if rank.num_ranks > 1 else ""
-    return f"rank {rank.rank}{others}"
+    """Return the rank, and the number of other ranks of its class."""
+    others = rank.num_ranks - 1
+    return f"rank {rank.rank}" + (f" (and {counted(others, 'identical rank')})" if others else "")
 
 
 def _parts_table(outcome: Outcome) -> Table:
     """Return the step by component, next to the formulas' where they know the model."""
-    expected = (f"{expected_words(outcome)}#", "vs expected#") if outcome.expected_parts else ()
-    table = PageTable("where the step goes", "simulated#", "share#", *expected)
+    predicted = (f"{predicted_words(outcome)}#", "vs predicted#") if outcome.predicted_parts else ()
+    table = PageTable("where the step goes", "simulated#", "share#", *predicted)
     for name in COMPONENTS:
         seconds = getattr(outcome.parts, name)
-        expected_s = None if outcome.expected_parts is None else getattr(outcome.expected_parts, name)
-        if max(seconds, expected_s or 0.0) < _LEAST_SHARE * outcome.step_s:
+        predicted_s = None if outcome.predicted_parts is None else getattr(outcome.predicted_parts, name)
+        if max(seconds, predicted_s or 0.0) < _LEAST_SHARE * outcome.step_s:
             continue
         share = percent(seconds / outcome.step_s)
-        table.add_row(COMPONENT_NAMES[name], format_duration(seconds), share, *_compared(seconds, expected_s))
+        table.add_row(COMPONENT_NAMES[name], format_duration(seconds), share, *_compared(seconds, predicted_s))
         if name == "compute_s":
             for kind, kind_s in outcome.compute.items():
                 cells: tuple[str, ...] = (f"  {kind}", format_duration(kind_s), percent(kind_s / outcome.step_s))
                 table.add_row(*cells, style="dim")
-        jitter_s = 0.0 if outcome.expected is None else outcome.expected.step.stragglers_s
+        jitter_s = 0.0 if outcome.predicted is None else outcome.predicted.step.stragglers_s
         if name == "other_communication_s" and jitter_s >= _LEAST_SHARE * outcome.step_s:
             # Ranks of a traced step are equal, unless one is made slow.
             table.add_row(f"  {COMPONENT_NAMES['stragglers_s']}", "", "", format_duration(jitter_s), "", style="dim")
         if name == "cpu_bound_s" and outcome.fixed_cpu_bound_s:
             fixed_s, name = outcome.fixed_cpu_bound_s, label_of("fixed_cpu_bound_s")
             table.add_row(f"  {name}", format_duration(fixed_s), percent(fixed_s / outcome.step_s), style="dim")
-    total_s = None if outcome.expected_parts is None else outcome.expected_parts.total_s
+    total_s = None if outcome.predicted_parts is None else outcome.predicted_parts.total_s
     cells = ("step", format_duration(outcome.step_s), "100 %", *_compared(outcome.step_s, total_s))
     table.add_row(*(f"[bold]{cell}" for cell in cells))
     return table
 
 
-def _compared(took_s: float, expected_s: float | None) -> tuple[str, ...]:
-    if expected_s is None:
+def _compared(took_s: float, predicted_s: float | None) -> tuple[str, ...]:
+    if predicted_s is None:
         return ()
-    return format_duration(expected_s), signed_percent(took_s / expected_s - 1) if expected_s else "-"
+    return format_duration(predicted_s), signed_percent(took_s / predicted_s - 1) if predicted_s else "-"
 
 
-def _speed(run: DryRun, outcome: Outcome) -> Iterator[str]:
+def _speed(run: SimulationReport, outcome: Outcome) -> Iterator[str]:
     if run.tokens_per_s is not None:
         words = f"{format_count(run.tokens_per_s)} tokens/s, {run.tokens_per_s / run.num_devices:,.0f} a device"
         yield words if outcome.mfu is None else f"{words}, MFU {percent(outcome.mfu)}"
@@ -284,7 +284,7 @@ def _rank_table(outcome: Outcome) -> Table:
         stage = [f"{rank.pipeline_rank}"] if has_stages else []
         shares = (percent(value / outcome.step_s) for value in rank_seconds(rank.parts))
         rows.append((rank.rank, rank.num_ranks, (*stage, *shares)))
-    for first, num_ranks, cells in shown_ranks(alike_once(rows)):
+    for first, num_ranks, cells in shown_ranks(merge_identical(rows)):
         table.add_row(f"{first}", f"{num_ranks:,}", *cells)
     return table
 

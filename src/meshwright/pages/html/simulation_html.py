@@ -1,4 +1,4 @@
-"""A dry run as one HTML file that needs no network: plots that zoom, and the tables of the terminal's page."""
+"""A simulation as one HTML file that needs no network: interactive plots, and the tables of the terminal's page."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from meshwright.pages.figures.dry_run_figures import exposed_figure, outcome_figure
+from meshwright.pages.figures.simulation_figures import exposed_figure, outcome_figure
 from meshwright.pages.figures.timeline_figures import memory_figure, pipeline_figure, streams_figure
 from meshwright.pages.html.html_page import cards, paragraph, plot, section, table, write_page
-from meshwright.pages.tables.dry_run_memory import saving_cells, short_op
-from meshwright.pages.tables.dry_run_table import (
+from meshwright.pages.tables.page_table import labels_of, percent
+from meshwright.pages.tables.simulation_memory import role_words, saving_cells, short_op
+from meshwright.pages.tables.simulation_table import (
     PADDING,
     RANK_TIMES,
     UNLESS,
@@ -24,17 +25,23 @@ from meshwright.pages.tables.dry_run_table import (
     times,
     warnings_of,
 )
-from meshwright.pages.tables.page_table import labels_of, percent
 from meshwright.pages.tables.stragglers_table import HEADERS, shown_stragglers, stragglers_words, straggling_cells
 from meshwright.pages.tables.waterfall import MFU_MEANS
-from meshwright.spec.step.dry_run_report import CollectiveUse, DryRun, LiveTensors, Outcome, Padding, RankMemory
+from meshwright.spec.step.simulation_report import (
+    CollectiveUse,
+    LiveTensors,
+    Outcome,
+    Padding,
+    RankMemory,
+    SimulationReport,
+)
 from meshwright.spec.trace.timeline import Timeline
 from meshwright.units import format_bytes, format_count, format_duration
 
 _Cells = Sequence[str]
 
 
-def write_html(run: DryRun, timeline: Timeline | None, file: Path) -> None:
+def write_html(run: SimulationReport, timeline: Timeline | None, file: Path) -> None:
     """Write the page to `file`; without an outcome, and so without a timeline, it says what is wrong."""
     parts = [*_head(run), *_problems(run)]
     if run.outcome is not None and timeline is not None:
@@ -42,15 +49,15 @@ def write_html(run: DryRun, timeline: Timeline | None, file: Path) -> None:
         parts += [*_memory(run, run.outcome, timeline), *_communication(run.outcome), _ranks(run.outcome)]
         parts += _stragglers(run.outcome)
     parts += _padding(run.padding)
-    write_page(f"Dry run of {run.job}", parts, file)
+    write_page(f"Simulation of {run.job}", parts, file)
 
 
-def _head(run: DryRun) -> Iterator[str]:
+def _head(run: SimulationReport) -> Iterator[str]:
     yield f"<h1>{escape(run.model)} on {run.num_devices:,} x {escape(run.device)}</h1>"
-    yield f"<p>A dry run on {escape(run.cluster)}: {escape(job_words(run))}.</p>"
+    yield f"<p>A simulation on {escape(run.cluster)}: {escape(job_words(run))}.</p>"
 
 
-def _problems(run: DryRun) -> Iterator[str]:
+def _problems(run: SimulationReport) -> Iterator[str]:
     if run.problems:
         listed = "".join(f"<li>{escape(str(problem))}</li>" for problem in run.problems)
         verdict = f"The step deadlocks or fails{UNLESS if run.guesses else ''}"
@@ -60,11 +67,11 @@ def _problems(run: DryRun) -> Iterator[str]:
         yield section("Warnings", f"{what[0].upper()}{what[1:]}.", f'<ul class="pre">{listed}</ul>')
     if run.guesses:
         listed = "".join(f"<li>{escape(guess)}</li>" for guess in run.guesses)
-        what = "What is run depends on numbers that fake tensors do not hold."
+        what = "Control flow depends on tensor values, which fake tensors do not hold."
         yield section("Guessed", what, f'<ul class="pre">{listed}</ul>')
 
 
-def _cards(run: DryRun, outcome: Outcome) -> Iterator[str]:
+def _cards(run: SimulationReport, outcome: Outcome) -> Iterator[str]:
     named = {"step": format_duration(outcome.step_s)}
     if run.tokens_per_s is not None:
         named["tokens/s"] = format_count(run.tokens_per_s)
@@ -76,7 +83,7 @@ def _cards(run: DryRun, outcome: Outcome) -> Iterator[str]:
     yield cards(named, bad="memory" if run.misfits else "")
 
 
-def _misfit(run: DryRun, outcome: Outcome) -> Iterator[str]:
+def _misfit(run: SimulationReport, outcome: Outcome) -> Iterator[str]:
     yield from (paragraph(words) for words in tight_words(run, outcome) if words)
     if not run.misfits:
         return
@@ -85,7 +92,7 @@ def _misfit(run: DryRun, outcome: Outcome) -> Iterator[str]:
         (f"layout.{fix.change}", format_duration(fix.step_s), signed_change(fix.step_s, outcome))
         for fix in outcome.fixes
     ]
-    fixes = table(("changes that make it fit", "step, by formula#", "#"), rows) if rows else ""
+    fixes = table(("changes that make it fit", "predicted step#", "#"), rows) if rows else ""
     yield f'<section class="bad"><h2>Out of memory</h2><ul>{listed}</ul>{fixes}</section>'
 
 
@@ -93,18 +100,18 @@ def _time(outcome: Outcome, timeline: Timeline) -> Iterator[str]:
     means = f"{MFU_MEANS}." if outcome.mfu is not None else ""
     yield section("Where the step goes", f"The mean over all ranks. {means}", plot(outcome_figure(outcome)))
     figure, cut_s = pipeline_figure(timeline)
-    note = "What each rank computes, one rank of each kind. Draw a range to zoom, click twice to go back."
+    note = "Computation of each rank, one rank per class. Drag to zoom, double-click to reset."
     yield section("Ranks", note + _cut(cut_s), plot(figure))
     figure, cut_s = streams_figure(timeline)
-    note = "What the streams of one rank do: operations by kind, communication by mesh axis."
+    note = "Streams of one rank: operations by kind, communication by mesh axis."
     yield section("Streams of a rank", note + _cut(cut_s), plot(figure))
 
 
 def _cut(cut_s: float) -> str:
-    return f" Runs of spans shorter than {format_duration(cut_s)} are not drawn." if cut_s > 0 else ""
+    return f" Spans shorter than {format_duration(cut_s)} are not drawn." if cut_s > 0 else ""
 
 
-def _memory(run: DryRun, outcome: Outcome, timeline: Timeline) -> Iterator[str]:
+def _memory(run: SimulationReport, outcome: Outcome, timeline: Timeline) -> Iterator[str]:
     fullest = outcome.fullest
     if fullest is None:
         return
@@ -114,18 +121,18 @@ def _memory(run: DryRun, outcome: Outcome, timeline: Timeline) -> Iterator[str]:
         for rank in outcome.memory
     ]
     usable = format_bytes(run.usable_memory_bytes)
-    note = f"What tensors asked for by class, and what the allocator makes of it; a device can give {usable}."
+    note = f"By tensor class; the lines are what the caching allocator has allocated and reserved, of {usable} usable."
     curves = plot(memory_figure(timeline, run.usable_memory_bytes))
     yield section("Memory", note, curves + table(headers, rows))
     held = [
-        (live.role.replace("_", " "), format_bytes(live.num_bytes), f"{live.num_tensors:,}", live.op, _where(live))
+        (role_words(live.role), format_bytes(live.num_bytes), f"{live.num_tensors:,}", live.op, _where(live))
         for live in fullest.largest
     ]
     title = f"Rank {fullest.rank} at its peak"
-    note = "What takes most of the fullest rank's memory, by the operation and the module that made it."
+    note = "Live tensors of the fullest rank, by the operation and the module that allocated them."
     yield section(title, note, table(("role", *labels_of("num_bytes", "num_tensors"), "op", "scope"), held))
     if outcome.savings:
-        note = "Tensors that are cheapest to recompute in backward or to offload to the host, each line alone."
+        note = "Tensors that are cheapest to recompute in backward or to offload to the host; rows are independent."
         columns = (*labels_of("num_bytes", "num_tensors", "recompute_s", "offload_s"), "op", "scope")
         yield section("Recompute and offload candidates", note, table(columns, [*map(saving_cells, outcome.savings)]))
 
@@ -140,13 +147,13 @@ def _peak_cells(rank: RankMemory) -> _Cells:
 
 def _communication(outcome: Outcome) -> Iterator[str]:
     if most_exposed(outcome):
-        note = "Communication during which a rank computes nothing, the mean over all ranks; and what of it is hidden."
+        note = "Communication by place, exposed and hidden behind computation; mean over all ranks."
         listed = "".join(f"<li>{escape(text)}</li>" for text in outcome.suggestions)
         yield section("Exposed communication", note, plot(exposed_figure(outcome)) + (listed and f"<ul>{listed}</ul>"))
     if outcome.collectives:
         headers = ("op", "axis", *labels_of("num_ranks", "count", "num_bytes", "total_s", "exposed_s"))
         rows = [_collective_cells(one) for one in outcome.collectives]
-        yield section("Collectives", "What a rank takes part in, the mean over those that do.", table(headers, rows))
+        yield section("Collectives", "Mean over the ranks that take part.", table(headers, rows))
 
 
 def _collective_cells(one: CollectiveUse) -> _Cells:
@@ -160,7 +167,7 @@ def _ranks(outcome: Outcome) -> str:
         for one in outcome.ranks
     ]
     headers = labels_of("rank", "pipeline_rank", *RANK_TIMES)
-    return section("What each rank does", "Shares of the step.", table(headers, rows))
+    return section("Time by rank", "Shares of the step.", table(headers, rows))
 
 
 def _stragglers(outcome: Outcome) -> Iterator[str]:
@@ -184,8 +191,8 @@ def _padding(padding: Padding | None) -> Iterator[str]:
         for one in padding.parameters
     ]
     note = (
-        "FSDP2 splits dim 0 and gives each rank as many rows as the first, which are gathered, too: of the whole model "
-        f"{padding.wire_factor:.3g} times what there is. {format_bytes(padding.wasted_state_bytes)} of each rank's "
-        "state is padding."
+        "FSDP2 shards dim 0 and pads each shard to the size of the first; all-gathers move the padding too: "
+        f"{padding.wire_factor:.3g} times the model's bytes. {format_bytes(padding.wasted_state_bytes)} of each "
+        "rank's state is padding."
     )
     yield section("Padding", note, table(("parameter", *labels_of(*PADDING)), rows))

@@ -1,4 +1,4 @@
-"""A dry run made by hand around a step made by hand; what reports are tested with."""
+"""A simulation made by hand around a step made by hand; what reports are tested with."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from meshwright.simulator.analysis.exposure import exposed_places
 from meshwright.simulator.analysis.step_tables import compute_seconds, rank_times
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.run.layout_plan import Fix
-from meshwright.spec.step.dry_run_report import (
+from meshwright.spec.step.liveness import SavedTensors
+from meshwright.spec.step.simulation_report import (
     CollectiveUse,
-    DryRun,
     LiveTensors,
     Outcome,
     PaddedParameter,
     Padding,
     RankMemory,
+    SimulationReport,
 )
-from meshwright.spec.step.liveness import SavedTensors
 from meshwright.spec.step.step_decomposition import StepDecomposition
 from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.step.workload import Workload
@@ -37,9 +37,9 @@ PROBLEM = TraceProblem(
 )
 
 
-def dry_run_of(timeline: Timeline | None, usable_bytes: float = 64 * GiB) -> DryRun:
-    """Return what a dry run says of `timeline`, and of none at all that it would not end."""
-    return DryRun(
+def simulation_report_of(timeline: Timeline | None, usable_bytes: float = 64 * GiB) -> SimulationReport:
+    """Return what a simulation says of `timeline`, and of none at all that it would not end."""
+    return SimulationReport(
         job="examples/<job>.toml",
         model="llama3-8b",
         cluster="h100-ib400",
@@ -70,7 +70,7 @@ def _outcome(timeline: Timeline) -> Outcome:
         mfu=0.41,
         parts=parts,
         compute=compute_seconds(timeline),
-        expected_parts=StepDecomposition(compute_s=0.9 * parts.compute_s),
+        predicted_parts=StepDecomposition(compute_s=0.9 * parts.compute_s),
         memory=tuple(_memory(timeline, place) for place in range(len(timeline.ranks))),
         savings=(
             SavedTensors(

@@ -1,25 +1,25 @@
-"""Pictures of a dry run's results: where the step goes, and which communication is exposed where; with plotly."""
+"""Figures of a simulation: where the step goes, and which communication is exposed where; with plotly."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from meshwright.extras import import_extra
-from meshwright.pages.figures.colours import EXPECTED, EXPOSED, HIDDEN
+from meshwright.pages.figures.colours import EXPOSED, HIDDEN, PREDICTED
 from meshwright.pages.figures.timeline_figures import style, time_scale
 from meshwright.pages.figures.waterfall_figure import StepBars, waterfall_figure
 from meshwright.pages.html.html_page import PURPOSE
-from meshwright.pages.tables.dry_run_memory import short_op
-from meshwright.pages.tables.dry_run_table import most_exposed
-from meshwright.pages.tables.stragglers_table import expected_words
-from meshwright.spec.step.dry_run_report import ExposedAt, Outcome
+from meshwright.pages.tables.simulation_memory import short_op
+from meshwright.pages.tables.simulation_table import most_exposed
+from meshwright.pages.tables.stragglers_table import predicted_words
+from meshwright.spec.step.simulation_report import ExposedAt, Outcome
 from meshwright.spec.step.step_decomposition import COMPONENT_NAMES
 
 
 def outcome_figure(outcome: Outcome) -> Any:
     """Return the parts of the step one after another, next to what the formulas say of each."""
-    expected = outcome.expected_parts
-    by_formula = {expected_words(outcome): StepBars(expected.to_dict(), EXPECTED)} if expected is not None else {}
+    predicted = outcome.predicted_parts
+    by_formula = {predicted_words(outcome): StepBars(predicted.to_dict(), PREDICTED)} if predicted is not None else {}
     return waterfall_figure(by_formula | {"simulated": StepBars(outcome.parts.to_dict())}, COMPONENT_NAMES)
 
 

@@ -1,6 +1,6 @@
 """Writes docs/planted_faults.md and docs/user_programs.md: what `meshwright simulate` says of example programs.
 
-    python docs/dry_runs.py
+    python docs/simulations.py
 
 Needs the extras train and hf, and accelerate.
 """
@@ -44,21 +44,21 @@ PROGRAM_TITLES = {
     "compiled_blocks": "torch.compile",
     "fsdp1": "What is refused",
 }
-FAULTS_INTRODUCTION = """# What a dry run finds before a job starts
+FAULTS_INTRODUCTION = """# Faults that a simulation finds
 
 Mistakes planted on purpose, each with the command and the tool's own answer: exit code 2, or 0 where it is a warning.
 The programs are in `examples/planted_faults.py`: plain torch, no job and no model of ours. This page is written by
-`python docs/dry_runs.py`.
+`python docs/simulations.py`.
 
 The culprit is the minority: the rank that does otherwise than most ranks of its group, or than most groups of that
 kind. Lines are those of the user's own files: the innermost call outside of installed packages.
 """
-PROGRAMS_INTRODUCTION = """# Programs of your own in a dry run
+PROGRAMS_INTRODUCTION = """# Simulate a program of your own
 
 `meshwright simulate --build FILE.py:FUNCTION --ranks N` takes a training step in plain torch. The programs below are in
 `examples/user_programs.py`; each function gets a device, a rank and the number of ranks, and returns a step. Nothing of
-them is written for Meshwright. This page is written by `python docs/dry_runs.py`, and shows the head of each answer;
-[the rest](simulate.md#what-the-page-says-in-order) is memory by tensor, exposed communication and collectives.
+them is written for Meshwright. This page is written by `python docs/simulations.py`, and shows the head of each answer;
+[the rest](simulate.md#what-the-page-shows-in-order) is memory by tensor, exposed communication and collectives.
 
 The builder and two calls of the step are run. What ranks have to agree on, collectives and messages, is checked in all
 of them; the second call is what is priced and shown. A mistake that shows only in a later call, such as every 100th

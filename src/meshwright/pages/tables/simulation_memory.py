@@ -1,4 +1,4 @@
-"""A dry run's memory as tables: each rank's peak, what the fullest holds then, recompute and offload candidates.
+"""A simulation's memory as tables: each rank's peak, what the fullest holds then, recompute and offload candidates.
 
 Each table has one column of words, the last: next to the figures 80 columns leave too little for the names of two.
 """
@@ -12,38 +12,49 @@ from rich.markup import escape
 from rich.table import Table
 
 from meshwright.pages.tables.page_table import PageTable, labels_of
-from meshwright.spec.step.dry_run_report import DryRun, Outcome, RankMemory
 from meshwright.spec.step.liveness import SavedTensors
+from meshwright.spec.step.simulation_report import Outcome, RankMemory, SimulationReport
 from meshwright.units import format_bytes, format_duration
 
 Row = TypeVar("Row")
-AlikeRow = tuple[int, int, tuple[str, ...]]
-"""A rank, how many do the same, and what a table says of it."""
+RankRow = tuple[int, int, tuple[str, ...]]
+"""A rank, the number of ranks in its class, and its cells."""
 
 _MOST_RANKS = 16
+_CLASSES = {
+    "parameter": "parameters",
+    "gradient": "gradients",
+    "unsharded_parameter": "unsharded parameters",
+    "activation": "activations",
+}
 _CANDIDATES = "recompute and offload candidates at the peak"
 
 
-def rank_memory_table(run: DryRun, outcome: Outcome) -> Table:
+def role_words(role: str) -> str:
+    """Return the name of a tensor role, lower case as in JSON, that plans use for the same memory class."""
+    return _CLASSES.get(role, role.replace("_", " "))
+
+
+def rank_memory_table(run: SimulationReport, outcome: Outcome) -> Table:
     """Return the fullest moment of each rank."""
-    table = PageTable("memory", "ranks#", "allocated#", "reserved#", "free#", "peak in")
+    table = PageTable("memory", "ranks#", "allocated#", "reserved#", "free#", "peak")
     rows = []
     for rank in outcome.memory:
         left = run.usable_memory_bytes - rank.reserved_bytes
         free = format_bytes(left) if left >= 0 else f"[red]-{format_bytes(-left)}"
         most = sorted(rank.by_role, key=lambda role: -rank.by_role[role])[:2]
-        held = ", ".join(f"{role.replace('_', ' ')} {format_bytes(rank.by_role[role])}" for role in most)
+        held = ", ".join(f"{role_words(role)} {format_bytes(rank.by_role[role])}" for role in most)
         where = f"{rank.phase} {escape(rank.scope)}".strip()
         stage = f", pp {rank.pipeline_rank}" if run.layout is not None and run.layout.pp > 1 else ""
         sizes = (format_bytes(rank.allocated_bytes), format_bytes(rank.reserved_bytes), free)
         rows.append((rank.rank, rank.num_ranks, (stage, *sizes, f"{where}: {held}" if where else held)))
-    for first, num_ranks, (stage, *cells) in shown_ranks(alike_once(rows)):
+    for first, num_ranks, (stage, *cells) in shown_ranks(merge_identical(rows)):
         table.add_row(f"rank {first}{stage}", f"{num_ranks:,}", *cells)
     return table
 
 
-def alike_once(rows: Sequence[AlikeRow]) -> list[AlikeRow]:
-    """Return the rows, of those with the same cells the first with the number of ranks of all."""
+def merge_identical(rows: Sequence[RankRow]) -> list[RankRow]:
+    """Merge rows with identical cells: the first rank, with the number of ranks of all."""
     found: dict[tuple[str, ...], tuple[int, int]] = {}
     for rank, num_ranks, cells in rows:
         first, others = found.get(cells, (rank, 0))
@@ -54,30 +65,32 @@ def alike_once(rows: Sequence[AlikeRow]) -> list[AlikeRow]:
 def largest_table(outcome: Outcome) -> Table:
     """Return what the fullest rank holds at its peak."""
     fullest = outcome.fullest
-    table = PageTable("" if fullest is None else f"rank {fullest.rank} at its peak", "bytes#", "tensors#", "made by")
+    table = PageTable(
+        "" if fullest is None else f"rank {fullest.rank} at its peak", "bytes#", "tensors#", "allocated by"
+    )
     for live in () if fullest is None else fullest.largest:
-        cells = (format_bytes(live.num_bytes), f"{live.num_tensors:,}", _maker(live.op, live.scope, live.line))
-        table.add_row(live.role.replace("_", " "), *cells)
+        cells = (format_bytes(live.num_bytes), f"{live.num_tensors:,}", _allocated_by(live.op, live.scope, live.line))
+        table.add_row(role_words(live.role), *cells)
     return table
 
 
 def most_held(rank: RankMemory) -> str:
-    """Return what takes most of a rank's memory: bytes, what for, and what made it where."""
+    """Return the largest group of a rank's live tensors: class, bytes, and the operation that allocated them."""
     if not rank.largest:
         return ""
     most = rank.largest[0]
     number = f"{most.num_tensors:,} tensors" if most.num_tensors > 1 else "one tensor"
-    made = _maker(most.op, most.scope, most.line)
-    return f"most is {most.role.replace('_', ' ')}, {format_bytes(most.num_bytes)} in {number} ({made})"
+    made = _allocated_by(most.op, most.scope, most.line)
+    return f"largest: {role_words(most.role)}, {format_bytes(most.num_bytes)} in {number} ({made})"
 
 
 def savings_table(outcome: Outcome) -> Table:
     """Return the tensors of the fullest rank that cost least to recompute or offload."""
-    table = PageTable(*labels_of("num_bytes", "num_tensors", "recompute_s", "offload_s"), "made by")
+    table = PageTable(*labels_of("num_bytes", "num_tensors", "recompute_s", "offload_s"), "allocated by")
     table.title = _CANDIDATES
     for saved in outcome.savings:
         *figures, op, scope = saving_cells(saved)
-        table.add_row(*figures, _maker(op, scope))
+        table.add_row(*figures, _allocated_by(op, scope))
     return table
 
 
@@ -87,8 +100,8 @@ def saving_cells(saved: SavedTensors) -> tuple[str, ...]:
     return format_bytes(saved.num_bytes), f"{saved.num_tensors:,}", *costs, saved.op, saved.scope
 
 
-def _maker(op: str, scope: str, line: str = "") -> str:
-    """Return an operation, in whose code it is, and the line of the program."""
+def _allocated_by(op: str, scope: str, line: str = "") -> str:
+    """Return an operation, its module, and the line of the program."""
     where = f"{short_op(op)} in {escape(scope)}" if scope else short_op(op)
     return f"{where}, {escape(line)}" if line else where
 

@@ -1,4 +1,4 @@
-"""A dry run's page tells everything that was found, in a terminal and as one HTML file that needs no network."""
+"""A simulation's page tells everything that was found, in a terminal and as one HTML file that needs no network."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dry_runs import dry_run_of
 from meshwright.errors import UnsupportedError
 from meshwright.pages.html import html_page as html
-from meshwright.pages.html.dry_run_html import write_html
-from meshwright.pages.tables.dry_run_table import dry_run_page
-from meshwright.spec.step.dry_run_report import DryRun, Stragglers, Straggling
+from meshwright.pages.html.simulation_html import write_html
+from meshwright.pages.tables.simulation_table import simulation_page
 from meshwright.spec.step.estimate import Estimate, MemoryUse
+from meshwright.spec.step.simulation_report import SimulationReport, Stragglers, Straggling
 from meshwright.spec.step.step_decomposition import StepDecomposition
 from meshwright.spec.trace.timeline import Timeline
 from meshwright.units import GiB, format_duration
 from simulated_steps import simulated_step
+from simulation_reports import simulation_report_of
 
 PLOTLY_BYTES = 4.9e6
 
@@ -30,16 +30,16 @@ def timeline() -> Timeline:
     return simulated_step()
 
 
-def terminal(run: DryRun, width: int = 120) -> str:
+def terminal(run: SimulationReport, width: int = 120) -> str:
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    for part in dry_run_page(run):
+    for part in simulation_page(run):
         console.print(part)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
 def test_the_page_tells_time_memory_communication_ranks_and_padding(timeline: Timeline) -> None:
-    text = terminal(dry_run_of(timeline))
+    text = terminal(simulation_report_of(timeline))
     for part in (
         "llama3-8b on 8 x h100-sxm (h100-ib400)",
         "131k tokens a step",
@@ -66,11 +66,11 @@ def test_the_page_tells_time_memory_communication_ranks_and_padding(timeline: Ti
 
 
 def test_what_the_formulas_expect_of_stragglers_is_named_under_other_communication(timeline: Timeline) -> None:
-    run = dry_run_of(timeline)
+    run = simulation_report_of(timeline)
     assert run.outcome is not None
     jitter_s = 0.1 * timeline.step_s
     estimate = Estimate(step=StepDecomposition(stragglers_s=jitter_s), memory=MemoryUse(), relative_error=0.1)
-    outcome = run.outcome.replace(expected=estimate, expected_parts=StepDecomposition(other_communication_s=jitter_s))
+    outcome = run.outcome.replace(predicted=estimate, predicted_parts=StepDecomposition(other_communication_s=jitter_s))
     text = terminal(run.replace(outcome=outcome))
     row = next(line for line in text.splitlines() if "stragglers" in line)
     assert row.split()[-2:] == format_duration(jitter_s).split()
@@ -78,25 +78,25 @@ def test_what_the_formulas_expect_of_stragglers_is_named_under_other_communicati
 
 
 def test_formulas_next_to_a_slowed_step_say_that_they_slow_none(timeline: Timeline) -> None:
-    run = dry_run_of(timeline)
+    run = simulation_report_of(timeline)
     assert run.outcome is not None
     # What is left of a sum in another order is nothing.
     one = Straggling(rank=0, num_ranks=2, compute_s=1.0, added_compute_s=2.44e-15, added_wait_s=-1e-12)
     slowed = run.outcome.replace(
         stragglers=Stragglers(usual_step_s=timeline.step_s, ranks=(one,)),
-        expected_parts=StepDecomposition(compute_s=timeline.step_s),
+        predicted_parts=StepDecomposition(compute_s=timeline.step_s),
     )
     text = terminal(run.replace(outcome=slowed))
-    assert "expected, none slowed" in text
+    assert "predicted (no slow rank)" in text
     assert re.search(r"^ *0 +2 +1 s +0 s +0 s ", text, re.MULTILINE)
     usual = terminal(run.replace(outcome=slowed.replace(stragglers=None)))
-    assert "vs expected" in usual
+    assert "vs predicted" in usual
     assert "none slowed" not in usual
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_no_figure_is_cut_on_a_narrow_terminal(timeline: Timeline, width: int) -> None:
-    run = dry_run_of(timeline)
+    run = simulation_report_of(timeline)
     text, wide = terminal(run, width), terminal(run, 200)
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text
@@ -107,7 +107,7 @@ def test_no_figure_is_cut_on_a_narrow_terminal(timeline: Timeline, width: int) -
 
 @pytest.mark.parametrize("width", [60, 80])
 def test_no_word_is_broken_on_a_narrow_terminal(timeline: Timeline, width: int) -> None:
-    run = dry_run_of(timeline)
+    run = simulation_report_of(timeline)
     assert run.outcome is not None
     rank, scope = run.outcome.memory[0], "FSDP::post_backward_reshard (layers.*)"
     roles = {"optimizer_state": 7 * GiB, "gradient": 5 * GiB}
@@ -126,22 +126,22 @@ def test_no_word_is_broken_on_a_narrow_terminal(timeline: Timeline, width: int) 
 
 
 def test_ranks_that_do_not_fit_come_first_with_what_would_make_them(timeline: Timeline) -> None:
-    text = terminal(dry_run_of(timeline, usable_bytes=20 * GiB))
+    text = terminal(simulation_report_of(timeline, usable_bytes=20 * GiB))
     assert text.index("out of memory") < text.index("where the step goes")
-    assert "rank 0 (and 1 alike) needs 29.1 GiB: 9.1" in text
+    assert "rank 0 (and 1 identical rank) needs 29.1 GiB: 9.1" in text
     assert "layout.activation_checkpoint=selective" in text
     assert 'layout.activation_checkpoint = "auto"' in text
 
 
 def test_a_step_that_would_not_end_has_no_times_and_says_why() -> None:
-    text = terminal(dry_run_of(None))
+    text = terminal(simulation_report_of(None))
     assert "ranks wait in a circle: rank 1 for rank 2" in text
     assert "where the step goes" not in text
 
 
-def test_dry_runs_travel_as_json(timeline: Timeline) -> None:
-    run = dry_run_of(timeline)
-    assert DryRun.from_json(run.to_json()) == run
+def test_reports_travel_as_json(timeline: Timeline) -> None:
+    run = simulation_report_of(timeline)
+    assert SimulationReport.from_json(run.to_json()) == run
 
 
 class Links(HTMLParser):
@@ -174,7 +174,7 @@ def read(file: Path) -> Links:
 
 
 def test_html_is_one_file_with_every_section(timeline: Timeline, tmp_path: Path) -> None:
-    write_html(dry_run_of(timeline), timeline, tmp_path / "report.html")
+    write_html(simulation_report_of(timeline), timeline, tmp_path / "report.html")
     page = read(tmp_path / "report.html")
     assert page.loaded == []
     for title in (
@@ -195,7 +195,7 @@ def test_html_is_one_file_with_every_section(timeline: Timeline, tmp_path: Path)
 
 
 def test_html_of_a_step_that_would_not_end_says_why(tmp_path: Path) -> None:
-    write_html(dry_run_of(None), None, tmp_path / "report.html")
+    write_html(simulation_report_of(None), None, tmp_path / "report.html")
     assert "ranks wait in a circle" in read(tmp_path / "report.html").text
 
 
@@ -205,7 +205,7 @@ def test_html_without_plotly_names_the_extra(monkeypatch: pytest.MonkeyPatch, tm
 
     monkeypatch.setattr(html, "import_extra", absent)
     with pytest.raises(UnsupportedError, match=r"a report as a page needs plotly\.offline"):
-        write_html(dry_run_of(None), None, tmp_path / "report.html")
+        write_html(simulation_report_of(None), None, tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
 
 
@@ -213,18 +213,18 @@ def test_html_without_plotly_names_the_extra(monkeypatch: pytest.MonkeyPatch, tm
 def test_html_of_many_ranks_and_spans_stays_small_and_says_what_it_leaves_out(tmp_path: Path) -> None:
     timeline = simulated_step(num_ranks=16, num_microbatches=64, num_ops=100)
     assert len(timeline.spans) >= 16 * 38_000
-    write_html(dry_run_of(timeline), timeline, tmp_path / "report.html")
+    write_html(simulation_report_of(timeline), timeline, tmp_path / "report.html")
     assert (tmp_path / "report.html").stat().st_size < 8e6
     assert "are not drawn" in read(tmp_path / "report.html").text
 
 
 def test_a_step_that_fits_only_because_memory_is_given_back_is_called_tight(timeline: Timeline) -> None:
-    run = dry_run_of(timeline, usable_bytes=40 * GiB)
+    run = simulation_report_of(timeline, usable_bytes=40 * GiB)
     assert run.outcome is not None
     assert "tight" not in terminal(run)
     memory = MemoryUse(activations_bytes=39 * GiB, fragmentation_bytes=4 * GiB)
     estimate = Estimate(
         step=StepDecomposition(model_flops_at_peak_s=timeline.step_s), memory=memory, relative_error=0.1
     )
-    tight = run.replace(outcome=run.outcome.replace(expected=estimate))
-    assert "tight: it would reserve 43 GiB, by formula, and a device can give 40 GiB" in terminal(tight)
+    tight = run.replace(outcome=run.outcome.replace(predicted=estimate))
+    assert "tight: predicted reserved memory 43 GiB, usable 40 GiB" in terminal(tight)
