@@ -37,6 +37,7 @@ STRAIGHT, KILLED, EXPORTED = Run(DEMO / "straight"), Run(DEMO / "killed"), DEMO 
 # What calibrate measures stays in .demo/ too.
 CATALOGUE = DEMO / "catalogue"
 STEPS = 30
+AIM_PERCENT = 15
 CLUSTER = """
 [cluster]
 # This machine, as `meshwright calibrate` measures it.
@@ -230,8 +231,12 @@ def report(measured: dict[str, str]) -> None:
     difference = re.search(r"differ by (-?[\d.]+ %)", output)
     if difference is None:
         raise DemoFailedError(f"the report compares nothing: {files_of('report')}")
-    measured["predicted step against the measured one"] = difference[1]
-    claim(f"predicted {difference[1]} off (15 % is the aim on an idle machine); open {REPORT} in a browser")
+    measured["predicted - measured step"] = difference[1]
+    if abs(float(difference[1].split()[0])) <= AIM_PERCENT:
+        claim(f"predicted {difference[1]} off the measured step ({AIM_PERCENT} % is the aim)")
+    else:
+        warn(f"predicted {difference[1]} off the measured step: {AIM_PERCENT} % is the aim on an idle machine")
+    console.print(f"  open {REPORT} in a browser")
 
 
 def plan_full(measured: dict[str, str]) -> None:
@@ -292,7 +297,9 @@ def start(name: str) -> Iterator[subprocess.Popen[bytes]]:
     console.print(f"[bold green]$[/bold green] meshwright {(COMMANDS | FULL)[name]}", soft_wrap=True)
     words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', (COMMANDS | FULL)[name])]
     with output_of(name).open("wb") as output, output_of(name).with_suffix(".err").open("wb") as errors:
-        process = subprocess.Popen([ROOT / program(), *words], stdout=output, stderr=errors)
+        # What is quoted here is as wide as this terminal.
+        environment = os.environ | {"COLUMNS": str(console.width)}
+        process = subprocess.Popen([ROOT / program(), *words], stdout=output, stderr=errors, env=environment)
     try:
         yield process
     finally:
@@ -385,6 +392,10 @@ def expect(is_met: bool, failure: str, command: str) -> None:
 
 def quote(output: str) -> None:
     console.print(output.rstrip(), style="dim", markup=False, soft_wrap=True)
+
+
+def warn(missed: str) -> None:
+    console.print(f"[bold yellow]![/bold yellow] {missed}", soft_wrap=True)
 
 
 def claim(proven: str) -> None:

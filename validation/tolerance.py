@@ -6,9 +6,9 @@ import tomllib
 from pathlib import Path
 
 import click
-from meshwright.evaluation.backtest.report import backtest, shipped_sizes
 
 from meshwright.evaluation.backtest.predict_runs import load_runs, predict_runs
+from meshwright.evaluation.backtest.score import backtest, shipped_sizes
 from meshwright.spec.run.backtest_scores import Backtest
 from validation.fit import PUBLISHED_RUNS
 

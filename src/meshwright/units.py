@@ -55,8 +55,8 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def format_duration(duration_s: float) -> str:
-    """Return a duration in the two largest units that matter: 3725 s -> "1 h 02 min"."""
-    if duration_s == 0:
+    """Return a duration in the two largest units that matter: 3725 s -> "1 h 02 min"; below a nanosecond 0 s."""
+    if abs(duration_s) < 1e-9:
         return "0 s"
     # What would be rounded to 1000 of a unit is 1 of the next.
     if duration_s < 0.9995e-3:

@@ -109,14 +109,38 @@ def test_all_that_is_wrong_with_a_layout_is_told_with_its_lines(capsys: pytest.C
     text = "[layout]\ndp_shard = -1\npp = 9\ntp = 3\nreshard_after_forward = 5\nschedule = 'ZBV'\n"
     shown = told(capsys, job_file(text), "layout.cp=3", "--ranks", "405")
     assert [line.split(" = ")[0] for line in shown.splitlines()] == [
-        "error: job.toml has 6 problems:",
+        "error: job.toml has 5 problems:",
         "  1. command line: train.seq_len",
         "  2. job.toml:4: layout.tp",
         "  3. job.toml:3: layout.pp",
         "  4. job.toml:5: layout.reshard_after_forward",
         "  5. job.toml:6: layout.schedule",
-        "  6. job.toml: train.global_batch_size",
     ]
+    # The batch of each rank follows from degrees that are wrong.
+    right = "layout.pp=1", "layout.tp=1", "layout.reshard_after_forward=auto", "layout.schedule=1F1B"
+    shown = told(capsys, "job.toml", *right, "--ranks", "5")
+    assert shown.startswith("error: job.toml: train.global_batch_size = 8 does not divide by 5 data-parallel ranks")
+
+
+@pytest.mark.parametrize("ranks", [[], ["--ranks", "2"]])
+def test_a_microbatch_that_divides_no_batch_is_one_problem(
+    capsys: pytest.CaptureFixture[str], ranks: list[str]
+) -> None:
+    shown = told(capsys, job_file("[layout]\ndp_shard = -1\n"), "layout.microbatch_size=3", *ranks)
+    assert "train.global_batch_size = 8 does not divide by layout.microbatch_size = 3: set" in shown
+    assert shown.count("does not divide") == 1
+    open_layout = told(capsys, job_file(), "layout.microbatch_size=3", *ranks)
+    assert open_layout.count("does not divide") == 1
+
+
+def test_the_devices_that_a_wrong_degree_needs_are_not_compared_with_the_cluster(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = job_file("[cluster]\nname = 'dgx-h100'\n")
+    assert "has 8 devices but the layout needs 12" in told(capsys, file, "layout.pp=3", "layout.dp_shard=4")
+    shown = told(capsys, file, "layout.pp=16")
+    assert shown.startswith("error: command line: layout.pp = 16")
+    assert len(shown.splitlines()) == 1
 
 
 def test_a_schedule_is_read_from_its_file(capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,7 +155,7 @@ def test_a_schedule_is_read_from_its_file(capsys: pytest.CaptureFixture[str]) ->
 def test_without_ranks_a_rest_is_left_open(capsys: pytest.CaptureFixture[str]) -> None:
     job_file("[layout]\ndp_shard = -1\ndp_replicate = 2\n")
     assert summary_of(capsys, "job.toml")["layout"] == (
-        "dp_shard takes the ranks that are there, divided by 2: --ranks N checks the batch against N"
+        "dp_shard is the number of ranks, divided by 2: --ranks N checks the batch against N"
     )
 
 

@@ -190,6 +190,20 @@ def test_overrides_make_the_layout_of_a_job_that_has_none(tmp_path: Path, capsys
     assert "\ntp = 2\n" in path.read_text()
 
 
+def test_a_cluster_that_is_used_whole_is_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB.replace("num_devices = 8\n", "").replace("h100-ib400", "dgx-h100"))
+    notice = (
+        'all 8 devices of cluster.name = "dgx-h100" are used: limit them with cluster.num_devices or --cluster '
+        "dgx-h100:COUNT"
+    )
+    assert run(["plan", str(path)]) == 0
+    assert notice in capsys.readouterr().err
+    for limit in (["cluster.num_devices=4"], ["--cluster", "dgx-h100:4"], ["layout.search=false", "layout.dp_shard=8"]):
+        assert run(["plan", str(path), *limit]) == 0
+        assert "are used" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [

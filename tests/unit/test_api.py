@@ -120,6 +120,7 @@ def test_each_name_is_a_documented_function() -> None:
         _ = mw.trian  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_model_and_a_job_are_planned_alike(tmp_path: Path) -> None:
     named = mw.plan(model="llama3-8b", cluster="h100-ib400:16", seq_len=8192, global_batch_size=64, simulate=0)
     file = tmp_path / "job.toml"

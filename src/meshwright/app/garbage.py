@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def kept_garbage() -> Iterator[None]:
-    """Collect no garbage within, and never what is there at its end.
+    """Collect no garbage within, and never what exists at its end.
 
     A tenth of a plan's second would go into looking for it, and seconds of a simulation with millions of records; and
-    some more when the process ends, unless what is there by then is known to stay.
+    some more when the process ends, unless what exists by then is known to stay.
     """
     gc.disable()
     try:

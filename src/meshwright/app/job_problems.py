@@ -19,6 +19,7 @@ from meshwright.hardware.choice import named_cluster
 from meshwright.hardware.machine import nearest_existing
 from meshwright.spec.job.job import SPLIT_SECTIONS, Job
 from meshwright.spec.job.user_object import is_object_source
+from meshwright.spec.job.validity import has_wrong_degree
 from meshwright.spec.layout.schedule.schedule import build_schedule
 from meshwright.spec.layout.schedule.schedule_csv import read_schedule
 from meshwright.spec.model.hf.hub_cache import hub_advice, local_path
@@ -41,10 +42,13 @@ def check_job(
     Sections that are `unknown`, since something in them was refused, are not compared with others.
     """
     job = resolved.job
+    between = _problems_between(job, num_ranks, unknown)
+    # The ranks that a wrong degree asks for are compared with no cluster.
+    open_sections = {*unknown, "layout"} if has_wrong_degree(between) else unknown
     problems = [
-        *_problems_between(job, num_ranks, unknown),
+        *between,
         *_model_problems(resolved),
-        *_cluster_problems(job, num_ranks, unknown),
+        *_cluster_problems(job, num_ranks, open_sections),
         *_data_problems(resolved, knows_model="model" not in unknown),
         *run_folder_problems(run_folder(resolved), resume=resume, overwrite=overwrite),
     ]

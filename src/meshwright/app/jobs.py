@@ -9,7 +9,9 @@ from meshwright.config.load import load_job as _load_job
 
 
 def load_job(path: Path | str, *overrides: str) -> ResolvedJob:
-    """Return the job of a file, with `section.key=value` overrides; raises ConfigError with all that is wrong."""
+    """Return the job of a file or a run folder, with `section.key=value` overrides; raises ConfigError with all that
+    is wrong.
+    """
     return _load_job(path, overrides)
 
 

@@ -18,11 +18,20 @@ from meshwright.app.summary import precision_note
 from meshwright.config.load import COMMAND_LINE, ResolvedJob
 from meshwright.cost.stacks import OURS
 from meshwright.errors import ConfigError
+from meshwright.hardware.choice import named_cluster
+from meshwright.log import logger
 from meshwright.pages.figures.plan_figures import Shown, memory_ranks_figure, pareto_figure, shown_layouts, step_figure
 from meshwright.pages.html.plan_html import write_plan_html
 from meshwright.pages.tables.plan_table import plan_page
 from meshwright.planner.plan import make_plan
-from meshwright.planner.read_request import Named, Options, plan_request, resolve_named, set_layout_keys
+from meshwright.planner.read_request import (
+    Named,
+    Options,
+    plan_request,
+    resolve_named,
+    set_layout_keys,
+    takes_all_devices,
+)
 from meshwright.planner.request import PlanRequest
 from meshwright.spec.layout.layout import AXES, Layout
 from meshwright.spec.layout.layout_text import layout_text
@@ -150,6 +159,15 @@ class PlanArguments:
 
     def request(self, resolved: ResolvedJob) -> PlanRequest:
         """Return what the planner is asked of the job; raises ConfigError or UnsupportedError."""
+        section = resolved.job.cluster
+        if self.cluster is None and takes_all_devices(resolved):
+            devices = f"all {named_cluster(section.name).num_devices:,} devices"
+            logger.warning(
+                '%s of cluster.name = "%s" are used: limit them with cluster.num_devices or --cluster %s:COUNT',
+                devices,
+                section.name,
+                section.name,
+            )
         request = plan_request(resolved, Options(self.cluster, self.precision, self.stack, takes_example=True))
         if not self.given:
             return request

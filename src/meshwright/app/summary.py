@@ -107,7 +107,7 @@ def _layout_line(job: Job, layout: Layout | None) -> str:
     if layout is None:
         rest = job.layout.rest_axis
         others = "" if job.layout.num_fixed_ranks == 1 else f", divided by {job.layout.num_fixed_ranks}"
-        return f"{rest} takes the ranks that are there{others}: --ranks N checks the batch against N"
+        return f"{rest} is the number of ranks{others}: --ranks N checks the batch against N"
     degrees = [f"{axis} {getattr(layout, axis)}" for axis in AXES if getattr(layout, axis) != 1]
     ranks = counted(layout.num_ranks, "rank")
     choices = ", ".join([*_split_choices(layout), *_step_choices(layout)])

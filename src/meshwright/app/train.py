@@ -58,7 +58,7 @@ def train(
 
 
 def resume(job: Path | str | ResolvedJob, *overrides: str, ranks: int | None = None) -> TrainedRun:
-    """Continue training `job` from the newest checkpoint of its run folder; return the run and how it ended."""
+    """Continue training `job`, a job file or a run folder, from its newest checkpoint; return how it ended."""
     return train(job, *overrides, ranks=ranks, resume=True)
 
 

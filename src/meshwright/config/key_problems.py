@@ -1,6 +1,7 @@
 """What is wrong with the keys and values of a job, in our own words: value given, rule broken, what to write."""
 
 import math
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -119,6 +120,7 @@ def _no_table_text(section: str, value: Any) -> str:
     )
 
 
+_DIGITS = re.compile(r"\d+")
 _TRUE_WORDS = ("true", "yes", "on", "1")
 _FALSE_WORDS = ("false", "no", "off", "0")
 
@@ -156,7 +158,9 @@ def _repairs(key: Key, value: Any) -> Iterator[Any]:
 def _text_repairs(key: Key, value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value.casefold()
-        yield from get_close_matches(value.casefold(), key.choices, n=1, cutoff=0.5)
+        # float64 is no spelling of float7: numbers in a name are its meaning.
+        same = [choice for choice in key.choices if _DIGITS.findall(choice) == _DIGITS.findall(value)]
+        yield from get_close_matches(value.casefold(), same, n=1, cutoff=0.5)
     elif isinstance(value, bool):
         return
     elif isinstance(value, int | float):

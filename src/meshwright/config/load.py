@@ -21,6 +21,7 @@ from meshwright.spec.job.job import Job
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.model.presets import PRESETS
 from meshwright.spec.problem import Problem
+from meshwright.spec.run.run import Run
 from meshwright.units import parse_count
 
 DEFAULT = "default"
@@ -84,15 +85,24 @@ class Inspection:
 
 
 def load_job(path: Path | str, overrides: Sequence[str] = ()) -> ResolvedJob:
-    """Return the job of a file with `section.key=value` overrides; raises one ConfigError with all that is wrong."""
+    """Return the job of a file, or of a run folder, with `section.key=value` overrides.
+
+    Raises one ConfigError with all that is wrong.
+    """
     inspection = inspect_job(path, overrides)
     raise_problems(inspection.resolved.path, inspection.problems)
     return inspection.resolved
 
 
 def inspect_job(path: Path | str, overrides: Sequence[str] = ()) -> Inspection:
-    """Return the parts of the job that can be read; raises ConfigError only for a file that cannot be read at all."""
-    return inspect_text(Path(path), _read(Path(path)), overrides)
+    """Return the parts of the job that can be read; raises ConfigError only for a file that cannot be read at all.
+
+    A run folder is its job.toml, with run.dir = the folder itself, which may have been moved.
+    """
+    file, run = Path(path), Run(path)
+    if run.manifest.is_file() and run.job.is_file():
+        file, overrides = run.job, (f"run.dir={run.folder}", *overrides)
+    return inspect_text(file, _read(file), overrides)
 
 
 def inspect_text(path: Path, text: str, overrides: Sequence[str] = ()) -> Inspection:
@@ -110,7 +120,7 @@ def inspect_text(path: Path, text: str, overrides: Sequence[str] = ()) -> Inspec
         [f"{place.name(problem)}: {problem.text}" for problem in problems],
         frozenset(name for problem in problems for name in _names_in(problem)),
     )
-    texts = [*job.problems(inspection.unknown), *_raised(lambda: resolve_architecture(job.model))]
+    texts = [*job.problems_on_any_ranks(inspection.unknown), *_raised(lambda: resolve_architecture(job.model))]
     inspection.problems.extend(
         inspection.resolved.located(text) for text in texts if not inspection.is_about_wrong(text)
     )

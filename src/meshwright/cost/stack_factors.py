@@ -70,7 +70,7 @@ def stacks_of(configs: Configurations) -> Stacks:
         StackFactors(
             each(lambda s: s.stack.compute), each(lambda s: s.stack.communication), each(lambda s: s.stack.overhead)
         ),
-        # What was timed on the very machine is as fast as it is there.
+        # What was timed on this machine needs no factor.
         is_tuned=configs.has(lambda s: s.stack.is_tuned or is_measured(s)),
         is_newest=configs.has(lambda s: is_blackwell(s.cluster.device)),
         is_omni_path=configs.has(lambda s: is_omni_path(s.cluster)),

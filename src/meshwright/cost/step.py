@@ -65,6 +65,7 @@ class StepTerms:
     ep_communication_s: Floats
     dp_communication_s: Floats
     pipeline_p2p_s: Floats
+    other_communication_s: Floats
     pipeline_bubble_s: Floats
     optimizer_s: Floats
     stragglers_s: Floats
@@ -216,6 +217,10 @@ class StepPricer:
         """Return the exposed seconds of parameters and gradients outside of a steady microbatch."""
         return exposed_update_s(self.parallel, fabric, c, hidden_behind_s)
 
+    def _sums_of_numbers_s(self, fabric: Fabric) -> Floats:
+        """Return the seconds in which all ranks sum the loss and the norm of the gradients: here nothing."""
+        return np.zeros(len(self.configs))
+
     def _fixed_s(self, c: Constants) -> Floats:
         """Return the seconds of the host's fixed work of a step."""
         return c["step_s"] * self.stacks.factors(c).overhead
@@ -250,6 +255,7 @@ class StepPricer:
             ep_communication_s=steady.ep,
             dp_communication_s=steady.dp + exchanges,
             pipeline_p2p_s=sends,
+            other_communication_s=self._sums_of_numbers_s(fabric),
             pipeline_bubble_s=imbalance + bubble,
             optimizer_s=optimizer,
             stragglers_s=straggling,

@@ -56,7 +56,7 @@ class _CorpusCheck:
         self._section = section.replace(max_bytes=min(section.max_bytes, READ_BYTES))
 
     def count_tokens(self, tokenizer: Tokenizer | None, enough: int) -> int | None:
-        """Return the number of tokens, or any number of at least `enough`; None without a tokenizer."""
+        """Return the number of tokens, counted only until `enough` is reached; None without a tokenizer."""
         num_tokens = num_pieces = 0
         for piece in first_bytes(self._pieces(), self._section):
             num_pieces += 1

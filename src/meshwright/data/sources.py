@@ -89,7 +89,7 @@ def _stdlib_files() -> list[Path]:
     files = [
         path
         for path in _walk(folder, {".py"}, skipped=_NOT_THE_LIBRARY)
-        # It holds paths of the build machine; equal Python versions must give equal text.
+        # _sysconfigdata holds paths of the build machine; the corpus must depend on the Python version only.
         if not path.name.startswith("_sysconfigdata")
     ]
     if not files:

@@ -64,7 +64,7 @@ class _Checks:
         if not all(beat.phase == "ended" for beat in self._beats.values()):
             return None
         step = max(beat.step for beat in self._beats.values())
-        return self._say("ended", [], f"every rank has ended in good order, after step {step}", "Nothing.")
+        return self._say("ended", [], f"all ranks exited normally after step {step}", "Nothing.")
 
     def has_died(self) -> Diagnosis | None:
         gone = [rank for rank, state in self._evidence.processes.items() if state == "gone"]

@@ -93,7 +93,7 @@ def location_text(stack: Sequence[Frame]) -> str:
     """Return the innermost location in a stack that is not in a library."""
     own = [frame for frame in stack if not any(part in frame.file for part in _LIBRARIES)] or stack
     if not own:
-        return "at an unknown place"
+        return "at an unknown line of code"
     module = _innermost_module(stack)
     where = "" if module is None else f", in module {module}"
     return f"at {own[-1].file}:{own[-1].line} in {own[-1].function}{where}"

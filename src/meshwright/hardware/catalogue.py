@@ -32,7 +32,8 @@ LOCAL = "local"
 UNMEASURED = "cpu"
 """The device of "local" without a calibration."""
 CALIBRATED = "cpu-local"
-"""What `meshwright calibrate` calls this machine's processor; what ships under that name is an example of one."""
+"""What `meshwright calibrate` calls this machine's processor; the file shipped under this name is an example that
+`meshwright calibrate` overrides."""
 Kind = Literal["devices", "clusters"]
 
 
@@ -59,7 +60,9 @@ def user_folder() -> Path:
 
 
 def entries(kind: Kind) -> dict[str, Entry]:
-    """Return every entry of `kind` by name, sorted, the user's before ours; raises ConfigError for a bad file name."""
+    """Return every entry of `kind` by name, sorted by name; a user's entry overrides a shipped one; raises ConfigError
+    for a bad file name.
+    """
     ours = {
         file.name.removesuffix(".toml"): file
         for file in (files("meshwright.hardware") / kind).iterdir()
@@ -82,7 +85,9 @@ def cluster_names() -> list[str]:
 
 
 def load_device(name: str) -> Device:
-    """Return the device called `name`; raises ConfigError naming the nearest one, or the bad field of its file."""
+    """Return the device called `name`; raises ConfigError for an unknown name, with the nearest one, and for an invalid
+    file.
+    """
     found = entries("devices")
     return _read_device(found, name)
 
@@ -108,7 +113,7 @@ def load_cluster(name: str) -> Cluster:
 
 
 def with_example_rates(cluster: Cluster) -> Cluster:
-    """Return `cluster`; an uncalibrated local machine with the rates of the shipped example.
+    """Return `cluster`, an uncalibrated local machine with the shipped example's rates filled in.
 
     A line in the log says so.
     """
@@ -131,7 +136,7 @@ def with_example_rates(cluster: Cluster) -> Cluster:
 
 
 def example_of(device: Device) -> str | None:
-    """Return the title of the machine that the rates of `device` are an example of; None where they are its own."""
+    """Return the title of the machine of the shipped example calibration; None for another device."""
     is_example = device.name == CALIBRATED and entries("devices")[CALIBRATED].is_ours
     return device.title if is_example else None
 
@@ -156,7 +161,7 @@ def _read_device(found: dict[str, Entry], name: str) -> Device:
 
 
 def _log_use(entry: Entry, kind: str) -> None:
-    # Ours of that name is an example, which is there to be replaced.
+    # The shipped one of that name is an example, meant to be replaced.
     if entry.replaces_ours and entry.name != CALIBRATED:
         logger.warning("%s %s: your %s replaces the one that ships with meshwright", kind, entry.name, entry.file)
 

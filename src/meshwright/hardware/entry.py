@@ -48,7 +48,8 @@ DEVICE_UNITS: dict[str, Any] = {
         "flops_per_s": quantity.FLOPS_PER_S,
     },
 }
-"""The unit of every number of a device's file; a dict of dicts is a table's, or those of a list of tables."""
+"""The unit of every number of a device's file; a nested dict gives the units of a sub-table, or of each table of an
+array."""
 _LINK_UNITS: dict[str, Any] = {
     "bytes_per_s": quantity.BYTES_PER_S,
     "bytes_per_s_per_peer": quantity.BYTES_PER_S,
@@ -74,7 +75,9 @@ def read_device(file: Traversable, name: str) -> Device:
 
 
 def read_cluster_values(file: Traversable) -> dict[str, Any]:
-    """Return the fields of a cluster, its device still a name; raises ConfigError naming the file and bad fields."""
+    """Return the fields of a cluster, with `device` as an unresolved name; raises ConfigError naming the file and bad
+    fields.
+    """
     values, problems = _read(file, CLUSTER_UNITS)
     if not isinstance(values.get("device"), str):
         problems.append('device: write the catalogue name of the device, such as device = "h100-sxm"')
@@ -122,7 +125,7 @@ def _convert(
             converted[key] = [
                 _convert(one, unit, sources, f"{field}.{index}.", problems)
                 if isinstance(one, dict)
-                else one  # its own validation reports the error
+                else one  # pydantic reports the type error
                 for index, one in enumerate(value)
             ]
         elif not isinstance(value, dict):
@@ -135,7 +138,7 @@ def _convert(
 
 
 def _is_nested(unit: Mapping[str, Any]) -> bool:
-    """Return whether `unit` names the units of fields, rather than being one."""
+    """Return whether `unit` maps fields to units, rather than being one unit."""
     return bool(unit) and isinstance(next(iter(unit.values())), Mapping)
 
 

@@ -1,4 +1,4 @@
-"""Devices and clusters as files of the catalogue: what `entry` reads back to equal data types."""
+"""Devices and clusters as files of the catalogue: hardware/entry.py parses the result back to equal objects."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """RateTable: the rate of an operation of any size, from measured points of a Device.
 
-    log rate = linear in the log of each size between the two nearest measured sizes; outside, that of the edge
+    log rate = multilinear in the logs of the sizes between measured points; clamped outside of them
 
 The points of one dtype form a grid: every combination of the sizes measured along each axis. What lies between two
-sizes is assumed smooth; steps such as a cache that overflows, or a tile more, are only as sharp as the grid.
+sizes is assumed smooth; discontinuities (cache capacity, tile quantization) are resolved only to the spacing of the
+grid.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class RateTable:
             _between(known, np.log(np.asarray(size, float))) for known, size in zip(self._log_sizes, sizes, strict=True)
         ]
         log_rate: Any = 0.0
-        # Each axis has a point below and one above: the corners of the cell, each by how near it is.
+        # Each axis has a point below and one above: the corners of the enclosing cell, weighted by proximity.
         for corner in itertools.product((0, 1), repeat=len(places)):
             weight: Any = 1.0
             for (_, share), side in zip(places, corner, strict=True):

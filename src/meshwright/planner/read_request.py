@@ -158,9 +158,20 @@ def cluster_of(job: Job, options: Options, fixed: dict[str, Any]) -> Cluster:
         cluster = cluster.replace(device=load_device(section.device))
     if section.num_devices is not None:
         return cluster.with_num_devices(section.num_devices)
-    is_set = not job.layout.search and job.layout.rest_axis is None and any(axis in fixed for axis in AXES)
     num_ranks = job.layout.num_fixed_ranks
-    return cluster.with_num_devices(num_ranks, f"a layout of {counted(num_ranks, 'rank')}") if is_set else cluster
+    sets_ranks = _sets_ranks(job, fixed)
+    return cluster.with_num_devices(num_ranks, f"a layout of {counted(num_ranks, 'rank')}") if sets_ranks else cluster
+
+
+def takes_all_devices(resolved: ResolvedJob) -> bool:
+    """Return whether a job names a cluster and neither a number of devices nor a layout of one."""
+    section = resolved.job.cluster
+    is_limited = section.num_devices is not None or _sets_ranks(resolved.job, set_layout_keys(resolved))
+    return section.name != LOCAL and not is_limited
+
+
+def _sets_ranks(job: Job, fixed: dict[str, Any]) -> bool:
+    return not job.layout.search and job.layout.rest_axis is None and any(axis in fixed for axis in AXES)
 
 
 def layout_on(cluster: Cluster, job: Job, options: Options) -> Layout:

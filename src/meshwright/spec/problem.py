@@ -17,6 +17,8 @@ Fix = dict[str, Any]
 
 _MULTIPLES = 32
 """Multiples on each side of a value that are tried before a message suggests none."""
+_MOST_COMBINED = 8
+"""Changes of each key that are tried together with a change of another key."""
 
 
 class Problem(str):
@@ -42,6 +44,11 @@ class Problem(str):
     _otherwise: str
     _most: int
 
+    @property
+    def subject(self) -> str:
+        """Return the first word of the message: the key that it is about."""
+        return self.what.split(" ", 1)[0]
+
     def working(self, is_better: Callable[[Fix], bool]) -> Problem:
         """Return the problem with the first fixes of each key for which `is_better`."""
         kept: list[Fix] = []
@@ -65,22 +72,38 @@ class Problem(str):
 def with_working_fixes(problems: Sequence[Problem], after: Callable[[Fix], Sequence[Problem]]) -> list[Problem]:
     """Return `problems` with those fixes only that leave fewer of them and add none of another key.
 
-    `after` returns what is wrong after a fix; where it raises MeshwrightError or ValidationError, the fix is left out.
+    Where a problem has no such fix, two changes that together are one are suggested. `after` returns what is wrong
+    after a fix; where it raises MeshwrightError or ValidationError, the fix is left out.
     """
     before = _subjects(problems)
 
-    def is_better(fix: Fix) -> bool:
+    def left(fix: Fix) -> Sequence[Problem] | None:
         try:
-            return _subjects(after(fix)) < before
+            return after(fix)
         except (MeshwrightError, ValidationError):
-            return False
+            return None
 
-    return [problem.working(is_better) for problem in problems]
+    def is_better(fix: Fix) -> bool:
+        return (found := left(fix)) is not None and _subjects(found) < before
+
+    def combined(problem: Problem) -> Iterator[Fix]:
+        for fix in problem.fixes[:_MOST_COMBINED]:
+            new = (one for one in left(fix) or () if one.subject not in before)
+            yield from (fix | other for one in new for other in one.fixes[:_MOST_COMBINED] if not fix.keys() & other)
+
+    def improved(problem: Problem) -> Problem:
+        working = problem.working(is_better)
+        if working.fixes or not problem.fixes:
+            return working
+        both = next(filter(is_better, combined(problem)), None)
+        return Problem(problem.what, [both]) if both else working
+
+    return [improved(problem) for problem in problems]
 
 
 def _subjects(problems: Iterable[Problem]) -> Counter[str]:
-    """Return how many problems begin with each key."""
-    return Counter(problem.what.split(" ", 1)[0] for problem in problems)
+    """Return how many problems are about each key."""
+    return Counter(problem.subject for problem in problems)
 
 
 def nearest_first(value: int, candidates: Iterable[int]) -> Iterator[int]:
@@ -130,10 +153,14 @@ def _group(fix: Fix) -> tuple[tuple[str, bool], ...]:
 
 def _way(fixes: list[Fix]) -> str:
     (key, value), *others = fixes[0].items()
+    if others:
+        is_left_out = {name: one is None for name, one in fixes[0].items()}
+        return " and ".join(
+            f"leave {name} out" if is_left_out[name] else f"{name} to {shown_value(fixes[0][name])}"
+            for name in sorted(is_left_out, key=is_left_out.__getitem__)
+        )
     if value is None:
         return f"leave {key} out"
-    if others:
-        return " and ".join(f"{name} to {shown_value(one)}" for name, one in fixes[0].items())
     values = [fix[key] for fix in fixes]
     if all(type(one) is int for one in values):
         values.sort()

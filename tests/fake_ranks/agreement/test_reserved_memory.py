@@ -83,7 +83,7 @@ def test_other_layouts_reserve_what_the_replay_does(tmp_path: Path, layout: str)
 @pytest.mark.parametrize("layout", SHORT)
 def test_a_device_with_no_more_than_the_formula_says_has_enough(tmp_path: Path, layout: str) -> None:
     asked = _asked(tmp_path, layout)
-    formulas = [footprint_of_rank(asked.cases, stage).reserved_bytes[0] for stage in range(asked.layout.pp)]
+    formulas = [footprint_of_rank(asked.configs, stage).reserved_bytes[0] for stage in range(asked.layout.pp)]
     device = asked.cluster.device
     taken = device.memory_bytes.value - device.usable_memory_bytes
     memory = device.memory_bytes.replace(value=max(formulas) + taken)
@@ -123,7 +123,7 @@ def _compare(folder: Path, layout: str) -> None:
     found = {}
     for curve in simulate(asked.traces, asked.cluster).memory:
         stage = curve.rank * asked.layout.pp // 8
-        formula = footprint_of_rank(asked.cases, stage).reserved_bytes[0]
+        formula = footprint_of_rank(asked.configs, stage).reserved_bytes[0]
         found[stage] = float(formula / curve.reserved_bytes.max() - 1)
     assert len(found) == asked.layout.pp
     assert {stage: off for stage, off in found.items() if abs(off) > MOST_OFF} == {}

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshwright.parallelism.expert import token_exchange
+from meshwright.parallelism.expert import expert_parallel
 from meshwright.spec.trace.trace import RecordKind, Storages, Trace
 from meshwright.tracer.programs.rank_process import record_step
 from meshwright.tracer.programs.trace_ranks import trace
@@ -70,13 +70,13 @@ class PatientMode(RecordingMode):
 def real_trace(build: str, arguments: list[str]) -> tuple[Trace, list[list[int]]]:
     """Return what this rank's step really did, and all counts of tokens that it read."""
     counts: list[list[int]] = []
-    read = token_exchange.read_on_host
+    read = expert_parallel.read_on_host
 
     def noticed(*args: Any) -> list[int]:
         counts.append(read(*args))
         return counts[-1]
 
-    token_exchange.read_on_host = noticed
+    expert_parallel.read_on_host = noticed
     return record_step(PatientMode(TraceRecorder(), "cpu"), build, arguments), counts
 
 

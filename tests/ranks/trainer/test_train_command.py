@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.app.train import resume
 from meshwright.config.write import to_toml
 from meshwright.errors import ExitCode
 from meshwright.spec.job.job import Job
@@ -210,6 +211,16 @@ def test_torchrun_does_the_same(tmp_path: Path) -> None:
     assert code == 0, output
     assert own.train("--ranks", "2")[0] == 0
     assert torchrun.manifest.results["parameter_hash"] == own.manifest.results["parameter_hash"]
+
+
+def test_a_run_folder_is_resumed_by_its_name(tmp_path: Path) -> None:
+    command = Command(tmp_path, train={"steps": 4})
+    assert command.train("train.stop_after=2")[0] == ExitCode.RETRY
+    moved = command.run.folder.rename(tmp_path / "moved")
+    done = resume(moved, "train.stop_after=none")
+    assert (done.exit_code, done.folder) == (ExitCode.DONE, moved)
+    assert Run(moved).checkpoint_steps()[-1] == 4
+    assert not command.run.folder.exists()
 
 
 @pytest.mark.long

@@ -25,6 +25,7 @@ def job(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["check", "plan"])
 def test_a_cluster_with_tensor_cores_is_hinted_at_in_one_line(
     verb: str, job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -166,7 +166,7 @@ def test_quantised_weights_are_refused(theirs: Path) -> None:
 
 
 def test_folders_without_weights_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"config\.json does not exist: name the folder of a Hugging Face model"):
+    with pytest.raises(ConfigError, match=r"config\.json: name the folder of a Hugging Face model"):
         import_folder(tmp_path, tmp_path / "run")
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"neither model\.safetensors nor .*pytorch_model\.bin is a pickle"):

@@ -106,6 +106,7 @@ def test_columns_sets_the_width(
     assert width - 40 < max(map(len, capsys.readouterr().out.splitlines())) <= width
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

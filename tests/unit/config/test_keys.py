@@ -51,6 +51,8 @@ def test_a_suggestion_is_always_allowed(key: Key, value: object) -> None:
         ("run.device", "gpu", "cuda"),
         ("precision.compute", "bf16", "bfloat16"),
         ("precision.compute", "fp32", "float32"),
+        ("precision.compute", "fp16", "bfloat16"),
+        ("precision.compute", "float7", None),
         ("optimizer.name", "AdamW", "adamw"),
         ("optimizer.name", "muon", None),
         ("optimizer.learning_rate", "3e-4", 3e-4),

@@ -280,6 +280,19 @@ def test_a_file_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         assert str(caught.value) == message
 
 
+def test_a_run_folder_is_its_job_and_stays_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("moved").mkdir()
+    Path("moved/job.toml").write_text('[train]\nsteps = 7\n[run]\ndir = "runs/first"\n')
+    with pytest.raises(ConfigError, match=r"moved is a folder: name a job file in it, such as moved/job\.toml"):
+        load_job("moved")  # no run
+    Path("moved/manifest.json").write_text("{}")
+    resolved = load_job("moved", ["train.seq_len=64"])
+    assert (resolved.job.train.steps, resolved.job.train.seq_len) == (7, 64)
+    assert resolved.run_dir == Path("moved")
+    assert load_job(resolved.path, resolved.overrides) == resolved
+
+
 def test_a_model_in_place_of_a_job_file_is_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="llama3-8b is a model: plan for it with `meshwright plan --model llama3-8b`"):

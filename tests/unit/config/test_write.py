@@ -4,6 +4,7 @@ import contextlib
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 
 from meshwright.config.keys import job_keys
@@ -24,6 +25,7 @@ def read_back(text: str) -> Job:
     return inspection.resolved.job
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(jobs())
 def test_a_job_reads_back_equal(job: Job) -> None:
@@ -31,6 +33,7 @@ def test_a_job_reads_back_equal(job: Job) -> None:
     assert read_back(to_toml(job, comments=False)) == job
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(jobs())
 def test_a_job_survives_json(job: Job) -> None:

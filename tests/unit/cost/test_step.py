@@ -55,6 +55,7 @@ def test_causes_are_not_negative_and_sum_to_the_step(
     }
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.lists(st.tuples(SOME_LAYOUTS, st.sampled_from(CLUSTERS), st.sampled_from(sorted(stacks()))), min_size=2))
 def test_a_case_takes_as_long_alone_as_among_others(drawn: list[tuple[tuple[str, Layout], str, str]]) -> None:
@@ -67,6 +68,7 @@ def test_a_case_takes_as_long_alone_as_among_others(drawn: list[tuple[tuple[str,
             assert getattr(together, name)[row] == pytest.approx(getattr(alone, name)[0], rel=1e-9, abs=1e-12), name
 
 
+@pytest.mark.slow
 @given(SOME_LAYOUTS)
 def test_a_layout_twice_takes_as_long_twice(case: tuple[str, Layout]) -> None:
     first, other, again = total_s(training_setup(case[0]), case[1], Layout(dp_shard=64), case[1])
@@ -94,6 +96,7 @@ def with_faster(cluster: Cluster, what: str, factor: float) -> Cluster:
     return cluster.replace(**{what: link_times(getattr(cluster, what))})
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     SOME_LAYOUTS,

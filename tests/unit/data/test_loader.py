@@ -218,6 +218,7 @@ def test_close_ends_the_thread_and_may_be_called_twice() -> None:
     assert threading.active_count() == before
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_with_a_loader_at_work_ends_cleanly(tmp_path: Path) -> None:
     script = tmp_path / "ends.py"
     script.write_text(

@@ -62,6 +62,7 @@ def test_without_shuffle_the_order_is_the_samples_own() -> None:
     assert order.samples_at(np.arange(16)).tolist() == [*range(7), *range(7), 0, 1]
 
 
+@pytest.mark.slow
 @given(num_samples=st.integers(1, 50), start=st.integers(0, 500), count=st.integers(0, 200))
 def test_any_window_of_positions_equals_the_whole(num_samples: int, start: int, count: int) -> None:
     order = SampleOrder(num_samples, seed=2)

@@ -40,6 +40,7 @@ def suspended(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["reports its failure", "is killed"])
 def test_a_rank_that_outlives_a_failed_one_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suspended: subprocess.Popen[str], way: str
@@ -63,6 +64,7 @@ def test_a_rank_that_outlives_a_failed_one_is_killed(
     assert "rank 1 did not end within" in kept.evidence[-1]
 
 
+@pytest.mark.slow
 def test_no_rank_is_killed_where_none_failed(tmp_path: Path, suspended: subprocess.Popen[str]) -> None:
     with LauncherWatch(Run(tmp_path), hang_after_s=0) as watch, pytest.raises(subprocess.TimeoutExpired):
         suspended.wait(2 * launcher_watch._POLL_S)

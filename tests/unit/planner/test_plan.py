@@ -48,6 +48,7 @@ def total_s(layout: Layout) -> float:
     return judge(layout, QUESTION).estimate.step.total_s
 
 
+@pytest.mark.slow
 def test_the_pick_keeps_the_margin_and_nothing_shown_is_faster_than_the_fastest() -> None:
     answer = plan()
     fastest_s = answer.fastest.estimate.step.total_s
@@ -86,6 +87,7 @@ def test_runners_up_are_of_different_splits_and_in_order() -> None:
     assert steps == sorted(steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_float32", [False, True])
 def test_each_layout_of_the_pareto_list_leaves_more_memory_for_more_time(is_float32: bool) -> None:
     # In float32 replays change the order of many layouts.
@@ -167,6 +169,7 @@ def test_memory_is_told_for_every_pipeline_rank_and_the_fullest_is_the_picks() -
     assert max(rank.reserved_bytes for rank in ranks) == plan().pick.estimate.memory.reserved_bytes
 
 
+@pytest.mark.slow
 def test_a_layout_that_was_set_is_judged_beside_the_pick() -> None:
     given = Layout(dp_shard=8, tp=8, activation_checkpoint="full")
     answer = make_plan(ask("llama3-70b", 64, seq_len=8192, batch=64, given=given), min_scored=0)
@@ -175,6 +178,7 @@ def test_a_layout_that_was_set_is_judged_beside_the_pick() -> None:
     assert answer.given.estimate.step.total_s > answer.pick.estimate.step.total_s
 
 
+@pytest.mark.slow
 def test_a_layout_that_was_set_and_does_not_fit_is_the_first_to_be_rejected() -> None:
     given = Layout(dp_shard=8, tp=8, gradient_sync="step")
     answer = make_plan(ask("llama3-70b", 64, seq_len=16_384, batch=64, given=given), min_scored=0)
@@ -194,6 +198,7 @@ def test_state_waits_in_the_hosts_memory_only_if_nothing_fits_without() -> None:
     assert tight.pick.layout.cpu_offload
 
 
+@pytest.mark.slow
 def test_a_replayed_pipeline_is_near_its_closed_form() -> None:
     question = ask("llama3-8b", 16, batch=64)
     table = layout_space(question, menu_of(question))

@@ -89,6 +89,7 @@ def test_there_is_a_layer_for_every_stage(layout: dict[str, Any]) -> None:
     assert shrink(PRESETS["llama3-8b"], [Layout(**layout)]).num_layers == 4
 
 
+@pytest.mark.slow
 @given(st.lists(LAYOUTS, min_size=1, max_size=4), st.sampled_from(["llama3-8b", "llama-1m", "qwen3-8b", "llama3.2-1b"]))
 def test_layouts_that_fit_a_model_fit_the_small_one_together(layouts: list[Layout], source: str) -> None:
     job = Job(model=ModelSection(source=source), data=DataSection(mask_documents=True))

@@ -80,8 +80,9 @@ def _slow_rank(text: str) -> Fault:
 
 def trace_of_job(words: tuple[str, ...], given: dict[str, Any], conditions: Conditions) -> tuple[Subject, Traces]:
     """Return the job named by `words` and its traces; raises ConfigError for a bad argument before it traces."""
+    from meshwright.app.job_problems import layout_problems_of
     from meshwright.app.simulated.run_traces import Subject
-    from meshwright.config.load import load_job
+    from meshwright.config.load import load_job, raise_problems
     from meshwright.planner.read_request import Options, layout_on
     from meshwright.tracer.programs.job_steps import layout_of
     from meshwright.tracer.programs.trace_ranks import device_type_of
@@ -96,6 +97,7 @@ def trace_of_job(words: tuple[str, ...], given: dict[str, Any], conditions: Cond
     cluster, request = _asked(resolved, given["cluster"])
     if not resolved.job.layout.search:
         layout_on(cluster, resolved.job, Options(given["cluster"]))
+        raise_problems(resolved.path, layout_problems_of(resolved, cluster.num_devices))
     layout = layout_of(resolved.job, cluster.num_devices)
     subject = Subject(files[0], resolved.job.model.source, cluster, layout, resolved.job.workload, request)
     progress.info("tracing %s", " ".join(words))

@@ -23,7 +23,7 @@ _SECONDS = FiniteRange(min=1)
 
 
 @result_command
-@click.argument("job_file", type=click.Path(dir_okay=False))
+@click.argument("job_file", type=click.Path())
 @click.argument("layouts", nargs=-1, metavar="[LAYOUT]...")
 @click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="Optimizer steps to compare.")
 @click.option("--exact", is_flag=True, help="Compute in float64: rounding then hides no mistake, however small.")

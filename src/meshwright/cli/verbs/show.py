@@ -19,7 +19,7 @@ _PIPED_WIDTH = 100
 
 
 @result_command
-@click.argument("job_file", type=click.Path(dir_okay=False))
+@click.argument("job_file", type=click.Path())
 @click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...", shell_complete=job_words)
 def command(job_file: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """Show every value of JOB_FILE, where it came from and what it means.

@@ -14,7 +14,7 @@ from meshwright.cli.result_command import print_json, result_command
 
 
 @result_command
-@click.argument("job_file", type=click.Path(dir_okay=False))
+@click.argument("job_file", type=click.Path())
 @click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...", shell_complete=job_words)
 @click.option("--ranks", type=click.IntRange(min=1), help="Local ranks to start; default: the layout's, or all GPUs.")
 @click.option("--resume", is_flag=True, help="Continue from the newest checkpoint of the run folder, if there is one.")
@@ -32,6 +32,8 @@ def command(
     as_json: bool,
 ) -> None:
     """Train the model that JOB_FILE describes; with layout.search = true, in the layout that `meshwright plan` picks.
+
+    With --resume, JOB_FILE may be a run folder.
 
     Exit code 0: done; 2: bad input; 70: do not retry; 75: retry with --resume; 130: interrupted.
     """

@@ -3,10 +3,12 @@
     microbatch = sum over blocks (matmul + attention + memory [+ recompute] + tp, cp, ep + the host's own seconds)
     step       = microbatches x slowest stage + bubble + sends + exchanges of shards and replicas + optimizer
     unit       = gathers x unshard(bytes) + reduce-grads(bytes) + all-reduce over replicas
-    exchanges  = sum over blocks, the root (embedding, head) as one unit more, and two all-reduces of one number
+    exchanges  = sum over blocks, and the root (embedding, head) as one unit more
+    other      = two all-reduces of one number over all ranks: the loss, and the norm of the gradients
 
-Nothing overlaps: one core prepares, computes, moves and adds the bytes. What FSDP copies, and what launches kernels, is
-part of what was measured (measured_op.py). A block is gathered for each forward and each backward, or once if it is
+Nothing overlaps: one core prepares, computes, moves and adds the bytes. The host's own seconds before each operator
+count as computation, as in a simulation or a profile of a host. What FSDP copies is part of what was measured
+(measured_op.py). A block is gathered for each forward and each backward, or once if it is
 kept; the root once a microbatch; gradients are reduced once a step or after each microbatch.
 Source: FSDP2's own order of work, and the points of unshard and reduce-grads in the cluster's catalogue entry, which
 were timed with all ranks of the machine: parts of them are taken to be as slow.
@@ -15,6 +17,7 @@ were timed with all ranks of the machine: parts of them are taken to be as slow.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -26,7 +29,7 @@ from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.communication.group import group_of
 from meshwright.cost.compute.block_compute import Prices
 from meshwright.cost.constants import Constants
-from meshwright.cost.step import StepPricer
+from meshwright.cost.step import StepPricer, StepTerms
 from meshwright.cost.training_setup import Configurations
 from meshwright.cost.work import BLOCK
 from meshwright.spec.machine.measured import CollectiveKind
@@ -43,6 +46,11 @@ class HostStepPricer(StepPricer):
         # The host has flash attention for 32 bits, too.
         self.compute.split_attention.has_wide_pieces = never
 
+    def price(self, constants: Constants) -> StepTerms:
+        """Return the step of each configuration by cause; nothing is CPU-bound where the host itself computes."""
+        step = super().price(constants)
+        return replace(step, memory_bound_ops_s=step.memory_bound_ops_s + step.cpu_bound_s, cpu_bound_s=self._none())
+
     def _copies_s(self, position: BlockPosition, prices: Prices) -> Passes:
         return self._none(), self._none()
 
@@ -54,6 +62,9 @@ class HostStepPricer(StepPricer):
 
     def _exchanges_s(self, fabric: Fabric, c: Constants, hidden_behind_s: Floats) -> Floats:
         return measured_exchanges_s(self.parallel, self.positions, fabric)
+
+    def _sums_of_numbers_s(self, fabric: Fabric) -> Floats:
+        return np.asarray(2 * all_reduce_s(_NUM_BYTES, group_of(1, self.layouts.num_ranks, fabric), fabric))
 
     def _fixed_s(self, c: Constants) -> Floats:
         return self._none()
@@ -82,8 +93,7 @@ def measured_exchanges_s(dp: DataParallel, positions: Sequence[BlockPosition], f
         blocks_s = blocks_s + position.count * (one_s + np.where(experts > 0, more_s, 0.0))
     root = np.where(layouts.pp > 1, root / 2, root)
     root_s = _unit_s(dp, root, layouts.fsdp, np.where(layouts.is_resharded, n, 1.0), fabric)
-    numbers_s = 2 * all_reduce_s(_NUM_BYTES, group_of(1, layouts.num_ranks, fabric), fabric)
-    return np.asarray(blocks_s / layouts.pp + root_s + numbers_s)
+    return np.asarray(blocks_s / layouts.pp + root_s)
 
 
 def _unit_s(dp: DataParallel, parameters: Floats, degree: Ints, gathers: Floats, fabric: Fabric) -> Floats:

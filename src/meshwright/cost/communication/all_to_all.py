@@ -1,4 +1,4 @@
-"""All-to-all: every rank sends something else to every other, as tokens do on their way to experts and back.
+"""All-to-all: every rank sends a different chunk to every other, as tokens do on their way to experts and back.
 
     seconds = intra + [inter, if it leaves the domain] + peer x (n - 1) + imbalance x max(inside, across)
     inside, across = bytes that a rank sends within its domain, and over the network, each over its rate
@@ -27,16 +27,16 @@ from meshwright.cost.communication.group import RankGroup, inside_bytes_per_s, s
 
 @dataclass(frozen=True)
 class Routing:
-    """How tokens go to experts; each field a scalar or one element a configuration."""
+    """How tokens go to experts; each field is a scalar or has one element per configuration."""
 
     experts_per_token: ArrayLike
     """Experts that each token goes to."""
     is_deduplicated: ArrayLike = False
     """Whether a token crosses the network once for each domain, not for each expert."""
     max_domains_per_token: ArrayLike = np.inf
-    """Domains that the router lets the experts of one token lie in."""
+    """Most NVLink domains that one token is routed to."""
     imbalance: ArrayLike = 1.0
-    """Tokens of the busiest rank over the mean; 1 where routing is forced to balance."""
+    """Tokens of the busiest rank over the mean; 1 with forced load balancing."""
 
 
 def all_to_all_s(bytes_per_rank: ArrayLike, group: RankGroup, fabric: Fabric) -> Floats:
@@ -71,7 +71,7 @@ def _exchange_s(inside_bytes: Floats, across_bytes: Floats, group: RankGroup, fa
     inside_s = inside_bytes / inside_bytes_per_s(group, fabric)
     across_s = across_bytes / spread_bytes_per_s(group, fabric)
     seconds = latency_s + np.maximum(inside_s, across_s) / fabric.all_to_all_efficiency
-    # A measured all-to-all counts what a rank brings, of which it keeps its own part.
+    # Measured points count the whole buffer of a rank, with the chunk that it keeps.
     brought = inside_bytes * group.num_ranks / np.maximum(group.num_ranks - 1, 1)
     return where_measured("all-to-all", brought, seconds, group, fabric)
 

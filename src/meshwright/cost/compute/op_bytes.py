@@ -23,7 +23,7 @@ _FREE = (
     *("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "_unsafe_view"),
     *("resize_", "set_", "detach_", "lift_fresh", "_local_scalar_dense", "record_stream", "_reshape_alias"),
 )
-"""Operators that only allocate, or look at what is there otherwise."""
+"""Operators that only allocate, or return a view."""
 _GATHERS = ("embedding", "index", "index_select", "gather", "nll_loss_forward", "take_along_dim")
 _OVERWRITES = ("copy_", "_foreach_copy_", "fill_", "zero_", "_foreach_zero_", "uniform_", "normal_", "masked_fill_")
 _FILLS = ("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like")

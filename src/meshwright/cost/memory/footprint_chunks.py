@@ -140,7 +140,7 @@ def _counted(rank: _Rank) -> _Counts:
     def number(*chosen: str) -> Ints:
         return np.cumsum(is_of & np.isin(kinds, chosen), axis=0)
 
-    # What an action lets go of is there while it runs.
+    # What an action frees is allocated while it runs.
     held = number("F") - number("B", "W") + (is_of & (kinds == "B"))
     return _Counts(held[has_most], (number("I") - number("W"))[has_most], is_of[has_most, 1])
 

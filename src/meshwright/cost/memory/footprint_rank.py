@@ -111,9 +111,9 @@ class RankFootprint:
         return states | parts | {"fragmentation_bytes": fragmentation}
 
     def _states(self) -> Parts:
-        """Return what is there throughout a step."""
+        """Return what stays allocated throughout a step."""
         whole, shared, size = self.elements.whole, self.elements.shared * self.on_device, self.bytes
-        # Shards of gradients are there before the end of a step only where every microbatch is reduced.
+        # Shards of gradients exist before the end of a step only where every microbatch is reduced.
         shards = self.elements.shared * size.shared_gradient * (self.reduces_each & self.keeps_gradients)
         return {
             "parameters_bytes": whole * size.whole_parameter + shared * size.shared_parameter,
@@ -227,7 +227,7 @@ class RankFootprint:
         at_once = ends.whole * self.compute_bytes + np.maximum(of_blocks, copied_ends)
         ahead = np.where(is_concurrent, np.maximum(at_once, of_blocks + one_block), 0.0)
         shards = self._new_shards(self.elements.shared)
-        # Where shards are there already, those of the next microbatch are made next to them and added, unit by unit.
+        # Where shards exist already, those of the next microbatch are made next to them and added, unit by unit.
         # Those that the host adds up are made on the device, too.
         unit = np.maximum(self.lasting.shared, self.block.shared) * self.bytes.shared_gradient
         reduced = np.where(self.reduces_each | ~self.keeps_gradients, self.is_sharded * unit, shards)

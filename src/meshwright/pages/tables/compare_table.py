@@ -70,7 +70,9 @@ def parts_table(columns: dict[str, StepDecomposition]) -> Table:
 
 def signed(difference_s: float) -> str:
     """Return a difference with its sign."""
-    return "0 s" if difference_s == 0 else f"{'+' if difference_s > 0 else '-'}{format_duration(abs(difference_s))}"
+    return (
+        "0 s" if abs(difference_s) < 1e-9 else f"{'+' if difference_s > 0 else '-'}{format_duration(abs(difference_s))}"
+    )
 
 
 def _noticeable(operations: Sequence[Operation], found: Comparison) -> list[Operation]:

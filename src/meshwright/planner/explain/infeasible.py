@@ -72,7 +72,8 @@ def _no_batch(request: PlanRequest, degrees: np.ndarray) -> str:
     return (
         f"{_asked(request)}: a global batch of {batch} sequences divides among no number of data-parallel ranks that "
         f"the model leaves ({', '.join(map(str, degrees[:8]))}{', ...' if len(degrees) > 8 else ''}): "
-        f"set the global batch to {choices} sequences, or change the number of devices{_kept(request)}"
+        f"set the global batch to {choices} sequences, or change the number of devices (cluster.num_devices, or "
+        f"--cluster NAME:COUNT){_kept(request)}"
     )
 
 

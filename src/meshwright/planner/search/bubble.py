@@ -36,7 +36,7 @@ from meshwright.spec.layout.stage_split import best_boundaries, block_costs
 from meshwright.spec.model.model_spec import ModelSpec
 from meshwright.spec.step.step_decomposition import StepDecomposition
 
-_OUTSIDE_PIPELINE = ("pipeline_bubble_s", "pipeline_p2p_s", "optimizer_s", "stragglers_s")
+_OUTSIDE_PIPELINE = ("pipeline_bubble_s", "pipeline_p2p_s", "other_communication_s", "optimizer_s", "stragglers_s")
 _RECOMPUTED_STEPS = 20
 """Shares of recomputation are rounded to a twentieth: they hardly change the bubble."""
 _LONG_PIPELINE = 16

@@ -178,7 +178,7 @@ def _with_cp_methods(table: LayoutTable, menu: Menu) -> LayoutTable:
 def _with_compile(table: LayoutTable, request: PlanRequest, menu: Menu) -> LayoutTable:
     """Return each layout compiled, if the menu has that, but for split backwards where compiled blocks run them twice.
 
-    Their order with whole backwards is then faster, and is there unless the menu has split backwards alone.
+    Their order with whole backwards is then faster, and in the table unless the menu has only split backwards.
     """
     splits = table.splits_backward
     if len(menu.compile) == 1 or not splits.any() or not request.setup.stack.repeats_compiled_backward:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from pydantic import Field
 
-from meshwright.errors import ConfigError, InfeasibleLayout
+from meshwright.errors import ConfigError
 from meshwright.spec.frozen import Frozen
 from meshwright.spec.job.sections import (
     DEFAULT_WARMUP_STEPS,
@@ -20,14 +20,17 @@ from meshwright.spec.job.sections import (
     RunSection,
     TrainSection,
 )
-from meshwright.spec.job.validity import broken_rules, with_fix
+from meshwright.spec.job.size_rules import divisors
+from meshwright.spec.job.validity import broken_rules, has_wrong_degree, with_fix
 from meshwright.spec.layout.layout import Layout, LayoutRequest
 from meshwright.spec.layout.schedule.schedule_rules import name_problems
-from meshwright.spec.problem import Fix, Problem, multiples_near, with_working_fixes
+from meshwright.spec.problem import Problem, multiples_near, nearest_first, with_working_fixes
 from meshwright.spec.step.workload import Workload
+from meshwright.units import counted
 
 SCHEMA_VERSION = 1
 DEFAULT_GLOBAL_BATCH_SIZE = 8
+_MICROBATCH = "layout.microbatch_size"
 SPLIT_SECTIONS = frozenset({"model", "layout"})
 """Sections that say together whether the model can be split as the layout asks."""
 
@@ -70,22 +73,47 @@ class Job(Frozen):
     def problems(self, unknown: Collection[str] = (), num_ranks: int | None = None) -> list[Problem]:
         """Return what is wrong between fields, one message each; empty when the job is consistent.
 
-        What is suggested works, on `num_ranks` ranks where they are given. Whether layout and model fit is not judged
-        where one of them is among the `unknown` sections.
+        What is suggested works, on `num_ranks` ranks where they are given; a dp_shard that is left out is 1 where they
+        are not. Whether layout and model fit is not judged where one of them is among the `unknown` sections.
         """
 
-        def left(fix: Fix) -> list[Problem]:
-            return with_fix(self, fix)._broken_rules(unknown, num_ranks)
+        def layout_problems(job: Job) -> list[Problem]:
+            alone = job.layout.num_fixed_ranks if job.layout.is_open else None
+            return job._layout_problems(num_ranks or alone)
 
-        return with_working_fixes(self._broken_rules(unknown, num_ranks), left)
-
-    def _broken_rules(self, unknown: Collection[str], num_ranks: int | None) -> list[Problem]:
-        """Return what is wrong between fields, with changes that have not been tried."""
+        found = self._problems(unknown, layout_problems)
+        if num_ranks is None:
+            return found
+        is_stuck = (has_wrong_degree([problem]) and not problem.fixes for problem in found)
         return [
-            *self.batch_problems(),
-            *self._step_problems(),
-            *([] if SPLIT_SECTIONS.intersection(unknown) else self._layout_problems(num_ranks)),
+            self._on_other_ranks(one, num_ranks) if stuck else one for one, stuck in zip(found, is_stuck, strict=True)
         ]
+
+    def problems_on_any_ranks(self, unknown: Collection[str] = ()) -> list[Problem]:
+        """Return what `problems` does of what is wrong on any number of ranks."""
+        return self._problems(unknown, lambda job: job._layout_problems(None))
+
+    def _problems(self, unknown: Collection[str], layout_problems: Callable[[Job], list[Problem]]) -> list[Problem]:
+        def broken_rules_of(job: Job) -> list[Problem]:
+            knows_split = not SPLIT_SECTIONS.intersection(unknown)
+            return [*job.batch_problems(), *job._step_problems(), *(layout_problems(job) if knows_split else [])]
+
+        return with_working_fixes(broken_rules_of(self), lambda fix: broken_rules_of(with_fix(self, fix)))
+
+    def _on_other_ranks(self, problem: Problem, num_ranks: int) -> Problem:
+        """Return a problem that no change cures on `num_ranks` ranks, with a change and the nearest ranks it needs."""
+        anyhow = self.problems_on_any_ranks()
+        known = {one.what for one in anyhow}
+        for fix in (fix for same in anyhow if same.what == problem.what for fix in same.fixes):
+            job = with_fix(self, fix)
+            fixed = job.layout.num_fixed_ranks
+            has_rest = job.layout.is_open or job.layout.rest_axis
+            for number in multiples_near(num_ranks, fixed) if has_rest else [fixed]:
+                left = job._layout_problems(number)
+                if not has_wrong_degree(left) and all(one.what in known for one in left):
+                    change = Problem(problem.what, [fix]).removeprefix(f"{problem.what}: ")
+                    return Problem(problem.what, otherwise=f"{change} and start {counted(number, 'rank')}")
+        return problem
 
     def num_microbatches(self, layout: Layout) -> int:
         """Return the microbatches that each data-parallel rank runs in one step; raises ConfigError if uneven."""
@@ -95,15 +123,19 @@ class Job(Frozen):
 
     def uneven_batch(self, layout: Layout) -> Problem | None:
         """Return that the global batch is no whole number of microbatches on each rank; None where it is."""
-        per_pass = layout.dp * layout.microbatch_size
-        if self.global_batch_size % per_pass == 0:
+        size, batch = layout.microbatch_size, self.global_batch_size
+        if batch % (layout.dp * size) == 0:
             return None
         key, scale = self.batch_key
-        sequences = "" if scale == 1 else f" ({self.global_batch_size} sequences)"
+        sequences = "" if scale == 1 else f" ({batch} sequences)"
+        # A microbatch that is wrong on any number of ranks is no reason to name one.
+        ranks = f"{layout.dp} data-parallel ranks x " if batch % size == 0 else ""
         return Problem(
-            f"{key} = {self.global_batch_size * scale}{sequences} does not divide by "
-            f"{layout.dp} data-parallel ranks x layout.microbatch_size = {layout.microbatch_size}",
-            [{key: size * scale} for size in multiples_near(self.global_batch_size, per_pass)],
+            f"{key} = {batch * scale}{sequences} does not divide by {ranks}layout.microbatch_size = {size}",
+            [
+                *({key: multiple * scale} for multiple in multiples_near(batch, layout.dp * size)),
+                *({_MICROBATCH: number} for number in nearest_first(size, divisors(batch)) if not ranks),
+            ],
         )
 
     @property
@@ -159,11 +191,17 @@ class Job(Frozen):
         if self.layout.search:
             return name_problems(self.layout)  # other keys are constraints, which the planner checks
         # With a rest, what is wrong whatever it comes to: nothing that names its value.
-        if num_ranks is not None:
-            try:
-                return broken_rules(self, self.layout.resolve(num_ranks))
-            except InfeasibleLayout as error:
-                return [Problem(str(error))]
-        degrees = (1,) if self.layout.rest_axis is None else (1, 2, 3)
-        found = [broken_rules(self, self.layout.resolve(self.layout.num_fixed_ranks * n)) for n in degrees]
-        return [text for text in found[0] if all(text in others for others in found)]
+        degrees = (1, 2, 3) if self.layout.is_open or self.layout.rest_axis else (1,)
+        first, *others = (broken_rules(self, self.layout.resolve(self.layout.num_fixed_ranks * n)) for n in degrees)
+        anyhow = [one for one in first if all(one.what in {other.what for other in found} for found in others)]
+        # What follows from a degree that does not suit the model is not known: the ranks, and the batch of each.
+        if num_ranks is None or has_wrong_degree(anyhow):
+            return anyhow
+        known = {one.what for one in anyhow}
+
+        def is_valid(number: int) -> bool:
+            return all(one.what in known for one in broken_rules(self, self.layout.resolve(number)))
+
+        if misfit := self.layout.misfit(num_ranks, is_valid):
+            return [*anyhow, Problem(misfit)]
+        return broken_rules(self, self.layout.resolve(num_ranks))

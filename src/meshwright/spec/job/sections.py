@@ -38,7 +38,7 @@ def _plain_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 Options = Annotated[dict[str, Any], AfterValidator(_plain_options)]
-"""Values that a job file and a manifest both hold without loss."""
+"""Values of options that TOML and JSON both represent exactly."""
 
 
 class ModelSection(Frozen):
@@ -68,7 +68,7 @@ class DataSection(Frozen):
     validation_fraction: float = Field(0.02, ge=0, lt=1)
     """Share of the samples, the last ones, kept out of training for validation."""
     mask_documents: bool = False
-    """Whether a token attends to its own document only, where a sequence holds several."""
+    """Mask attention across documents that are packed into one sequence."""
     shuffle: bool = True
     """Whether each epoch visits the samples in a new random order drawn from train.seed."""
     cache_dir: str = "~/.cache/meshwright"
@@ -146,7 +146,8 @@ class ClusterSection(Frozen):
     num_devices: PositiveInt | None = Field(None, examples=[64])
     """Devices of the cluster that the job uses; default: the ranks of the layout, or the devices present."""
     device: str | None = Field(None, examples=["h100-sxm"])
-    """Catalogue name of the local device (see `meshwright list devices`); default: recognised by its own name."""
+    """Catalogue name of the local device (see `meshwright list devices`); default: detected from the name that CUDA
+    reports."""
 
 
 class PlannerSection(Frozen):
@@ -155,7 +156,7 @@ class PlannerSection(Frozen):
     memory_margin: float = Field(DEFAULT_MEMORY_MARGIN, ge=0, lt=1)
     """Share of a device's usable memory that a chosen layout leaves free; 0 allows all of it."""
     simulate: NonNegativeInt = 0
-    """Best layouts whose own steps are traced and simulated before one is chosen; 0 chooses by the formulas alone."""
+    """Number of best layouts to trace and simulate before one is chosen; 0 chooses by the cost model alone."""
 
 
 class CheckpointSection(Frozen):
@@ -183,7 +184,7 @@ class RunSection(Frozen):
     timeout_s: PositiveFloat = 600.0
     """Seconds that a collective waits for a lost peer before the run ends with exit code 75."""
     hang_after_s: NonNegativeFloat = 120.0
-    """Seconds without progress after which a rank writes where it hangs for `meshwright diagnose`; 0: only if asked."""
+    """Seconds without progress before a rank writes its stacks for `meshwright diagnose`; 0 turns this off."""
     parameter_hash: bool = True
     """Whether the final parameters are hashed into the manifest (gathers them one by one, about 1 s per 5 GB)."""
     tensorboard: bool = False

@@ -48,15 +48,20 @@ def head_exchange_problems(layout: Layout, architecture: LlamaArchitecture) -> I
         )
 
 
-def expert_problems(layout: Layout, architecture: LlamaArchitecture | None) -> Iterator[Problem]:
-    """Yield why layout.ep and layout.etp cannot share experts out; of a model that is None, the ranks' part of it."""
+def expert_problems(
+    layout: Layout, architecture: LlamaArchitecture | None, *, knows_tp: bool = True
+) -> Iterator[Problem]:
+    """Yield why layout.ep and layout.etp cannot split experts; of a model that is None, the ranks' part of it.
+
+    Without `knows_tp`, tp is wrong itself: what follows from its value is left out.
+    """
     if isinstance(architecture, LlamaArchitecture) and not isinstance(architecture, MoEArchitecture):
         for axis in ("ep", "etp"):
             if (degree := getattr(layout, axis)) > 1:
-                what = f"layout.{axis} = {degree} shares out experts, but the model has none"
+                what = f"layout.{axis} = {degree} splits experts, but the model is dense"
                 yield Problem(what, [{f"layout.{axis}": 1}])
         return
-    if layout.etp not in (1, layout.tp):
+    if knows_tp and layout.etp not in (1, layout.tp):
         divides = architecture is None or architecture.expert_ffn_dim % layout.tp == 0
         yield Problem(
             f"layout.etp = {layout.etp} is neither 1 nor layout.tp = {layout.tp}",
@@ -65,7 +70,7 @@ def expert_problems(layout: Layout, architecture: LlamaArchitecture | None) -> I
         return
     num_ranks, what = _ranks_of_experts(layout)
     allowed = divisors(num_ranks if architecture is None else math.gcd(num_ranks, architecture.num_experts))
-    undivided = [f"{what} = {num_ranks}"] if num_ranks % layout.ep else []
+    undivided = [f"{what} = {num_ranks}"] if knows_tp and num_ranks % layout.ep else []
     if architecture is not None and architecture.num_experts % layout.ep:
         undivided.append(f"the model's num_experts = {architecture.num_experts}")
     if undivided:

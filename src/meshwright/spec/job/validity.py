@@ -7,7 +7,7 @@ when training starts.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from meshwright.spec.job.size_rules import (
     length_problems,
     tensor_problems,
 )
-from meshwright.spec.layout.layout import Layout
+from meshwright.spec.layout.layout import AXES, Layout
 from meshwright.spec.layout.schedule.schedule_rules import schedule_problems, stage_problems
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.model_source import resolve_architecture
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 
 _LAYOUT = "layout."
+_DEGREES = frozenset(f"{_LAYOUT}{axis}" for axis in AXES)
 _MAX_TRIED = 64
 """Numbers of stages that are tried, from the largest down."""
 _BOUNDARIES, _BLOCKS = "layout.stage_boundaries", "layout.activation_checkpoint_blocks"
@@ -49,11 +50,17 @@ def layout_problems(job: Job, layout: Layout) -> list[Problem]:
 
 def broken_rules(job: Job, layout: Layout) -> list[Problem]:
     """Return why `layout` cannot run `job`, with all changes that could follow each rule, none of them tried."""
-    return [
-        *_batch_problems(job, layout),
-        *split_problems(layout, _architecture(job), job.train.seq_len),
-        *schedule_problems(layout, _num_microbatches(job, layout), job.batch_key),
-    ]
+    batch = [*_batch_problems(job, layout)]
+    split = split_problems(layout, _architecture(job), job.train.seq_len)
+    # Where the batch or the stages are wrong, so is the number of microbatches that each has: one that always runs.
+    is_counted = not (job.batch_problems() or batch or any(problem.subject == "layout.pp" for problem in split))
+    num_microbatches = job.num_microbatches(layout) if is_counted else layout.num_stages
+    return [*batch, *split, *schedule_problems(layout, num_microbatches, job.batch_key)]
+
+
+def has_wrong_degree(problems: Iterable[str]) -> bool:
+    """Return whether a degree does not suit the model: then the ranks and the batch of each rank are not known."""
+    return any(isinstance(one, Problem) and one.subject in _DEGREES for one in problems)
 
 
 def with_fix(job: Job, fix: Fix) -> Job:
@@ -75,7 +82,7 @@ def split_problems(layout: Layout, architecture: LlamaArchitecture | None, seq_l
     if architecture is not None:
         problems += head_exchange_problems(layout, architecture)
     num_layers = None if architecture is None else architecture.num_layers
-    problems += [*expert_problems(layout, architecture), *_stage_problems(layout, num_layers)]
+    problems += [*expert_problems(layout, architecture, knows_tp=not tensor), *_stage_problems(layout, num_layers)]
     problems += _checkpoint_problems(layout, num_layers)
     problems += [] if architecture is None else length_problems(architecture, seq_len)
     return [*problems, *_reshard_problems(layout), *_option_problems(layout)]
@@ -94,13 +101,6 @@ def _batch_problems(job: Job, layout: Layout) -> Iterator[Problem]:
         return  # the batch is not what was meant
     if (problem := job.uneven_batch(layout)) is not None:
         yield problem
-
-
-def _num_microbatches(job: Job, layout: Layout) -> int:
-    """Return the microbatches of a step; where the batch is not right, a number that any schedule runs."""
-    if job.batch_problems() or [*_batch_problems(job, layout)]:
-        return layout.num_stages
-    return job.num_microbatches(layout)
 
 
 def _sequence_problems(layout: Layout, seq_len: int) -> Iterator[Problem]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from itertools import islice
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_serializer, model_validator
@@ -31,6 +33,10 @@ V_SCHEDULES = ("ZBVZeroBubble", "DualPipeV")
 SPLIT_BACKWARD_SCHEDULES = ("InterleavedZeroBubble", *V_SCHEDULES)
 """Pipeline schedules that run the backward to the inputs and the backward to the weights apart."""
 SCHEDULES = (*SINGLE_STAGE_SCHEDULES, *LOOPED_SCHEDULES, *V_SCHEDULES)
+
+
+_MAX_MULTIPLES = 32
+"""Numbers of ranks that are tried on each side of one that cannot run a layout."""
 
 
 class Layout(Frozen):
@@ -243,26 +249,47 @@ class LayoutRequest(Layout):
 
     def resolve(self, num_ranks: int) -> Layout:
         """Return the concrete Layout for `num_ranks` ranks; raises InfeasibleLayout when they do not fit."""
-        fixed, rest = self.num_fixed_ranks, "dp_shard" if self.is_open else self.rest_axis
-        given = counted(num_ranks, "rank")
-        if num_ranks < 1:
-            raise InfeasibleLayout(f"{given} cannot run a layout: start {fixed} or more ranks")
+        if (misfit := self.misfit(num_ranks)) is not None:
+            raise InfeasibleLayout(misfit)
         degrees = {axis: getattr(self, axis) for axis in AXES}
-        if rest is not None:
-            if num_ranks % fixed:
-                equals = "" if self.is_open else " = -1"
-                choices = " or ".join(str(value) for value in nearest_multiples(num_ranks, fixed))
-                raise InfeasibleLayout(
-                    f"{given} do not divide by {self.product}, so layout.{rest}{equals} has no value: "
-                    f"start {choices} ranks, or change a degree in [layout]"
-                )
-            degrees[rest] = num_ranks // fixed
-        elif fixed != num_ranks:
-            raise InfeasibleLayout(
-                f"{given} cannot run a layout of {self.product}: start {counted(fixed, 'rank')}, "
-                "or set one degree in [layout] to -1 to take what is there"
-            )
+        if (rest := self._taking_rest) is not None:
+            degrees[rest] = num_ranks // self.num_fixed_ranks
         return Layout(**{name: getattr(self, name) for name in Layout.model_fields} | degrees)
+
+    def misfit(self, num_ranks: int, is_valid: Callable[[int], bool] = lambda _: True) -> str | None:
+        """Return why `num_ranks` ranks cannot run the layout, and the nearest numbers that can; None if they can.
+
+        Only numbers of ranks that are valid otherwise are suggested.
+        """
+        fixed, rest, given = self.num_fixed_ranks, self._taking_rest, counted(num_ranks, "rank")
+        if num_ranks < 1:
+            return f"{given} cannot run a layout: start {fixed} or more ranks"
+        if rest is None:
+            return (
+                None
+                if fixed == num_ranks
+                else (
+                    f"{given} cannot run a layout of {self.product}: start {counted(fixed, 'rank')}, "
+                    "or set one degree in [layout] to -1, which takes the ranks that the others leave"
+                )
+            )
+        if num_ranks % fixed == 0:
+            return None
+        equals, verb = "" if self.is_open else " = -1", "does" if num_ranks == 1 else "do"
+        below = reversed(range(fixed, num_ranks, fixed))
+        above = range(num_ranks // fixed * fixed + fixed, (num_ranks // fixed + _MAX_MULTIPLES) * fixed + 1, fixed)
+        ways = (filter(is_valid, islice(way, _MAX_MULTIPLES)) for way in (below, above))
+        nearest = [found for way in ways if (found := next(way, None)) is not None]
+        start = f"start {' or '.join(map(str, nearest))} ranks, or " if nearest else ""
+        return (
+            f"{given} {verb} not divide by {self.product}, so layout.{rest}{equals} has no value: "
+            f"{start}change a degree in [layout]"
+        )
+
+    @property
+    def _taking_rest(self) -> str | None:
+        """Return the axis whose degree is the ranks that the others leave, or None."""
+        return "dp_shard" if self.is_open else self.rest_axis
 
     @property
     def product(self) -> str:

@@ -37,7 +37,7 @@ class MatmulRates(Frozen):
         if dtype not in names:
             nearest = get_close_matches(dtype, names, n=1, cutoff=0.3)
             raise UnsupportedError(
-                f"dtype {dtype!r} is none that devices have a matmul rate for ({', '.join(names)})"
+                f"dtype {dtype!r} is not a format of matmuls ({', '.join(names)})"
                 + (f": did you mean {nearest[0]!r}?" if nearest else ": use one of these")
             )
         figure: Figure | None = getattr(self, dtype)
@@ -54,11 +54,11 @@ class Device(Frozen):
     vendor: str = Field(min_length=1)
     """Maker, lower case: nvidia, amd, google."""
     architecture: str | None = None
-    """Family of chips, such as hopper, that constants of the cost model are kept for; None for one that is measured."""
+    """Family of chips, such as hopper: selects constants of the cost model; None if measurements are used instead."""
     aliases: tuple[str, ...] = Field((), strict=False)
     """What torch.cuda.get_device_name() prints for it."""
     short_names: tuple[str, ...] = Field((), strict=False)
-    """What people call it when they mean this one of several: h100 is the SXM part."""
+    """Short names of this variant: h100 is the SXM part."""
     memory_bytes: Figure
     """Device memory, bytes."""
     memory_bytes_per_s: Figure | None = None
@@ -76,22 +76,22 @@ class Device(Frozen):
     communicator_bytes: Figure | None = None
     """Device memory that the communication library's buffers take of each process, bytes."""
     host_launch_s: Figure | None = None
-    """Seconds that the host needs for one kernel of an eager model, its share of modules and autograd included."""
+    """Host overhead per kernel of an eager model, seconds, with nn.Module and autograd."""
     is_host: bool = False
-    """Whether kernels run on the host's own cores: the host's seconds add to theirs instead of hiding behind them."""
+    """Whether kernels run on the host's own cores: dispatch then adds to kernel time, since it is not asynchronous."""
     matmul_points: tuple[MatmulPoint, ...] = Field((), strict=False)
     """Measured rates of matrix products by size; empty if not measured."""
     attention_points: tuple[AttentionPoint, ...] = Field((), strict=False)
     """Measured rates of attention by size."""
     memory_op_points: tuple[MemoryOpPoint, ...] = Field((), strict=False)
-    """Measured rates of what moves numbers, by operation and size."""
+    """Measured throughput of memory-bound ops, by operation and size."""
     op_lines: tuple[OpLine, ...] = Field((), strict=False)
     """Measured seconds of torch's operators in steps of training: what a traced step costs where kernels run on the
     host itself."""
     power_w: Figure | None = None
     """Highest board power, watts: a lower cap lowers the clocks and with them every rate."""
     peak_power_w: Figure | None = None
-    """Board power that dense_flops_per_s is given for, watts; None where it is power_w."""
+    """Board power at which dense_flops_per_s is specified, watts; None: power_w."""
     note: str | None = None
     """What a reader must know about this entry."""
 

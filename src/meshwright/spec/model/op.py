@@ -34,7 +34,7 @@ class _Op(Frozen):
 
     @property
     def num_matmul_parameters(self) -> int:
-        """Return the weights that each token is multiplied with, owned or not."""
+        """Return the matmul parameters that are active for each token, tied weights included."""
         return 0
 
     def forward_flops_per_token(self, seq_len: int) -> int:
@@ -52,7 +52,8 @@ class Matmul(_Linear):
 
     kind: Literal["matmul"] = "matmul"
     tensor_split: TensorSplit = "none"
-    """What tp ranks divide: the output (columns), the input and so the sum (rows), or nothing but the tokens."""
+    """How tp shards the weight: its output dim (columns), its input dim (rows, output reduced), or not at all (none).
+    """
     has_bias: bool = False
     """Whether a bias is added to the output."""
 
@@ -77,7 +78,7 @@ class GroupedMatmul(_Linear):
     experts_per_token: PositiveInt
     """Layers that each token goes through."""
     tensor_split: TensorSplit
-    """What etp ranks divide, as tp ranks do that of a Matmul."""
+    """How etp shards the weight; see Matmul.tensor_split."""
 
     @property
     def num_parameters(self) -> int:
@@ -129,12 +130,13 @@ class CoreAttention(_Op):
     causal: bool
     """Whether a token attends only to itself and to what is before it."""
     window: PositiveInt | None = None
-    """Last tokens that each one attends to, itself included; None for the whole sequence."""
+    """Size of the sliding window, the current token included; None for the whole sequence."""
 
     def mean_context(self, seq_len: int) -> float:
-        """Return the tokens that one of a sequence of `seq_len` attends to in the mean; half of them if causal.
+        """Return the mean number of keys that a query attends to in a sequence of `seq_len`: half of it if causal.
 
-        Exact up to the diagonal: a causal window of w is w for all but the first w tokens, which have w / 2.
+        Ignores the diagonal. With a causal window of w, the first w tokens attend to w / 2 keys on average, others to
+        w.
         """
         if not self.causal:
             return float(seq_len if self.window is None else min(self.window, seq_len))
@@ -188,7 +190,7 @@ class Rope(_Op):
     kind: Literal["rope"] = "rope"
     part: Part = "attention"
     num_heads: PositiveInt
-    """Heads turned: those of the queries and those of the keys."""
+    """Number of heads that are rotated: those of queries and of keys."""
     head_dim: PositiveInt
     """Width of a head."""
 
@@ -202,7 +204,7 @@ class Elementwise(_Op):
 
     residual: a sum with the residual stream; gated_activation: as of SwiGLU, activation: as of GELU; permute: a copy of
     each token for each of its experts, in their order; unpermute: back in the order of tokens; combine: the weighted
-    sum of a token's copies; bias: the biases, clamps and scales of experts where each is an operator of its own.
+    sum of a token's copies; bias: bias, clamp and scale of experts that are not fused.
     """
     reads_per_token: PositiveInt
     """Elements read for each token."""
@@ -222,10 +224,11 @@ Op = Annotated[
 """Any of them, distinguished by `kind`."""
 
 ATTENTION_SCORES_AT_ONCE = 2**24
-"""Scores that attention by rows (parallelism/context) holds of a block of queries: 64 MiB in float32."""
+"""Attention scores held at once where context parallelism computes attention in chunks of queries: 64 MiB in float32.
+"""
 
 OpKind = Literal["matmul", "attention", "other"]
-"""Of an operation of a trace; those of a model have `kind`."""
+"""Kind of an operator in a trace; ops of a model spec have a field `kind`."""
 OP_KINDS: tuple[OpKind, ...] = get_args(OpKind)
 
 _MATMUL = re.compile(r"\b(_?(grouped|scaled)_mm|(add|b|baddb)?mm|addmv|mv|linear|matmul)\b")

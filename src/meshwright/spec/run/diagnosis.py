@@ -7,7 +7,7 @@ from typing import Literal
 from meshwright.spec.frozen import Frozen
 
 Verdict = Literal["ended", "moving", "died", "failed", "stopped", "departed", "mismatch", "busy", "network", "unknown"]
-"""ended: the run is over, in good order. moving: it is slow, not stuck. died: a rank's process is gone. failed: a rank
+"""ended: all ranks exited normally. moving: it is slow, not stuck. died: a rank's process is gone. failed: a rank
 ended with an error. stopped: a process is suspended. departed, mismatch: ranks ask for different collectives. busy: a
 rank is elsewhere, in data, a checkpoint or a module. network: every rank waits for one collective. unknown: the files
 do not say."""

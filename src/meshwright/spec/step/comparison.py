@@ -36,7 +36,7 @@ class Operation(Frozen):
     """An operation, a collective or a wait for one, in both steps."""
 
     kind: Literal["compute", "communication", "waiting"]
-    """Communication counts from when all who take part are there; waiting is what a stream or the host does."""
+    """Communication counts from when all participants have arrived; waiting is what a stream or the host does."""
     name: str
     """As torch calls it, without overload."""
     scope: str
@@ -66,7 +66,7 @@ class Side(Frozen):
     source: TimelineSource
     step_s: NonNegativeFloat
     num_ranks: PositiveInt
-    """Ranks whose spans are there."""
+    """Ranks that the timeline has spans of."""
     parts: StepDecomposition
     """The mean over all ranks."""
 

@@ -15,13 +15,13 @@ class MemoryUse(Frozen):
     gradients_bytes: NonNegativeInt = 0
     """This rank's part of the gradients."""
     optimizer_state_bytes: NonNegativeInt = 0
-    """Masters and moments."""
+    """Float32 master weights and moments."""
     unsharded_parameters_bytes: NonNegativeInt = 0
-    """Whole parameters of the blocks at work, and their gradients before they are reduced (FSDP)."""
+    """All-gathered parameters of the blocks in use, and their unreduced gradients (FSDP)."""
     activations_bytes: NonNegativeInt = 0
-    """What the backward pass of the microbatches in flight still needs."""
+    """Activations saved for backward of all microbatches in flight."""
     logits_bytes: NonNegativeInt = 0
-    """Logits, their gradient and what the loss makes of them."""
+    """Logits, their gradient, and temporaries of the loss."""
     communication_buffers_bytes: NonNegativeInt = 0
     """Staging buffers of collectives."""
     workspace_bytes: NonNegativeInt = 0
@@ -48,7 +48,7 @@ class MemoryUse(Frozen):
 
 
 MEMORY_CLASSES = {name: label_of(name) for name in MemoryUse.model_fields}
-"""What each class of memory is called in tables and messages: its key as JSON, without the unit."""
+"""What each class of memory is called in tables and messages: the field name without its unit."""
 
 
 class Estimate(Frozen):
@@ -59,7 +59,8 @@ class Estimate(Frozen):
     memory: MemoryUse
     """Peak memory of the fullest rank by tensor class, in bytes."""
     mfu: float | None = Field(None, ge=0)
-    """Model FLOPs (no recompute) over the dense peak of the matmul dtype; None when the peak is unknown."""
+    """Model FLOPs of a step (no recompute) over what all devices could do in its time at the dense peak of the matmul
+    dtype; None when the peak is unknown."""
     hfu: float | None = Field(None, ge=0)
     """The same with recomputed FLOPs."""
     relative_error: NonNegativeFloat

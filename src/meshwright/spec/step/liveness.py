@@ -10,7 +10,7 @@ from meshwright.spec.frozen import Frozen
 
 
 class LiveStorage(Frozen):
-    """Memory that is there at the peak."""
+    """A storage that is allocated at the peak."""
 
     storage: NonNegativeInt
     """Position in Trace.storages."""
@@ -18,18 +18,18 @@ class LiveStorage(Frozen):
     role: str
     """What it is for, as TensorRole names it, lower case."""
     op: str
-    """The operation that wrote to it first; "" of what was there before the step."""
+    """The operation that wrote to it first; "" if it was allocated before the step."""
     scope: str
     """The module in whose code that was; "" outside of modules."""
     phase: str
 
 
 class Saving(Frozen):
-    """What one activation that is there at the peak would give, were it alone made again or moved away."""
+    """One activation that is live at the peak, and what recomputing or offloading it alone would cost."""
 
     tensor: LiveStorage
     recompute_flops: NonNegativeInt | None = None
-    """Of the operations that make it again from what is kept; None where ranks would have to talk again."""
+    """FLOPs to recompute it from what is kept; None if recomputation would need communication."""
     recompute_s: NonNegativeFloat | None = None
     """The same in seconds of the device."""
     offload_s: NonNegativeFloat

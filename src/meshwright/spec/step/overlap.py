@@ -22,9 +22,9 @@ class Exposed(Frozen):
     exposed_s: NonNegativeFloat
     """While the rank computes nothing."""
     earlier_s: NonNegativeFloat
-    """Of it, what computation before could hide if they began as soon as what they read is there."""
+    """Of it, what computation before could hide if they started as soon as their inputs are complete."""
     later_s: NonNegativeFloat
-    """Of it, what computation behind could hide if they were waited for only before what they write is used."""
+    """Of it, what later computation could hide if their wait came just before the first use of their outputs."""
     gain_s: NonNegativeFloat
     """What both would save, if nothing else waited instead."""
     is_async: bool = False

@@ -15,15 +15,15 @@ from meshwright.spec.label import label_of
 class StepDecomposition(Frozen):
     """A step's seconds by component; `total_s` is their sum.
 
-    Formulas distinguish the causes of computation, from the physical floor upwards (model_flops_at_peak_s to
-    repeated_backward_s), and stragglers_s; timelines, simulated or measured, have COMPONENTS. As JSON it holds the
-    components that its source distinguishes.
+    Timelines, simulated or measured, report COMPONENTS. The cost model breaks compute_s down further, from the physical
+    floor upwards (model_flops_at_peak_s, gemm_inefficiency_s, ...), and adds stragglers_s. JSON holds the components
+    that were set.
     """
 
     model_flops_at_peak_s: NonNegativeFloat = 0.0
     """Model FLOPs over the dense peak of the matmul dtype: no step can take less."""
     gemm_inefficiency_s: NonNegativeFloat = 0.0
-    """What large matmuls take above the floor: no device reaches its peak."""
+    """What large matmuls take because achieved FLOP/s is below the peak."""
     tile_and_wave_quantization_s: NonNegativeFloat = 0.0
     """Tiles and waves that a matmul of this shape fills in part."""
     attention_inefficiency_s: NonNegativeFloat = 0.0
@@ -38,9 +38,9 @@ class StepDecomposition(Frozen):
     recomputation_s: NonNegativeFloat = 0.0
     """Forward that is recomputed in the backward (activation_checkpoint)."""
     repeated_backward_s: NonNegativeFloat = 0.0
-    """Backward of compiled blocks that a split backward runs a second time."""
+    """Backward recomputed because a compiled block cannot split input and weight gradients."""
     tp_communication_s: NonNegativeFloat = 0.0
-    """Exposed tensor-parallel collectives, of experts too (etp): no computation hides them, here and below."""
+    """Exposed tensor-parallel collectives, of experts too (etp): not overlapped with computation, here and below."""
     cp_communication_s: NonNegativeFloat = 0.0
     """Exposed context-parallel communication."""
     ep_communication_s: NonNegativeFloat = 0.0
@@ -57,15 +57,16 @@ class StepDecomposition(Frozen):
     """Pipeline bubble: ranks that wait for a message which has not been sent yet, of the first microbatch, after the
     last, or of a slower stage."""
     optimizer_s: NonNegativeFloat = 0.0
-    """Gradient clipping and the optimizer update: what the device computes after the last backward, without FSDP2."""
+    """Gradient clipping and the optimizer update: on the device, after the last backward; FSDP2's own kernels count as
+    compute."""
     data_loading_s: NonNegativeFloat = 0.0
-    """The host reads the next samples while the device is idle; formulas expect data in time."""
+    """The host reads the next samples while the device is idle; the cost model expects none."""
     stragglers_s: NonNegativeFloat = 0.0
     """Stragglers: the slowest of many ranks, which the others wait for in collectives of any axis."""
 
     @property
     def distinguished(self) -> tuple[str, ...]:
-        """Return the components that the source of this step distinguishes, in the order of COMPONENT_NAMES."""
+        """Return the components that were set, in the order of COMPONENT_NAMES."""
         return tuple(name for name in COMPONENT_NAMES if name in self.model_fields_set)
 
     @property
@@ -88,7 +89,7 @@ class StepDecomposition(Frozen):
         )
 
     def summed(self) -> Self:
-        """Return the same step in COMPONENTS: what formulas predict, as a timeline would show it."""
+        """Return the same step in COMPONENTS, the coarser components of a timeline."""
         return type(self)(
             **{name: math.fsum(getattr(self, one) for one in (name, *_CAUSES.get(name, ()))) for name in COMPONENTS}
         )
@@ -99,7 +100,7 @@ class StepDecomposition(Frozen):
         return {name: getattr(self, name) - getattr(other, name) for name in names}
 
     def replace(self, **changes: Any) -> Self:
-        """Return a copy with `changes`, which distinguishes the same components and those that change."""
+        """Return a copy with `changes`; components that are not set stay so."""
         return self.model_validate({**{name: getattr(self, name) for name in self.model_fields_set}, **changes})
 
     @model_serializer(mode="wrap")
@@ -109,7 +110,7 @@ class StepDecomposition(Frozen):
 
 
 COMPONENT_NAMES = {name: label_of(name) for name in StepDecomposition.model_fields}
-"""What each component is called in tables and messages, in their order: its key as JSON, without the unit."""
+"""What each component is called in tables and messages, in their order: the field name without its unit."""
 
 COMPONENTS = (
     "compute_s", "recomputation_s", "tp_communication_s", "cp_communication_s", "ep_communication_s",
@@ -128,5 +129,5 @@ _CAUSES = {
     ),
     "other_communication_s": ("stragglers_s",),
 }
-"""By component what formulas distinguish of it."""
+"""For each component of a timeline, the finer components that the cost model predicts."""
 assert sorted((*COMPONENTS, *(cause for causes in _CAUSES.values() for cause in causes))) == sorted(COMPONENT_NAMES)

@@ -189,7 +189,7 @@ def _failure(order: dict[str, Any], rank: int, code: int) -> str:
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     name = signal.Signals(-code).name
     return f"rank {rank} was ended by {name}; a tracing process held {format_bytes(peak)} at most" + (
-        ": is there enough memory?" if name == "SIGKILL" else ""
+        ": does it have enough memory?" if name == "SIGKILL" else ""
     )
 
 

@@ -58,7 +58,7 @@ class Ranks:
 
     @classmethod
     def join(cls, section: RunSection) -> Self:
-        """Return this process's place, from the variables that torch elastic (or torchrun) set, once all are there."""
+        """Return this process's place, from torchrun's variables, once all ranks have joined."""
         rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         local_rank = int(os.environ["LOCAL_RANK"])
         device = cls._own_device(choose_device_type(section), local_rank)

@@ -47,7 +47,8 @@ def test_an_axis_of_one_rank_costs_exactly_nothing(case: tuple[str, Layout]) -> 
 
 def test_one_rank_communicates_nothing() -> None:
     step = steps(training_setup(), Layout())
-    assert [float(getattr(step, f"{axis}_s")[0]) for axis in ("tp", "cp", "ep", "pp", "dp")] == [0] * 5
+    of_axes = [getattr(step, f"{axis}_communication_s") for axis in ("tp", "cp", "ep", "dp")]
+    assert [float(seconds[0]) for seconds in (*of_axes, step.pipeline_p2p_s)] == [0] * 5
     assert step.pipeline_bubble_s == pytest.approx(0, abs=1e-9)
 
 

@@ -28,6 +28,7 @@ def test_one_data_parallel_rank_exchanges_nothing(sharding: str) -> None:
     assert dp_s(of, Layout(), Layout(tp=8), Layout(pp=4, tp=2)) == [0, 0, 0]
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(MODELS).flatmap(lambda model: st.tuples(st.just(model), layouts(model))),
     st.sampled_from(SHARDINGS),

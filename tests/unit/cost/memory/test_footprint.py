@@ -103,6 +103,7 @@ PIPELINES = [
 PIPELINES += [layout.replace(activation_checkpoint="full") for layout in PIPELINES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stack", ["megatron", "ours"])
 @pytest.mark.parametrize("model", ["llama3-8b", "deepseek-v3", "qwen3-30b-a3b", "llama3.1-405b"])
 def test_the_fullest_of_all_pipeline_ranks_is_weighed(model: str, stack: str) -> None:

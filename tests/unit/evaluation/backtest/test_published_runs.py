@@ -17,6 +17,7 @@ def published(published_runs: list[MeasuredRun]) -> Replayed:
     return published_runs, predict_runs(published_runs)
 
 
+@pytest.mark.slow
 def test_errors_are_within_the_tolerances_that_only_tighten(published: Replayed) -> None:
     limits, errors = allowed(), reached(backtest("shipped constants", *published, shipped_sizes({})))
     assert {name: error for name, error in errors.items() if error > limits[name]} == {}

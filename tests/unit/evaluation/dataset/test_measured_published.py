@@ -6,6 +6,7 @@ from dataclasses import fields
 from functools import cache
 
 import numpy as np
+import pytest
 
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.step import StepTerms
@@ -30,6 +31,7 @@ def steps() -> StepTerms:
     return step_times(Configurations(setups, np.arange(len(setups)), layouts))
 
 
+@pytest.mark.slow
 def test_few_rows_cannot_be_priced_and_each_says_why() -> None:
     reasons = [run.unsupported_reason for run in runs() if not run.is_supported]
     assert len(reasons) <= 0.03 * len(runs())
@@ -54,6 +56,7 @@ def test_what_a_row_tells_is_not_overruled() -> None:
             assert run.layout.microbatch_size == run.row.count("micro_batch"), run.row.id
 
 
+@pytest.mark.slow
 def test_every_step_is_a_sum_of_causes_none_below_zero() -> None:
     total_s = steps().total_s
     assert np.isfinite(total_s).all()

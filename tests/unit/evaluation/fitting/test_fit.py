@@ -39,6 +39,7 @@ def timed_as(runs: TimedRuns, seconds: np.ndarray) -> TimedRuns:
     return TimedRuns([replace(run, row=row) for run, row in zip(runs.runs, rows, strict=True)])
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 100))
 def test_folds_keep_a_configuration_together_and_are_alike(runs: TimedRuns, seed: int) -> None:
     fold = fold_of_runs(runs, seed)
@@ -58,6 +59,7 @@ def test_sources_of_many_runs_count_more_but_less_than_in_proportion() -> None:
     assert 1 < large / small < 16
 
 
+@pytest.mark.slow
 def test_the_fit_explains_runs_that_its_own_formulas_made(runs: TimedRuns) -> None:
     multipliers = np.array([[1.1, 1.3, 0.8], [0.95, 0.8, 1.4], [1.05, 1.0, 1.2], [1.0, 1.2, 1.0]])
     of_run = multipliers[np.searchsorted(runs.stacks, runs.stack)].T

@@ -73,6 +73,7 @@ def test_what_is_far_off_is_at_the_end_of_the_axes_with_its_figures(plan: Plan) 
     assert "900 GiB missing" in plain.text[0]
 
 
+@pytest.mark.slow
 def test_bars_of_memory_add_up_to_what_each_pipeline_rank_reserves() -> None:
     plan = make_plan(ask(num_devices=16, pp=4))
     figure = memory_ranks_figure(plan)
@@ -104,6 +105,7 @@ def test_the_page_has_the_tables_three_plots_and_no_link(plan: Plan, tmp_path: P
     assert "http://" not in text.partition("<body>")[2]
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_page_with_days_and_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "plan.html"
     options = ("--html", str(file), "--tokens", "1T", "--frontier", "--json")

@@ -87,6 +87,7 @@ def test_parts_and_their_gradients_add_up_to_the_whole(by_kernel: bool, value_wi
         torch.testing.assert_close(given, leaf.grad, rtol=0, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_queries_in_blocks_get_what_they_get_at_once() -> None:
     # 2^25 scores: too many to be held at once.
     generator = torch.Generator().manual_seed(0)

@@ -70,6 +70,7 @@ def problems(layout: Layout, question: PlanRequest) -> list[str]:
     return found + (["batch"] if batch % per_pass else schedule_problems(layout, batch // per_pass))
 
 
+@pytest.mark.slow
 @settings(max_examples=1000, deadline=None)
 @given(cases())
 def test_a_row_is_valid_where_no_rule_has_words_against_it(case: tuple[PlanRequest, Layout]) -> None:

@@ -63,6 +63,7 @@ def key_of(layouts: LayoutTable) -> list[tuple[int, ...]]:
     return list(zip(*(getattr(layouts, name).tolist() for name in KEY), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_the_fastest_of_all_is_found_without_scoring_all(name: str) -> None:
     question, every = QUESTIONS[name], everything(name)

@@ -47,6 +47,7 @@ def test_more_stages_of_one_schedule_are_no_more_complex() -> None:
     assert of_few == of_many
 
 
+@pytest.mark.slow
 def test_no_pipeline_is_picked_for_less_than_the_error_of_ranking() -> None:
     # With tp, whose collectives compiled blocks hide, no pipeline is faster; of fewer sequences none that fits.
     question = ask("llama3-8b", 8, seq_len=8192, batch=64, tp=1)
@@ -57,6 +58,7 @@ def test_no_pipeline_is_picked_for_less_than_the_error_of_ranking() -> None:
     assert pick.free_bytes >= question.margin_bytes
 
 
+@pytest.mark.slow
 def test_defaults_win_within_the_error_of_ranking() -> None:
     question = ask("llama3-8b", 8, seq_len=8192, batch=128, tp=1)
     answer = make_plan(question)

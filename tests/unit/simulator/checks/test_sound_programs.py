@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,6 +58,7 @@ def _run(script: Script, one: Collective, mutation: str) -> None:
     script.wait(script.collective(one.ranks, op=op, num_bytes=num_bytes, agreed=agreed))
 
 
+@pytest.mark.slow
 @given(programs)
 def test_a_sound_program_has_no_problem_and_no_warning(program: list[Collective]) -> None:
     traces = traces_of(program)

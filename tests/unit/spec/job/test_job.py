@@ -47,7 +47,9 @@ def test_microbatches_cover_the_batch_or_the_nearest_batches_are_named(
         job(train=train).num_microbatches(layout)
     key, _, choices = str(caught.value).rpartition(": set ")[2].partition(" to ")
     assert key in {f"train.{name}" for name in train}
-    for choice in choices.split(" or "):
+    batches, _, sizes = choices.partition(", or layout.microbatch_size to ")
+    assert not sizes or size % microbatch_size
+    for choice in batches.split(" or "):
         changed = job(train={**train, key.removeprefix("train."): int(choice)})
         assert changed.num_microbatches(layout) >= 1
 
@@ -63,9 +65,15 @@ def test_microbatches_cover_the_batch_or_the_nearest_batches_are_named(
         ({"train": {"global_batch_tokens": 100, "seq_len": 300}, "layout": {"dp_shard": -1}},
          "train.global_batch_tokens = 100 is no multiple of train.seq_len = 300: set "
          "train.global_batch_tokens to 300 or 600"),
-        ({"train": {"global_batch_size": 7}, "layout": {"dp_shard": 2, "microbatch_size": 2}},
-         "train.global_batch_size = 7 does not divide by 2 data-parallel ranks x layout.microbatch_size = 2: set "
+        ({"train": {"global_batch_size": 6}, "layout": {"dp_shard": 2, "microbatch_size": 2}},
+         "train.global_batch_size = 6 does not divide by 2 data-parallel ranks x layout.microbatch_size = 2: set "
          "train.global_batch_size to 4 or 8"),
+        ({"train": {"global_batch_size": 7}, "layout": {"dp_shard": 2, "microbatch_size": 2}},
+         "train.global_batch_size = 7 does not divide by layout.microbatch_size = 2: set "
+         "train.global_batch_size to 4 or 8"),
+        ({"train": {"global_batch_size": 16}, "layout": {"dp_shard": 2, "microbatch_size": 3}},
+         "train.global_batch_size = 16 does not divide by layout.microbatch_size = 3: set "
+         "train.global_batch_size to 12 or 18, or layout.microbatch_size to 2 or 4"),
         ({"train": {"global_batch_tokens": 768}, "layout": {"dp_replicate": 2}},
          "train.global_batch_tokens = 768 (3 sequences) does not divide by 2 data-parallel ranks x "
          "layout.microbatch_size = 1: set train.global_batch_tokens to 512 or 1024"),

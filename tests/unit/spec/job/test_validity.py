@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import ModelSection, TrainSection
 from meshwright.spec.job.validity import layout_problems, split_problems, with_fix
-from meshwright.spec.layout.layout import SCHEDULES, Layout
+from meshwright.spec.layout.layout import SCHEDULES, Layout, LayoutRequest
 from meshwright.spec.layout.layout_text import parse_layout
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.model_source import resolve_architecture
@@ -49,7 +49,7 @@ LATENT = EXPERTS.replace(
         ("cp=4,tp=2,cp_method=ulysses", 'layout.cp = 4 with layout.cp_method = "ulysses" must divide the num_heads = 2 '
          "that layout.tp = 2 leaves each rank, and divide the num_kv_heads = 1 or be a multiple of it: set layout.cp "
          'to 1 or 2, or layout.cp_method to "all-gather"'),
-        ("dp_shard=2,ep=2", "layout.ep = 2 shares out experts, but the model has none: set layout.ep to 1"),
+        ("dp_shard=2,ep=2", "layout.ep = 2 splits experts, but the model is dense: set layout.ep to 1"),
         ("pp=4,schedule=Interleaved1F1B", "layout.pp = 4 x 2 stages a rank are 8 stages, but the model's "
          "num_layers = 4 fill 6 at most, with the embedding and the head alone in the first and the last: set "
          "layout.pp to 2"),
@@ -256,6 +256,7 @@ def test_a_message_names_a_key_and_a_cure(case: tuple[Layout, LlamaArchitecture,
         assert "\n" not in text
 
 
+@pytest.mark.slow
 @given(cases)
 def test_what_is_suggested_works(case: tuple[Layout, LlamaArchitecture, int, int]) -> None:
     layout, architecture, seq_len, batch = case
@@ -271,6 +272,7 @@ def test_what_is_suggested_works(case: tuple[Layout, LlamaArchitecture, int, int
             assert problem not in left
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(layouts, st.integers(1, 40), st.integers(1, 100), st.booleans(), st.integers(1, 24))
 def test_what_is_suggested_works_on_a_number_of_ranks(
@@ -286,8 +288,25 @@ def test_what_is_suggested_works_on_a_number_of_ranks(
             for fix in problem.fixes:
                 left = with_fix(job, fix).problems(num_ranks=ranks)
                 assert subjects(left) < subjects(problems), (problem, fix, left)
+    # A load, which knows no ranks, reports nothing that some number of ranks would not.
+    anyhow = {problem.what for problem in job.problems_on_any_ranks()}
+    assert anyhow <= {problem.what for problem in job.problems(num_ranks=num_ranks)}
 
 
+@settings(max_examples=60, deadline=None)
+@given(layouts, st.integers(1, 100), st.integers(1, 24))
+def test_one_fix_after_the_other_ends(layout: Layout, batch: int, num_ranks: int) -> None:
+    """Each check leaves fewer problems than the last, until none is left or none has a suggestion."""
+    request = {name: value for name, value in layout.to_dict().items() if name != "dp_shard" and value is not None}
+    job = Job.from_dict({"train": {"seq_len": 96, "global_batch_size": batch}, "layout": request})
+    problems = job.problems(num_ranks=num_ranks)
+    while fixes := [fix for problem in problems for fix in problem.fixes[:1]]:
+        job = with_fix(job, fixes[0])
+        before, problems = len(problems), job.problems(num_ranks=num_ranks)
+        assert len(problems) < before
+
+
+@pytest.mark.slow
 @given(jobs())
 @settings(max_examples=25, deadline=None)
 def test_what_is_suggested_for_any_job_works(job: Job) -> None:
@@ -301,11 +320,79 @@ def test_what_a_newcomer_was_told_in_turn() -> None:
     """Messages whose first fix was refused by the next check."""
     short = Job(train=TrainSection(seq_len=128))
     assert [one.fixes for one in with_fix(short, {"layout.tp": 3}).problems()] == [({"layout.tp": 2}, {"layout.tp": 4})]
-    assert with_fix(short, {"layout.tp": 3}).problems(num_ranks=6)[0].fixes == ()  # dp_shard = 3 does not divide 8
-    deep = with_fix(short, {"layout.pp": 16}).problems()
-    assert ({"layout.pp": 4},) in [one.fixes for one in deep]
+    deep = with_fix(short, {"layout.pp": 16})
+    assert [one.fixes for one in deep.problems()] == [({"layout.pp": 4},)]
+    # dp_shard = 4 leaves each rank 2 sequences for 4 stages
+    assert [one.fixes for one in deep.problems(num_ranks=16)] == [({"layout.pp": 4, "train.global_batch_size": 16},)]
     bidirectional = with_fix(short, {"layout.pp": 4, "layout.schedule": "ZBVZeroBubble"})
     assert [one.fixes for one in bidirectional.problems()] == [({"layout.pp": 2},)]
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "fixes"),
+    [
+        (8, ({"layout.tp": 2}, {"layout.tp": 4})),
+        (2, ({"layout.tp": 2}, {"layout.tp": 1})),
+        (6, ({"layout.tp": 2, "train.global_batch_size": 6},)),  # dp_shard = 3 does not divide 8
+    ],
+)
+@pytest.mark.parametrize("dp_shard", [{}, {"dp_shard": -1}])
+def test_a_wrong_degree_is_all_that_is_reported(
+    num_ranks: int, fixes: tuple[Fix, ...], dp_shard: dict[str, int]
+) -> None:
+    """The ranks and the batch of each follow from it; what is suggested is tried on the ranks that are given."""
+    job = Job(train=TrainSection(seq_len=64), layout=LayoutRequest(tp=3, **dp_shard))
+    (problem,) = job.problems(num_ranks=num_ranks)
+    assert problem.subject == "layout.tp"
+    assert problem.fixes == fixes
+
+
+@pytest.mark.parametrize(
+    ("layout", "advice"),
+    [
+        ({"dp_shard": 4, "tp": 3}, "set layout.tp to 2 and start 8 ranks"),
+        ({"dp_replicate": 4, "tp": 3}, "set layout.tp to 2 and start 8 ranks"),
+        ({"dp_shard": 1, "tp": 3}, "set layout.tp to 2 and start 2 ranks"),
+    ],
+)
+def test_a_degree_that_no_change_makes_right_comes_with_a_number_of_ranks(layout: dict[str, int], advice: str) -> None:
+    job = Job(train=TrainSection(seq_len=64), layout=LayoutRequest(**layout))
+    (problem,) = job.problems(num_ranks=6)
+    assert problem == f"layout.tp = 3 does not divide the model's num_heads = 4 and ffn_dim = 512: {advice}"
+
+
+def test_what_follows_from_a_wrong_tp_is_not_reported_of_experts() -> None:
+    assert [one.subject for one in split_problems(parse_layout("tp=3,ep=2,dp_shard=1"), EXPERTS, 96)] == ["layout.tp"]
+    assert [one.subject for one in split_problems(parse_layout("tp=8,etp=4"), EXPERTS, 96)] == ["layout.tp"]
+    assert [one.subject for one in split_problems(parse_layout("tp=8,ep=5"), EXPERTS, 96)] == ["layout.tp", "layout.ep"]
+
+
+@pytest.mark.parametrize("num_ranks", [None, 1, 2, 4])
+def test_a_batch_of_no_whole_microbatches_is_one_problem_on_any_number_of_ranks(num_ranks: int | None) -> None:
+    layout = {"microbatch_size": 3} | ({"dp_shard": -1} if num_ranks is None else {})
+    job = Job.from_dict({"train": {"global_batch_size": 16}, "layout": layout})
+    problems = [*job.problems_on_any_ranks(), *job.problems(num_ranks=num_ranks)]
+    what = "train.global_batch_size = 16 does not divide by layout.microbatch_size = 3"
+    assert [problem.what for problem in problems] == [what, what]
+    assert {"layout.microbatch_size": 2} in problems[0].fixes
+
+
+def test_what_a_left_out_dp_shard_decides_waits_for_the_ranks() -> None:
+    job = Job.from_dict({"model": {"source": "moe-4m"}, "layout": {"ep": 2}})
+    assert job.problems_on_any_ranks() == []
+    assert [one.subject for one in job.problems()] == ["layout.ep"]
+    assert job.problems(num_ranks=2) == []
+    odd = job.replace(layout=LayoutRequest(ep=3))
+    assert [one.subject for one in odd.problems(num_ranks=3)] == ["train.global_batch_size", "layout.ep"]
+
+
+def test_numbers_of_ranks_are_suggested_that_divide_the_batch() -> None:
+    job = Job(train=TrainSection(seq_len=64), layout=LayoutRequest(tp=4))
+    assert job.problems(num_ranks=14) == [
+        "14 ranks do not divide by tp=4, so layout.dp_shard has no value: start 8 or 16 ranks, or change a degree in "
+        "[layout]"
+    ]
+    assert job.problems(num_ranks=1)[0].startswith("1 rank does not divide by tp=4")
 
 
 def job_of(architecture: LlamaArchitecture, train: TrainSection) -> Job:
@@ -334,11 +421,12 @@ def suggestions(problem: Problem) -> list[Fix]:
     ways = [way.removeprefix("set ").removesuffix(" or less") for way in advice.split(", or ")]
     found: list[Fix] = []
     for way in ways:
-        if way.startswith("leave "):
-            found.append({way.split()[1]: None})
-        elif " to " in way:
-            parts = [part.partition(" to ") for part in way.split(" and ")]
-            choices = [[json.loads(value) for value in values.split(" or ")] for _, _, values in parts]
-            one_key = [{parts[0][0]: value} for value in choices[0]]
-            found += one_key if len(parts) == 1 else [{name: json.loads(text) for name, _, text in parts}]
+        if not way.startswith("leave ") and " to " not in way:
+            continue
+        parts = [part.removeprefix("leave ").removesuffix(" out").partition(" to ") for part in way.split(" and ")]
+        if len(parts) == 1:
+            name, _, values = parts[0]
+            found += [{name: json.loads(value)} for value in values.split(" or ")] if values else [{name: None}]
+        else:
+            found.append({name: json.loads(value) if value else None for name, _, value in parts})
     return found

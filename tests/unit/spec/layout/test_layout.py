@@ -80,9 +80,9 @@ def test_golden_messages() -> None:
         (3, "dp_shard=-1 pp=2 tp=4"): "3 ranks do not divide by pp=2 x tp=4 = 8, so layout.dp_shard = -1 has no value: "
         "start 8 ranks, or change a degree in [layout]",
         (3, "dp_shard=4"): "3 ranks cannot run a layout of dp_shard=4: "
-        "start 4 ranks, or set one degree in [layout] to -1 to take what is there",
+        "start 4 ranks, or set one degree in [layout] to -1, which takes the ranks that the others leave",
         (2, "dp_shard=1"): "2 ranks cannot run a layout of one rank: "
-        "start 1 rank, or set one degree in [layout] to -1 to take what is there",
+        "start 1 rank, or set one degree in [layout] to -1, which takes the ranks that the others leave",
         (3, "tp=2"): "3 ranks do not divide by tp=2, so layout.dp_shard has no value: "
         "start 2 or 4 ranks, or change a degree in [layout]",
         (0, "dp_shard=-1"): "0 ranks cannot run a layout: start 1 or more ranks",

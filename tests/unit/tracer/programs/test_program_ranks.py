@@ -324,6 +324,7 @@ def test_every_rank_is_traced_where_that_is_asked_for(monkeypatch: pytest.Monkey
     assert len(traced(monkeypatch, mesh, every_rank=True)[1]) == COUNT
 
 
+@pytest.mark.slow
 def test_too_many_roles_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def step(script: Script) -> None:
         for _ in range(script.traced.rank):

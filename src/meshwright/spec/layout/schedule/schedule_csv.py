@@ -28,7 +28,7 @@ def read_schedule(layout: Layout) -> str | None:
         return Path(layout.schedule).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f'layout.schedule = "{layout.schedule}" cannot be read ({error}): name a CSV file that is there'
+            f'layout.schedule = "{layout.schedule}" cannot be read ({error}): name an existing CSV file'
         ) from error
 
 

@@ -43,7 +43,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "latin.csv").write_bytes(b"0F0,\xe9")
     for name in ("none.csv", "latin.csv"):
         layout = FILE.replace(schedule=str(tmp_path / name))
-        with pytest.raises(ConfigError, match=rf'^layout\.schedule = ".*{name}" cannot be read \(.*: name a CSV file'):
+        with pytest.raises(
+            ConfigError, match=rf'^layout\.schedule = ".*{name}" cannot be read \(.*: name an existing CSV file'
+        ):
             read_schedule(layout)
 
 
