@@ -129,7 +129,11 @@ def write(page: str, sections: list[str]) -> None:
 def program(file: str, name: str, title: str, options: tuple[str, ...]) -> str:
     """Return the section of one program."""
     words = docstring(file, name).removeprefix("Return ")
-    head = ("the step deadlocks or fails", "warnings", *(("where the step goes", "memory ") if file == PROGRAMS else ()))
+    head = (
+        "the step deadlocks or fails",
+        "warnings",
+        *(("where the step goes", "memory ") if file == PROGRAMS else ()),
+    )
     return f"## {title}\n\n{words[0].upper()}{words[1:]}\n" + answer(["--build", f"{file}:{name}", *options], head)
 
 
