@@ -365,8 +365,8 @@ def test_what_check_job_returns_is_what_train_refuses() -> None:
     resolved = load_job(job_file("[train]\nglobal_batch_size = 8\n[layout]\ndp_shard = 1"))
     assert check_job(resolved, 1) == []
     assert check_job(resolved, 4) == [
-        "4 ranks cannot run a layout of one rank: start 1 rank, or set one degree in [layout] to -1 to take what is "
-        "there"
+        "4 ranks cannot run a layout of one rank: start 1 rank, or set one degree in [layout] to -1, which takes the "
+        "ranks that the others leave"
     ]
 
 

@@ -84,10 +84,7 @@ class Job(Frozen):
         found = self._problems(unknown, layout_problems)
         if num_ranks is None:
             return found
-        is_stuck = (has_wrong_degree([problem]) and not problem.fixes for problem in found)
-        return [
-            self._on_other_ranks(one, num_ranks) if stuck else one for one, stuck in zip(found, is_stuck, strict=True)
-        ]
+        return [problem if problem.fixes else self._on_other_ranks(problem, num_ranks) for problem in found]
 
     def problems_on_any_ranks(self, unknown: Collection[str] = ()) -> list[Problem]:
         """Return what `problems` does of what is wrong on any number of ranks."""
@@ -101,7 +98,9 @@ class Job(Frozen):
         return with_working_fixes(broken_rules_of(self), lambda fix: broken_rules_of(with_fix(self, fix)))
 
     def _on_other_ranks(self, problem: Problem, num_ranks: int) -> Problem:
-        """Return a problem that no change cures on `num_ranks` ranks, with a change and the nearest ranks it needs."""
+        """Return a problem without a fix on `num_ranks` ranks, with a fix and the ranks that a degree then needs."""
+        if not has_wrong_degree([problem]):
+            return problem
         anyhow = self.problems_on_any_ranks()
         known = {one.what for one in anyhow}
         for fix in (fix for same in anyhow if same.what == problem.what for fix in same.fixes):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import islice
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_serializer, model_validator
@@ -276,10 +275,9 @@ class LayoutRequest(Layout):
         if num_ranks % fixed == 0:
             return None
         equals, verb = "" if self.is_open else " = -1", "does" if num_ranks == 1 else "do"
-        below = reversed(range(fixed, num_ranks, fixed))
-        above = range(num_ranks // fixed * fixed + fixed, (num_ranks // fixed + _MAX_MULTIPLES) * fixed + 1, fixed)
-        ways = (filter(is_valid, islice(way, _MAX_MULTIPLES)) for way in (below, above))
-        nearest = [found for way in ways if (found := next(way, None)) is not None]
+        lower = num_ranks // fixed
+        ways = range(lower, max(0, lower - _MAX_MULTIPLES), -1), range(lower + 1, lower + 1 + _MAX_MULTIPLES)
+        nearest = [found for way in ways if (found := next((n * fixed for n in way if is_valid(n * fixed)), None))]
         start = f"start {' or '.join(map(str, nearest))} ranks, or " if nearest else ""
         return (
             f"{given} {verb} not divide by {self.product}, so layout.{rest}{equals} has no value: "
