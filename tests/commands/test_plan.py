@@ -190,7 +190,7 @@ def test_overrides_make_the_layout_of_a_job_that_has_none(tmp_path: Path, capsys
     assert "\ntp = 2\n" in path.read_text()
 
 
-def test_a_cluster_that_is_used_whole_is_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cluster_that_is_used_whole_is_said_to_be(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "job.toml"
     path.write_text(JOB.replace("num_devices = 8\n", "").replace("h100-ib400", "dgx-h100"))
     notice = (
@@ -198,10 +198,13 @@ def test_a_cluster_that_is_used_whole_is_said_to_be(tmp_path: Path, capsys: pyte
         "dgx-h100:COUNT"
     )
     assert run(["plan", str(path)]) == 0
-    assert notice in capsys.readouterr().err
-    for limit in (["cluster.num_devices=4"], ["--cluster", "dgx-h100:4"], ["layout.search=false", "layout.dp_shard=8"]):
+    assert notice in caplog.text
+    for limit in (["cluster.num_devices=4"], ["--cluster", "dgx-h100:4"], []):
+        if not limit:
+            path.write_text(f"{path.read_text()}[layout]\ndp_shard = 8\n")
+        caplog.clear()
         assert run(["plan", str(path), *limit]) == 0
-        assert "are used" not in capsys.readouterr().err
+        assert "are used" not in caplog.text
 
 
 @pytest.mark.parametrize(
