@@ -1,6 +1,6 @@
 """Meshwright plans, proves and runs the training of large models on PyTorch.
 
-Every command is a function here: `import meshwright as mw; mw.plan(model="llama3-8b", cluster="h100:64", ...)`. Each is
+Commands are functions here: `import meshwright as mw; mw.plan(model="llama3-8b", cluster="h100:64", ...)`. Each is
 imported when it is first used, so that this import takes no time and no torch.
 """
 
@@ -64,4 +64,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted([*__all__, "__version__"])

@@ -42,6 +42,7 @@ def train(
     run = run_folder(resolved)
     resume = resume or require_checkpoint
     _look_for_checkpoint(run, resume=resume, required=require_checkpoint)
+    _refuse_no_step(resolved.job, run, resume=resume)
     # A module that the job names may lie next to the job file.
     sys.path.insert(0, str(resolved.folder))
     resolved, num_ranks, estimate = _settled(resolved, ranks, resume=resume, overwrite=overwrite)
@@ -109,6 +110,16 @@ def _look_for_checkpoint(run: Run, *, resume: bool, required: bool) -> None:
     if required:
         raise ConfigError(f"--require-checkpoint: {run.folder} holds no checkpoint: name the run's folder in run.dir")
     logger.warning("--resume: %s holds no checkpoint, so this run starts at step 0", run.folder)
+
+
+def _refuse_no_step(job: Job, run: Run, *, resume: bool) -> None:
+    """Raise ConfigError where train.stop_after lets a resumed run do no step: exit code 75 would repeat without end."""
+    done, stop_after = max(run.checkpoint_steps(), default=0), job.train.stop_after
+    if resume and stop_after is not None and stop_after <= done < job.train.steps:
+        raise ConfigError(
+            f"train.stop_after = {stop_after}, and {run.folder} has a checkpoint after step {done}: set "
+            f"train.stop_after=none, or to a step after {done}"
+        )
 
 
 def _refuse_open_layout(resolved: ResolvedJob) -> None:

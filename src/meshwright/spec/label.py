@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_UNIT = re.compile(r"_(s|bytes)$")
+_UNIT = re.compile(r"(?<!_per)_(s|bytes)$")
 _SPELLED = {
     word.lower(): word for word in ("CP", "CPU-bound", "DP", "EP", "FLOPs", "FSDP", "GEMM", "HFU", "MFU", "P2P")
 }

@@ -259,7 +259,9 @@ def test_a_run_that_is_past_the_step_to_stop_after_stays_stopped(tmp_path: Path)
     command = Command(tmp_path)
     assert command.train("train.stop_after=3")[0] == ExitCode.RETRY
     code, output = command.train("--resume", "train.stop_after=2")
-    assert code == ExitCode.RETRY, output
+    # Not 75: the same command would do no step each time.
+    assert code == ExitCode.BAD_INPUT, output
+    assert "set train.stop_after=none, or to a step after 3" in output
     assert command.run.checkpoint_steps() == [3]
 
 

@@ -199,9 +199,12 @@ def _parts_table(outcome: Outcome) -> Table:
     """Return the step by component, next to the formulas' where they know the model."""
     predicted = (f"{predicted_words(outcome)}#", "vs predicted#") if outcome.predicted_parts else ()
     table = PageTable("where the step goes", "simulated#", "share#", *predicted)
+    stragglers_s = 0.0 if outcome.predicted is None else outcome.predicted.step.stragglers_s
     for name in COMPONENTS:
         seconds = getattr(outcome.parts, name)
         predicted_s = None if outcome.predicted_parts is None else getattr(outcome.predicted_parts, name)
+        if name == "other_communication_s" and predicted_s is not None:
+            predicted_s = max(0.0, predicted_s - stragglers_s)
         if max(seconds, predicted_s or 0.0) < _LEAST_SHARE * outcome.step_s:
             continue
         share = percent(seconds / outcome.step_s)
@@ -210,13 +213,12 @@ def _parts_table(outcome: Outcome) -> Table:
             for kind, kind_s in outcome.compute.items():
                 cells: tuple[str, ...] = (f"  {kind}", format_duration(kind_s), percent(kind_s / outcome.step_s))
                 table.add_row(*cells, style="dim")
-        jitter_s = 0.0 if outcome.predicted is None else outcome.predicted.step.stragglers_s
-        if name == "other_communication_s" and jitter_s >= _LEAST_SHARE * outcome.step_s:
-            # Ranks of a traced step are equal, unless one is made slow.
-            table.add_row(f"  {COMPONENT_NAMES['stragglers_s']}", "", "", format_duration(jitter_s), "", style="dim")
         if name == "cpu_bound_s" and outcome.fixed_cpu_bound_s:
             fixed_s, name = outcome.fixed_cpu_bound_s, label_of("fixed_cpu_bound_s")
             table.add_row(f"  {name}", format_duration(fixed_s), percent(fixed_s / outcome.step_s), style="dim")
+    if stragglers_s >= _LEAST_SHARE * outcome.step_s:
+        # Ranks of a traced step are equal, unless --jitter or --slow-rank makes them wait in collectives of any axis.
+        table.add_row(COMPONENT_NAMES["stragglers_s"], "-", "-", format_duration(stragglers_s), "-")
     total_s = None if outcome.predicted_parts is None else outcome.predicted_parts.total_s
     cells = ("step", format_duration(outcome.step_s), "100 %", *_compared(outcome.step_s, total_s))
     table.add_row(*(f"[bold]{cell}" for cell in cells))

@@ -166,7 +166,9 @@ class RunRecorder:
         hashed = f" | parameters {results['parameter_hash']}" if results.get("parameter_hash") else ""
         logger.info("step %d/%d%s%s | %s in steps%s", last_step, self._job.train.steps, loss, speed, total, hashed)
         if last_step < self._job.train.steps:
-            logger.info("stopped with %d steps to go: continue with --resume", self._job.train.steps - last_step)
+            is_asked = last_step == self._job.train.stop_after
+            key = " train.stop_after=none" if is_asked else ""
+            logger.info("stopped with %d steps to go: continue with --resume%s", self._job.train.steps - last_step, key)
         self._manifest.close(exit_code)
 
     def _speed(self) -> dict[str, float]:
