@@ -181,10 +181,10 @@ def _syntax_text(path: Path, text: str, message: str) -> str:
         return f"{path}: the file ends in the middle of something: {reason}: close what is open, or remove it"
     line, column = int(found[2]), int(found[3])
     written = text.splitlines()[line - 1].strip() if line <= len(text.splitlines()) else ""
-    return (
-        f"{path}:{line}:{column}: {written!r} is not TOML: {reason[:1].lower()}{reason[1:]}: "
-        'write key = value, with "quotes" around text'
-    )
+    fix = 'write key = value, with "quotes" around text'
+    if "overwrite" in reason or "twice" in reason:
+        reason, fix = "this key or section is set above", "remove one of the two"
+    return f"{path}:{line}:{column}: {written!r} is not TOML: {reason[:1].lower()}{reason[1:]}: {fix}"
 
 
 def _convert_counts(values: dict[str, Any]) -> None:

@@ -50,7 +50,7 @@ def read_manifest(run: Run) -> Manifest:
     except OSError as error:
         raise ConfigError(
             f"{run.folder} is no run folder: {run.manifest.name} cannot be read ({error.strerror}): name a folder that "
-            "`meshwright train` made, or a CSV file of runs"
+            "`meshwright train` made"
         ) from None
     except (ValidationError, UnicodeDecodeError):
         raise ConfigError(f"{run.manifest} is no manifest of this version: name another run folder") from None
