@@ -225,8 +225,8 @@ def test_the_inspection_keeps_what_is_right(tmp_path: Path) -> None:
          'write key = value, with "quotes" around text'),
         ("[train]\nsteps = 5\nsteps = 6\n", "job.toml:3:10: 'steps = 6' is not TOML: this key or section is set above: "
          "remove one of the two"),
-        ("[train]\n[train]\n", "job.toml:2:7: '[train]' is not TOML: this key or section is set above: remove one of the "
-         "two"),
+        ("[train]\n[train]\n", "job.toml:2:7: '[train]' is not TOML: this key or section is set above: remove "
+         "one of the two"),
         ('[run]\ndir = """x', "job.toml: the file ends in the middle of something: Unterminated string: close what is "
          "open, or remove it"),
         ("[model.options]\nlayers = 2\n", "job.toml:1: model.options.layers is no field of the architecture of "
