@@ -18,7 +18,7 @@ from pathlib import Path
 
 import click
 
-from meshwright.app.job_problems import check_job
+from meshwright.app.job.job_problems import check_job
 from meshwright.app.simulated.simulate_layouts import Steps, simulate_layout
 from meshwright.config.load import ResolvedJob
 from meshwright.errors import MeshwrightError

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from meshwright.app.compare import compare
     from meshwright.app.diagnose import diagnose
     from meshwright.app.exchange import export, generate
-    from meshwright.app.jobs import load_job
+    from meshwright.app.job.jobs import load_job
     from meshwright.app.plan import plan
     from meshwright.app.prove import prove
     from meshwright.app.report import report
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 _PLACES = {
-    "load_job": "jobs",
+    "load_job": "job.jobs",
     "plan": "plan",
     "check": "check",
     "simulate": "simulate",

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.app.job_problems import check_job
-from meshwright.app.summary import summary
+from meshwright.app.job.job_problems import check_job
+from meshwright.app.job.summary import summary
 from meshwright.cli.main import run
 from meshwright.config.load import load_job
 from meshwright.spec.layout.layout import Layout, LayoutRequest

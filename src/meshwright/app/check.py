@@ -9,9 +9,9 @@ from typing import Any
 
 from rich.text import Text
 
-from meshwright.app.job_problems import check_job
+from meshwright.app.job.job_problems import check_job
+from meshwright.app.job.summary import summary
 from meshwright.app.results.result import Result
-from meshwright.app.summary import summary
 from meshwright.config.load import ResolvedJob, inspect_job, raise_problems
 from meshwright.errors import InfeasibleLayout, MeshwrightError
 from meshwright.hardware.catalogue import LOCAL

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 from rich.markup import escape
 
-from meshwright.app.jobs import as_job
+from meshwright.app.job.jobs import as_job
+from meshwright.app.job.summary import precision_note
 from meshwright.app.progress import elapsed
 from meshwright.app.results.result import PlottedResult, memory_words, step_words, viewed
-from meshwright.app.summary import precision_note
 from meshwright.config.load import COMMAND_LINE, ResolvedJob
 from meshwright.cost.stacks import OURS
 from meshwright.errors import ConfigError

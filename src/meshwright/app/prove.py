@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from meshwright.app.jobs import as_job
+from meshwright.app.job.jobs import as_job
 from meshwright.app.results.result import Result, viewed
 from meshwright.config.load import ResolvedJob
 from meshwright.prover.table import changes_text, notes, proof_table, reasons

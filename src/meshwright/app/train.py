@@ -6,10 +6,10 @@ import os
 import sys
 from pathlib import Path
 
-from meshwright.app.job_problems import check_job, layout_problems_of, run_folder
-from meshwright.app.jobs import as_job
+from meshwright.app.job.job_problems import check_job, layout_problems_of, run_folder
+from meshwright.app.job.jobs import as_job
+from meshwright.app.job.summary import precision_note
 from meshwright.app.results.run_result import TrainedRun
-from meshwright.app.summary import precision_note
 from meshwright.config.load import ResolvedJob, raise_problems
 from meshwright.errors import ConfigError, ExitCode
 from meshwright.hardware.catalogue import recognise_device
@@ -144,7 +144,7 @@ def _settled(
 
     settled = None
     if resolved.job.layout.search:
-        from meshwright.app.recompute_budget import plan_layout
+        from meshwright.app.job.recompute_budget import plan_layout
 
         raise_problems(resolved.path, check_job(resolved, None, resume=resume, overwrite=overwrite))
         settled = plan_layout(resolved, ranks, read_manifest(run_folder(resolved)) if resume else None)
@@ -157,7 +157,7 @@ def _settled(
     require_devices(resolved.job.run, num_ranks)
     _note_precision(resolved)
     if resolved.job.layout.activation_checkpoint == "auto":
-        from meshwright.app.recompute_budget import budget_layout
+        from meshwright.app.job.recompute_budget import budget_layout
 
         settled = budget_layout(resolved, num_ranks, read_manifest(run_folder(resolved)) if resume else None)
         resolved = settled.resolve(resolved)

@@ -45,7 +45,7 @@ def print_page(console: Console, parts: Iterable[RenderableType], width: int | N
 
 
 def _hanging(line: Text, width: int) -> RenderableType:
-    """Return a line that, where it is wrapped, goes on below what follows its label or dash."""
+    """Return a line whose wrapped parts are indented to what follows its label or dash."""
     if line.cell_len <= width:
         return line
     before = _BEFORE_LINE.match(line.plain)

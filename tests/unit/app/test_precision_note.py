@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from meshwright.app.summary import precision_note
+from meshwright.app.job.summary import precision_note
 from meshwright.app.train import _note_precision
 from meshwright.cli.main import run
 from meshwright.config.load import load_job

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.app import recompute_budget
-from meshwright.app.recompute_budget import settle_checkpoints
+from meshwright.app.job import recompute_budget
+from meshwright.app.job.recompute_budget import settle_checkpoints
 from meshwright.config.load import load_job
 from meshwright.errors import ConfigError
 from repository import ROOT

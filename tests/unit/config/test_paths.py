@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.app.job_problems import check_job
+from meshwright.app.job.job_problems import check_job
 from meshwright.config.load import load_job
 from meshwright.config.paths import with_absolute_paths
 from meshwright.spec.job.job import Job

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.app.job_problems import object_problems
+from meshwright.app.job.job_problems import object_problems
 
 MODULE = """\
 raise RuntimeError("importing this would be a mistake")

@@ -80,7 +80,7 @@ def _slow_rank(text: str) -> Fault:
 
 def trace_of_job(words: tuple[str, ...], given: dict[str, Any], conditions: Conditions) -> tuple[Subject, Traces]:
     """Return the job named by `words` and its traces; raises ConfigError for a bad argument before it traces."""
-    from meshwright.app.job_problems import layout_problems_of
+    from meshwright.app.job.job_problems import layout_problems_of
     from meshwright.app.simulated.run_traces import Subject
     from meshwright.config.load import load_job, raise_problems
     from meshwright.planner.read_request import Options, layout_on
@@ -128,7 +128,7 @@ def _settled(resolved: ResolvedJob, text: str | None) -> ResolvedJob:
     """Return the job with what its blocks save, chosen as before training if it leaves that open."""
     if resolved.job.layout.activation_checkpoint != "auto":
         return resolved
-    from meshwright.app.recompute_budget import settle_checkpoints
+    from meshwright.app.job.recompute_budget import settle_checkpoints
 
     cluster = _cluster(resolved, text)
     settled = settle_checkpoints(resolved, cluster.num_devices, cluster.device)

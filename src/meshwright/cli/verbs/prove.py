@@ -58,7 +58,7 @@ def command(
     Exit code 0: all agree; 2: bad input; 70: one does not.
     """
     from meshwright.app.cuda import require_cuda
-    from meshwright.app.jobs import load_job
+    from meshwright.app.job.jobs import load_job
     from meshwright.app.prove import layouts_of, prove
     from meshwright.cli.output_files import require_file
     from meshwright.errors import ConfigError, ExitCode

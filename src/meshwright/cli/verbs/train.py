@@ -37,7 +37,7 @@ def command(
 
     Exit code 0: done; 2: bad input; 70: do not retry; 75: retry with --resume; 130: interrupted.
     """
-    from meshwright.app.jobs import load_job
+    from meshwright.app.job.jobs import load_job
     from meshwright.app.train import train, train_under_torchrun
     from meshwright.trainer.launch.rank import preempt_on_sigterm
 

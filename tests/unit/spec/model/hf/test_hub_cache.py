@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.app.job_problems import check_job
+from meshwright.app.job.job_problems import check_job
 from meshwright.config.load import load_job
 from meshwright.errors import ConfigError
 from meshwright.spec.job.sections import ModelSection
