@@ -5,7 +5,7 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-from repository import ROOT, SOURCE, fields_of, functions_of, repository_files, source_files, text_of
+from repository import ROOT, SOURCE, fields_of, functions_of, repository_files, source_files, text_of, tree_of
 
 BANNED_NAMES = {
     "utils", "util", "common", "misc", "helper", "helpers", "component", "components", "core", "protocol", "protocols",
@@ -30,7 +30,7 @@ def test_packages_and_files_are_named_for_what_they_hold() -> None:
 def test_no_two_public_classes_share_a_name() -> None:
     places = defaultdict(list)
     for file in source_files():
-        for node in ast.parse(text_of(file)).body:
+        for node in tree_of(file).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(str(file.relative_to(SOURCE)))
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
@@ -49,7 +49,7 @@ def test_modules_share_a_file_name_only_where_they_play_one_part() -> None:
 def test_every_package_says_in_one_line_what_it_is() -> None:
     for file in source_files():
         if file.name == "__init__.py":
-            docstring = ast.get_docstring(ast.parse(text_of(file))) or ""
+            docstring = ast.get_docstring(tree_of(file)) or ""
             first = docstring.split("\n")[0]
             assert 20 < len(first) <= 115, f"{file}: its first line is what the README's tree shows"
 

@@ -48,9 +48,15 @@ class Function:
     decorators: tuple[str, ...]
 
 
+@functools.cache
+def tree_of(file: Path) -> ast.Module:
+    """Return a file's syntax tree, parsed once for all tests."""
+    return ast.parse(text_of(file))
+
+
 def functions_of(file: Path) -> Iterator[Function]:
     """Return the file's functions, methods and nested functions included; self and cls are no parameters."""
-    for node in ast.walk(ast.parse(text_of(file))):
+    for node in ast.walk(tree_of(file)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             given = node.args
             names = [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
@@ -65,7 +71,7 @@ def functions_of(file: Path) -> Iterator[Function]:
 
 def fields_of(file: Path) -> Iterator[tuple[str, str]]:
     """Return (place, name) of every annotated field of a class."""
-    for node in ast.walk(ast.parse(text_of(file))):
+    for node in ast.walk(tree_of(file)):
         if isinstance(node, ast.ClassDef):
             for statement in node.body:
                 if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):

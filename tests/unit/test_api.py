@@ -226,6 +226,7 @@ def test_the_frame_of_a_timeline_has_names_for_positions(simulation: Simulation)
     assert len(columns["start_s"]) == len(timeline.spans)
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_table(
     plan: PlanResult, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,7 @@ def total_s(of: TrainingSetup, *several: Layout) -> list[float]:
     return [float(seconds) for seconds in step_times(configs(of, *several)).total_s]
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(SOME_LAYOUTS, st.sampled_from(CLUSTERS), st.sampled_from(sorted(stacks())), st.sampled_from(PRECISIONS))
 def test_causes_are_not_negative_and_sum_to_the_step(

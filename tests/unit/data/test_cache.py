@@ -195,6 +195,7 @@ def start_rank(tmp_path: Path) -> Iterator[Callable[..., Rank]]:
         rank.end()
 
 
+@pytest.mark.slow
 def test_processes_that_start_at_once_tokenise_once(tmp_path: Path, start_rank: Callable[..., Rank]) -> None:
     section = make_corpus(tmp_path, "some text\n" * 100_000)
     ranks = [start_rank(section, delay_s=0.2) for _ in range(3)]
@@ -204,6 +205,7 @@ def test_processes_that_start_at_once_tokenise_once(tmp_path: Path, start_rank: 
     assert len(files(section)) == 1
 
 
+@pytest.mark.slow
 def test_a_waiting_process_goes_on_when_the_writer_is_killed(tmp_path: Path, start_rank: Callable[..., Rank]) -> None:
     section, ledger = make_corpus(tmp_path, "text"), tmp_path / "ledger"
     writer = start_rank(section, delay_s=600)

@@ -51,6 +51,7 @@ def global_batch(num_samples: int, share: Share, step: int, **options: Any) -> l
     return [target for slot in sorted(by_slot) for target in by_slot[slot]]
 
 
+@pytest.mark.slow
 @given(
     sizes=st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3)),
     num_samples=st.integers(1, 60),

@@ -47,6 +47,7 @@ def test_a_part_of_a_node_is_a_cluster(count: int, name: str) -> None:
     assert choose_cluster(f"{name}:{count}").num_devices == count
 
 
+@pytest.mark.slow
 def test_every_device_that_trains_here_has_a_usual_cluster() -> None:
     for name in device_names():
         if load_device(name).vendor != "google":

@@ -297,6 +297,7 @@ def test_every_op_with_weights_names_its_module(name: str) -> None:
 
 
 # torch 2.13's compiler makes an instance of its own of every autograd.Function that it traces.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("alignment", [1, 8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

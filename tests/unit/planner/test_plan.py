@@ -62,6 +62,7 @@ def test_the_pick_keeps_the_margin_and_nothing_shown_is_faster_than_the_fastest(
         assert other.estimate.step.total_s >= fastest_s
 
 
+@pytest.mark.slow
 def test_the_estimate_of_the_pick_is_what_judging_its_layout_gives() -> None:
     pick = plan().pick
     assert judge(pick.layout, QUESTION) == pick
@@ -153,6 +154,7 @@ def test_the_latencies_are_constants_of_the_cost_model() -> None:
     assert set(LATENCIES) <= set(fitted_constants())
 
 
+@pytest.mark.slow
 def test_lower_precision_is_only_a_what_if() -> None:
     (what_if,) = plan().what_ifs
     assert what_if.change == "precision float8-tensorwise"
@@ -192,6 +194,7 @@ def test_a_plan_can_be_written_and_read() -> None:
     assert Plan.from_json(plan().to_json()) == plan()
 
 
+@pytest.mark.slow
 def test_state_waits_in_the_hosts_memory_only_if_nothing_fits_without() -> None:
     roomy, tight = make_plan(ask("llama3-8b", 8, batch=8)), make_plan(ask("llama3-70b", 8, batch=8, pp=1, cp=1, tp=8))
     assert not roomy.pick.layout.cpu_offload
@@ -221,6 +224,7 @@ def test_recomputation_counts_for_hfu_alone() -> None:
     assert 0.3 < shares[2] < 1 / 3
 
 
+@pytest.mark.slow
 def test_a_layout_table_of_one_is_priced_like_a_row_of_many() -> None:
     table = layout_space(QUESTION, menu_of(QUESTION))
     rows = table.take([0, len(table) // 2, len(table) - 1])  # type: ignore[arg-type]

@@ -30,6 +30,7 @@ def steps(of: TrainingSetup, *several: Layout) -> StepTerms:
     return step_times(configs(of, *several))
 
 
+@pytest.mark.slow
 @given(st.sampled_from(MODELS).flatmap(lambda model: st.tuples(st.just(model), layouts(model))))
 def test_an_axis_of_one_rank_costs_exactly_nothing(case: tuple[str, Layout]) -> None:
     model, layout = case

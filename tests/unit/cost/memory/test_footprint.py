@@ -379,6 +379,7 @@ def test_everything_is_finite_and_not_negative(setup: TrainingSetup, layout: Lay
     assert (values >= 0).all()
 
 
+@pytest.mark.slow
 @given(_SETTINGS, _LAYOUTS)
 def test_a_larger_microbatch_needs_more(setup: TrainingSetup, layout: Layout) -> None:
     # As many of them, so that as many are in flight.

@@ -9,6 +9,9 @@ from meshwright.evaluation.dataset.read import MeasuredRun
 from meshwright.spec.run.backtest_scores import Backtest, Prediction
 from validation.tolerance import allowed, reached
 
+pytestmark = pytest.mark.slow
+"""The published runs are read and predicted first."""
+
 Replayed = tuple[list[MeasuredRun], list[Prediction]]
 
 
@@ -17,7 +20,6 @@ def published(published_runs: list[MeasuredRun]) -> Replayed:
     return published_runs, predict_runs(published_runs)
 
 
-@pytest.mark.slow
 def test_errors_are_within_the_tolerances_that_only_tighten(published: Replayed) -> None:
     limits, errors = allowed(), reached(backtest("shipped constants", *published, shipped_sizes({})))
     assert {name: error for name, error in errors.items() if error > limits[name]} == {}

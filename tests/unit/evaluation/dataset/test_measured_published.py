@@ -15,6 +15,9 @@ from meshwright.cost.training_setup import Configurations
 from meshwright.evaluation.dataset.read import MeasuredRun, read_runs
 from repository import ROOT
 
+pytestmark = pytest.mark.slow
+"""The published runs are read and predicted first."""
+
 FILE = ROOT / "validation" / "published_runs.csv"
 
 
@@ -31,7 +34,6 @@ def steps() -> StepTerms:
     return step_times(Configurations(setups, np.arange(len(setups)), layouts))
 
 
-@pytest.mark.slow
 def test_few_rows_cannot_be_priced_and_each_says_why() -> None:
     reasons = [run.unsupported_reason for run in runs() if not run.is_supported]
     assert len(reasons) <= 0.03 * len(runs())
@@ -56,7 +58,6 @@ def test_what_a_row_tells_is_not_overruled() -> None:
             assert run.layout.microbatch_size == run.row.count("micro_batch"), run.row.id
 
 
-@pytest.mark.slow
 def test_every_step_is_a_sum_of_causes_none_below_zero() -> None:
     total_s = steps().total_s
     assert np.isfinite(total_s).all()

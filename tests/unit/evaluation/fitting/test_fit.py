@@ -22,6 +22,9 @@ from meshwright.evaluation.fitting.given import fit_given
 from meshwright.evaluation.fitting.timed_runs import TimedRuns, is_timed
 from validation.fit import Change, applied, changes_of_fit
 
+pytestmark = pytest.mark.slow
+"""The published runs are read and predicted first."""
+
 STACKS = ("torchtitan-2024", "torchtitan-2025", "megatron-core-2026", "mlperf-v5")
 
 
@@ -39,7 +42,6 @@ def timed_as(runs: TimedRuns, seconds: np.ndarray) -> TimedRuns:
     return TimedRuns([replace(run, row=row) for run, row in zip(runs.runs, rows, strict=True)])
 
 
-@pytest.mark.slow
 @given(seed=st.integers(0, 100))
 def test_folds_keep_a_configuration_together_and_are_alike(runs: TimedRuns, seed: int) -> None:
     fold = fold_of_runs(runs, seed)
@@ -59,7 +61,6 @@ def test_sources_of_many_runs_count_more_but_less_than_in_proportion() -> None:
     assert 1 < large / small < 16
 
 
-@pytest.mark.slow
 def test_the_fit_explains_runs_that_its_own_formulas_made(runs: TimedRuns) -> None:
     multipliers = np.array([[1.1, 1.3, 0.8], [0.95, 0.8, 1.4], [1.05, 1.0, 1.2], [1.0, 1.2, 1.0]])
     of_run = multipliers[np.searchsorted(runs.stacks, runs.stack)].T

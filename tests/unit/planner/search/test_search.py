@@ -73,6 +73,7 @@ def test_the_fastest_of_all_is_found_without_scoring_all(name: str) -> None:
     assert found.priced.total_s.min() <= every.total_s[fits(every, question)].min() * 1.002
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_what_fits_has_a_bound_and_none_is_faster(name: str) -> None:
     question, every = QUESTIONS[name], everything(name)
@@ -83,6 +84,7 @@ def test_what_fits_has_a_bound_and_none_is_faster(name: str) -> None:
     assert (fitting.total_s >= seconds * 0.99).all()
 
 
+@pytest.mark.slow
 def test_a_search_goes_on_to_as_many_layouts_as_are_wanted() -> None:
     question = QUESTIONS["mixture on 16"]
     few, many = (search(question, menu_of(question), min_scored=number) for number in (0, 10**9))
@@ -96,6 +98,7 @@ def test_what_fits_nowhere_leaves_an_empty_table() -> None:
     assert len(found.priced) == 0
 
 
+@pytest.mark.slow
 def test_finalists_are_in_the_order_of_their_replayed_steps_and_differ() -> None:
     question = QUESTIONS["70b on 32"]
     best = finalists(search(question, menu_of(question)).priced, question)

@@ -70,6 +70,7 @@ def test_defaults_win_within_the_error_of_ranking() -> None:
     assert selective.free_bytes < answer.pick.free_bytes
 
 
+@pytest.mark.slow
 def test_memory_decides_between_equally_simple_layouts_that_are_as_fast() -> None:
     question = ask("llama3-8b", 8, seq_len=65536, batch=16)
     pick, priced = make_plan(question).pick, find(question).priced

@@ -77,6 +77,7 @@ def test_one_trace_a_class_takes_as_long_as_every_rank_simulated(degrees: tuple[
     assert ours.step_s > (1 + 0.1 * jitter) * _step(by_class, Conditions()).step_s
 
 
+@pytest.mark.slow
 def test_the_wait_grows_with_the_ranks_as_the_expected_maximum_does() -> None:
     # One collective after 12 operations of equal length, whose sum spreads by jitter / sqrt(12).
     for num_ranks, normal_maximum in ((8, 1.4236), (64, 2.3437), (512, 3.0365)):

@@ -293,6 +293,7 @@ def test_what_is_suggested_works_on_a_number_of_ranks(
     assert anyhow <= {problem.what for problem in job.problems(num_ranks=num_ranks)}
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(layouts, st.integers(1, 100), st.integers(1, 24))
 def test_one_fix_after_the_other_ends(layout: Layout, batch: int, num_ranks: int) -> None:

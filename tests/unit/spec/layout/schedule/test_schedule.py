@@ -33,6 +33,7 @@ def schedule_of(*rows: str) -> Schedule:
     return Schedule(actions=tuple(tuple(parse_action(text) for text in row.split()) for row in rows))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(schedules())
 def test_each_microbatch_runs_once_each_way_on_each_stage(case: tuple[Layout, Schedule]) -> None:
