@@ -27,7 +27,7 @@ def job_file(text: str = "") -> str:
     return "job.toml"
 
 
-def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert run(["check", *arguments]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
@@ -107,7 +107,7 @@ def what_is_said_of(layout: LayoutRequest) -> list[str]:
 
 def test_all_that_is_wrong_with_a_layout_is_told_with_its_lines(capsys: pytest.CaptureFixture[str]) -> None:
     text = "[layout]\ndp_shard = -1\npp = 9\ntp = 3\nreshard_after_forward = 5\nschedule = 'ZBV'\n"
-    shown = told(capsys, job_file(text), "layout.cp=3", "--ranks", "405")
+    shown = refusal(capsys, job_file(text), "layout.cp=3", "--ranks", "405")
     assert [line.split(" = ")[0] for line in shown.splitlines()] == [
         "error: job.toml has 5 problems:",
         "  1. command line: train.seq_len",
@@ -118,7 +118,7 @@ def test_all_that_is_wrong_with_a_layout_is_told_with_its_lines(capsys: pytest.C
     ]
     # The batch of each rank follows from degrees that are wrong.
     right = "layout.pp=1", "layout.tp=1", "layout.reshard_after_forward=auto", "layout.schedule=1F1B"
-    shown = told(capsys, "job.toml", *right, "--ranks", "5")
+    shown = refusal(capsys, "job.toml", *right, "--ranks", "5")
     assert shown.startswith("error: job.toml: train.global_batch_size = 8 does not divide by 5 data-parallel ranks")
 
 
@@ -126,10 +126,10 @@ def test_all_that_is_wrong_with_a_layout_is_told_with_its_lines(capsys: pytest.C
 def test_a_microbatch_that_divides_no_batch_is_one_problem(
     capsys: pytest.CaptureFixture[str], ranks: list[str]
 ) -> None:
-    shown = told(capsys, job_file("[layout]\ndp_shard = -1\n"), "layout.microbatch_size=3", *ranks)
+    shown = refusal(capsys, job_file("[layout]\ndp_shard = -1\n"), "layout.microbatch_size=3", *ranks)
     assert "train.global_batch_size = 8 does not divide by layout.microbatch_size = 3: set" in shown
     assert shown.count("does not divide") == 1
-    open_layout = told(capsys, job_file(), "layout.microbatch_size=3", *ranks)
+    open_layout = refusal(capsys, job_file(), "layout.microbatch_size=3", *ranks)
     assert open_layout.count("does not divide") == 1
 
 
@@ -137,17 +137,17 @@ def test_the_devices_that_a_wrong_degree_needs_are_not_compared_with_the_cluster
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     file = job_file("[cluster]\nname = 'dgx-h100'\n")
-    assert "has 8 devices but the layout needs 12" in told(capsys, file, "layout.pp=3", "layout.dp_shard=4")
-    shown = told(capsys, file, "layout.pp=16")
+    assert "has 8 devices but the layout needs 12" in refusal(capsys, file, "layout.pp=3", "layout.dp_shard=4")
+    shown = refusal(capsys, file, "layout.pp=16")
     assert shown.startswith("error: command line: layout.pp = 16")
     assert len(shown.splitlines()) == 1
 
 
 def test_a_schedule_is_read_from_its_file(capsys: pytest.CaptureFixture[str]) -> None:
     file = job_file("[layout]\npp = 2\nschedule = 'mine.csv'\n[train]\nglobal_batch_size = 2\n")
-    assert "mine.csv" in told(capsys, file)
+    assert "mine.csv" in refusal(capsys, file)
     Path("mine.csv").write_text("0F0,0B0\n1F0,1B0\n")
-    assert "microbatches" in told(capsys, file)
+    assert "microbatches" in refusal(capsys, file)
     Path("mine.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
     assert "schedule mine.csv" in summary_of(capsys, file)["layout"]
 
@@ -186,7 +186,7 @@ source = "corpse.txt"
 dir = "taken"
 """
     folder = Path.cwd()
-    shown = told(capsys, job_file(text), "--ranks", "4")
+    shown = refusal(capsys, job_file(text), "--ranks", "4")
     assert shown.splitlines()[:6] == [
         "error: job.toml has 8 problems:",
         '  1. job.toml:5: train.steps = "ten" must be a whole number, 1 or more: change it, or leave it out for the '
@@ -232,11 +232,11 @@ def catalogue(kind: str) -> Path:
     ],
 )  # fmt: skip
 def test_a_layout_must_fit_its_cluster(capsys: pytest.CaptureFixture[str], text: str, message: str) -> None:
-    assert told(capsys, job_file(text)) == f"error: {message}\n"
+    assert refusal(capsys, job_file(text)) == f"error: {message}\n"
 
 
 def test_ranks_that_the_layout_cannot_use(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = told(capsys, job_file("[layout]\ndp_shard = 2"), "--ranks", "3")
+    shown = refusal(capsys, job_file("[layout]\ndp_shard = 2"), "--ranks", "3")
     assert "3 ranks cannot run a layout of dp_shard=2: start 2 ranks" in shown
 
 
@@ -244,7 +244,7 @@ def test_ranks_that_the_layout_cannot_use(capsys: pytest.CaptureFixture[str]) ->
     "text", ["[layout]\ntp = -1\ndp_shard = -1\n", '[layout]\ndp_shard = "2"\n', '[train]\nglobal_batch_tokens = "?"\n']
 )
 def test_ranks_are_not_compared_with_a_layout_that_was_not_meant(capsys: pytest.CaptureFixture[str], text: str) -> None:
-    assert len(told(capsys, job_file(text), "--ranks", "3", "layout.dp_replicate=-1").splitlines()) == 1
+    assert len(refusal(capsys, job_file(text), "--ranks", "3", "layout.dp_replicate=-1").splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -254,14 +254,14 @@ def test_what_depends_on_a_value_that_was_refused_is_not_judged(
     capsys: pytest.CaptureFixture[str], override: str
 ) -> None:
     text = '[cluster]\nname = "h100-ib400"\nnum_devices = 8\n[layout]\ndp_shard = 4\ntp = 2\n'
-    shown = told(capsys, job_file(text), override)
+    shown = refusal(capsys, job_file(text), override)
     assert shown.startswith(f"error: command line: {override.partition('=')[0]} ")
     assert len(shown.splitlines()) == 1
 
 
 def test_a_precision_that_the_device_has_no_rate_for_is_a_problem(capsys: pytest.CaptureFixture[str]) -> None:
     file = job_file('[cluster]\nname = "v100-opa400"\n[precision]\ncompute = "bfloat16"\n')
-    shown = told(capsys, file)
+    shown = refusal(capsys, file)
     assert shown.startswith("error: job.toml:4: device v100-sxm-32gb has no bfloat16 matmul rate in the catalogue")
     assert 'set precision.compute to "float32", or plan for other software with --precision float16, or add' in shown
     assert "step" in summary_of(capsys, file, "precision.compute=float32")
@@ -271,7 +271,7 @@ def test_a_precision_that_the_device_has_no_rate_for_is_a_problem(capsys: pytest
 
 def test_a_search_is_refused_as_plan_refuses_it(capsys: pytest.CaptureFixture[str]) -> None:
     file = job_file('[cluster]\nname = "h100-ib400"\nnum_devices = 8\n[layout]\nsearch = true\ntp = 3\n')
-    shown = told(capsys, file)
+    shown = refusal(capsys, file)
     assert "layout.tp = 3 does not divide the model's num_heads = 4 and ffn_dim = 512: set layout.tp to 2 or 4" in shown
     assert run(["plan", file]) == 2
     assert capsys.readouterr().err == shown
@@ -293,7 +293,7 @@ def make_run(folder: str, *steps: int) -> None:
 def test_a_run_is_never_overwritten_unasked(capsys: pytest.CaptureFixture[str]) -> None:
     file = job_file()
     make_run("runs/job", 10, 20)
-    assert told(capsys, file) == (
+    assert refusal(capsys, file) == (
         "error: job.toml: run.dir = 'runs/job' already holds a run with a checkpoint after step 20: "
         "continue with --resume, replace it with --overwrite, or set another run.dir\n"
     )
@@ -301,9 +301,9 @@ def test_a_run_is_never_overwritten_unasked(capsys: pytest.CaptureFixture[str]) 
     assert resumed["run"].startswith("runs/job (exists, newest checkpoint after step 20)")
     assert summary_of(capsys, file, "--overwrite")["job"].endswith("configuration valid")
     assert summary_of(capsys, file, "run.dir=elsewhere")["run"].startswith("elsewhere (new)")
-    assert "give one of them" in told(capsys, file, "--resume", "--overwrite")
+    assert "give one of them" in refusal(capsys, file, "--resume", "--overwrite")
     make_run("early")
-    assert "holds a run without a checkpoint" in told(capsys, file, "run.dir=early")
+    assert "holds a run without a checkpoint" in refusal(capsys, file, "run.dir=early")
 
 
 def test_a_folder_of_something_else_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -312,7 +312,7 @@ def test_a_folder_of_something_else_is_left_alone(capsys: pytest.CaptureFixture[
     assert summary_of(capsys, file)["run"].startswith("photos (new)")
     (Path("photos") / "cat.jpg").write_text("")
     for flags in ([], ["--resume"], ["--overwrite"]):
-        assert told(capsys, file, *flags) == (
+        assert refusal(capsys, file, *flags) == (
             "error: job.toml:2: run.dir = 'photos' holds files but no run (no manifest.json): set run.dir to a new "
             "folder\n"
         )
@@ -326,7 +326,7 @@ def test_a_run_folder_that_cannot_be_made(capsys: pytest.CaptureFixture[str]) ->
     # /proc takes no new folders, whoever asks.
     if not Path("/proc/self").is_dir():
         pytest.skip("needs a file system that takes no new folders")
-    shown = told(capsys, job_file(), "run.dir=/proc/runs/x")
+    shown = refusal(capsys, job_file(), "run.dir=/proc/runs/x")
     assert shown == (
         "error: command line: run.dir = '/proc/runs/x': /proc takes no new files (No such file or directory): change "
         "that, or set another run.dir\n"
@@ -340,12 +340,12 @@ def test_a_model_and_data_of_ones_own_are_looked_for_beside_the_job(capsys: pyte
     (folder / "job.toml").write_text('[model]\nsource = "mine:Model"\n[data]\nsource = "mine:Data"\n')
     summary = summary_of(capsys, "project/job.toml")
     assert summary["model"] == "mine:Model, your own: its parameters are counted when training starts"
-    assert "defines no Date: did you mean mine:Data?" in told(capsys, "project/job.toml", "data.source=mine:Date")
+    assert "defines no Date: did you mean mine:Data?" in refusal(capsys, "project/job.toml", "data.source=mine:Date")
 
 
 def test_a_home_folder_that_nobody_has_is_a_path_like_any_other(capsys: pytest.CaptureFixture[str]) -> None:
     text = '[model]\nsource = "~nobody-here/c.json"\n[data]\nsource = "~nobody-here/x"\ntokenizer = "~nobody-here/t"\n'
-    shown = told(capsys, job_file(text), "model.initial_weights=~nobody-here/w", "run.dir=~nobody-here/r")
+    shown = refusal(capsys, job_file(text), "model.initial_weights=~nobody-here/w", "run.dir=~nobody-here/r")
     for key in ("model.source", "data.source", "data.tokenizer", "model.initial_weights"):
         assert f"{key}" in shown
 

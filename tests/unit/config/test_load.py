@@ -21,7 +21,7 @@ def write(folder: Path, text: str, name: str = "job.toml") -> Path:
     return file
 
 
-def told(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str, *overrides: str) -> str:
+def refusal(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str, *overrides: str) -> str:
     """Return the message for a job file called job.toml in the working directory."""
     write(folder, text)
     monkeypatch.chdir(folder)
@@ -154,7 +154,7 @@ precision, layout, cluster, planner, checkpoint, run"""
 
 
 def test_everything_wrong_is_told_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert told(monkeypatch, tmp_path, EVERYTHING_WRONG) == EVERYTHING_TOLD
+    assert refusal(monkeypatch, tmp_path, EVERYTHING_WRONG) == EVERYTHING_TOLD
 
 
 CONTRADICTIONS = """\
@@ -191,15 +191,15 @@ set train.validation_interval to 0, or data.validation_fraction to 0.02
 
 
 def test_keys_that_contradict_each_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    message = told(monkeypatch, tmp_path, CONTRADICTIONS, "train.validation_interval=5")
+    message = refusal(monkeypatch, tmp_path, CONTRADICTIONS, "train.validation_interval=5")
     assert message == CONTRADICTIONS_TOLD
 
 
 def test_what_follows_from_a_wrong_key_is_left_unsaid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # With the default of 100 steps, stop_after would be wrong too; but 100 is not what was meant.
-    message = told(monkeypatch, tmp_path, '[train]\nsteps = "1k"\nstop_after = 500\n')
+    message = refusal(monkeypatch, tmp_path, '[train]\nsteps = "1k"\nstop_after = 500\n')
     assert message == 'job.toml:2: train.steps = "1k" must be a whole number, 1 or more: write train.steps = 1000'
-    message = told(monkeypatch, tmp_path, "[tarin]\nsteps = 1000\n[train]\nstop_after = 500\n")
+    message = refusal(monkeypatch, tmp_path, "[tarin]\nsteps = 1000\n[train]\nstop_after = 500\n")
     assert message == "job.toml:1: [tarin] is no section of a job: did you mean [train]?"
 
 
@@ -236,7 +236,7 @@ def test_the_inspection_keeps_what_is_right(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_one_mistake_one_message(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, message: str) -> None:
-    assert told(monkeypatch, tmp_path, text) == message
+    assert refusal(monkeypatch, tmp_path, text) == message
 
 
 _names = st.sampled_from(

@@ -37,18 +37,18 @@ def test_what_is_there_is_no_problem(folder: Path, source: str) -> None:
 
 
 def test_what_is_not_there_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(source: str) -> str:
+    def refusal(source: str) -> str:
         [problem] = object_problems("model.source", source, folder)
         return problem
 
-    assert told("mine:MyModle") == (
+    assert refusal("mine:MyModle") == (
         f"model.source = 'mine:MyModle': {folder}/mine.py defines no MyModle: did you mean mine:MyModel?"
     )
-    assert told("mine:hidden").endswith("defines no hidden: define it there, or change model.source")
-    assert told("package.deep.other:Deep") == (
+    assert refusal("mine:hidden").endswith("defines no hidden: define it there, or change model.source")
+    assert refusal("package.deep.other:Deep") == (
         f"model.source = 'package.deep.other:Deep': there is no module package.deep.other in {folder}, the working "
         "directory or the environment: put package/deep/other.py there, or change model.source"
     )
-    assert told("broken:Model").startswith(f"model.source = 'broken:Model': {folder}/broken.py:2 is not Python (")
+    assert refusal("broken:Model").startswith(f"model.source = 'broken:Model': {folder}/broken.py:2 is not Python (")
     monkeypatch.chdir(folder)
     assert object_problems("model.source", "mine:MyModel", Path("/")) == []

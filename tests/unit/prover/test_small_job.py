@@ -15,25 +15,10 @@ from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.model.model_spec import model_spec
-from meshwright.spec.model.moe_architecture import LatentAttention, MoEArchitecture, Router
+from meshwright.spec.model.moe_architecture import MoEArchitecture
 from meshwright.spec.model.presets import PRESETS
 
-DEEPSEEK = MoEArchitecture(
-    vocab_size=129_280,
-    dim=7168,
-    num_layers=61,
-    num_heads=128,
-    num_kv_heads=128,
-    head_dim=192,
-    ffn_dim=18_432,
-    num_experts=256,
-    experts_per_token=8,
-    expert_ffn_dim=2048,
-    num_shared_experts=1,
-    num_dense_layers=3,
-    router=Router(score="sigmoid", num_groups=8, groups_per_token=4, bias_update_rate=1e-3),
-    latent=LatentAttention(query_rank=1536, kv_rank=512, plain_head_dim=128, rope_head_dim=64, value_head_dim=128),
-)
+DEEPSEEK = PRESETS["deepseek-v3"]
 DEGREES = st.sampled_from([1, 2, 4])
 LAYOUTS = st.builds(
     Layout,
