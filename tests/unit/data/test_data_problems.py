@@ -64,10 +64,10 @@ def test_check_and_training_agree_on_what_is_too_short(tmp_path: Path, text: str
     for seq_len in (31, 32, 63, 64):
         section = make(tmp_path, text).replace(validation_fraction=fraction)
         found = problems(section, seq_len, 257)
-        assert found == told_by_training(section, seq_len)
+        assert found == refusal_by_training(section, seq_len)
 
 
-def told_by_training(section: DataSection, seq_len: int) -> list[str]:
+def refusal_by_training(section: DataSection, seq_len: int) -> list[str]:
     try:
         build_dataset(section, seq_len)
     except DataError as error:

@@ -28,7 +28,7 @@ def question(name: str, **fixed: Any) -> PlanRequest:
     return ask(**QUESTIONS[name], cluster=CLUSTERS.get(name, "h100-ib400"), **fixed)
 
 
-def refusal(plan: Plan) -> Iterator[tuple[dict[str, Any], Candidate]]:
+def alternatives_of(plan: Plan) -> Iterator[tuple[dict[str, Any], Candidate]]:
     """Yield keys to keep, and the layout that the page calls the best with them."""
     for contrast in plan.alternatives:
         keys = [change.partition("=")[0] for change in contrast.change.split(", ")]
@@ -42,7 +42,7 @@ def refusal(plan: Plan) -> Iterator[tuple[dict[str, Any], Candidate]]:
 @pytest.mark.long
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_the_best_of_each_kind_is_what_a_plan_finds_that_keeps_the_key(name: str) -> None:
-    for kept, other in refusal(make_plan(question(name), num_runners_up=5)):
+    for kept, other in alternatives_of(make_plan(question(name), num_runners_up=5)):
         best = make_plan(question(name, **kept), num_runners_up=0, min_scored=0).fastest
         assert _total_s(other) == pytest.approx(_total_s(best), rel=TOLERANCE), kept
 
