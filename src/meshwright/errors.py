@@ -6,6 +6,7 @@
     ├── UnsupportedError      exit 2: a named feature, package or device that is not here
     ├── DataError             exit 2
     ├── CheckpointError       exit 70
+    │   └── DamagedCheckpoint
     ├── NonFiniteError        exit 70
     └── Retryable             exit 75
         ├── LostPeer
@@ -57,6 +58,10 @@ class DataError(MeshwrightError):
 
 class CheckpointError(MeshwrightError):
     """A checkpoint could not be written, or what lies on disk is not what was written."""
+
+
+class DamagedCheckpoint(CheckpointError):
+    """Files of a checkpoint are missing, or their bytes are not those that were saved; an older one may be whole."""
 
 
 class NonFiniteError(MeshwrightError):

@@ -1,4 +1,4 @@
-"""Saving of a training state as one directory, atomically, and loading of it in place on any number of ranks."""
+"""Checkpoints of a training state: save, load, load_newest, verify, list_checkpoints, prune."""
 
 from __future__ import annotations
 
@@ -8,41 +8,40 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch import distributed as dist
-from torch.distributed import checkpoint as dcp
 
-from meshwright.checkpoint.contents import Contents, StoredTensor, dtype_name, read_contents
-from meshwright.checkpoint.durable import remove
-from meshwright.checkpoint.planned import ProcessGroup, flatten, has_group, held_by_any, one_error_for_all, raise_on_all
-from meshwright.checkpoint.reader import Reader, file_problems, read_chunk
-from meshwright.checkpoint.writer import Writer
-from meshwright.errors import CheckpointError
+from meshwright.checkpoint.boxes import Box
+from meshwright.checkpoint.durable import remove, temporary_sibling
+from meshwright.checkpoint.load import fill, load
+from meshwright.checkpoint.manifest import read_index, read_manifest, torch_dtype
+from meshwright.checkpoint.peers import GroupPeers, ProcessGroup
+from meshwright.checkpoint.save import SaveRequest, with_bytes, write_checkpoint
+from meshwright.checkpoint.saved import Saved, saved_in
+from meshwright.checkpoint.shards import Shard, flatten, local_shards, owned_shards
+from meshwright.errors import CheckpointError, DamagedCheckpoint
+from meshwright.log import logger
 from meshwright.spec.run.run import Run
 from meshwright.units import first_of
 
-_SAME_JOB = "set [model] and [optimizer] to what they were when it was saved"
+__all__ = ["load", "load_newest", "load_parameters", "prune", "read_metadata", "save"]
 
 
 def save(folder: Path, state: Mapping[str, Any], metadata: dict[str, Any], group: ProcessGroup = None) -> None:
     """Commit `state`, nested dicts of tensors and DTensors, as `folder`, with JSON `metadata`; a collective.
 
-    Ranks may hold different names, such as those of their stage; each shard is saved once, by one of its ranks, and
-    metadata by rank 0. On return the checkpoint is on disk. Raises CheckpointError on all ranks if any rank fails;
-    then `folder` does not exist and older checkpoints are unchanged.
+    Ranks may hold different names, such as those of their stage; each element is saved once, large boxes by all of
+    their replicas in parts, and the metadata of rank 0. On return the checkpoint is on disk. Raises CheckpointError on
+    all ranks if any rank fails; then `folder` does not exist and older checkpoints are unchanged.
     """
-    writer = Writer(folder, metadata)
-    try:
-        with one_error_for_all("saving failed"):
-            dcp.save(
-                {name: copies[0] for name, copies in flatten(state).items()},
-                storage_writer=writer,
-                planner=dcp.DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
-                process_group=group,
-                no_dist=not has_group(),
-            )
-    except (CheckpointError, KeyboardInterrupt):
-        writer.discard()
-        raise
+    peers = GroupPeers(group)
+    shards = local_shards(flatten(state))
+    write_checkpoint(save_request(folder, state, metadata, shards), with_bytes(owned_shards(shards, peers)), peers)
+
+
+def save_request(
+    folder: Path, state: Mapping[str, Any], metadata: dict[str, Any], shards: Collection[Shard]
+) -> SaveRequest:
+    """Return what the ranks that save `state` agree on."""
+    return SaveRequest(folder, metadata, sorted(state), {shard.name: (shard.dtype, shard.shape) for shard in shards})
 
 
 def prune(run: Run, keep: int) -> None:
@@ -54,37 +53,33 @@ def prune(run: Run, keep: int) -> None:
 
 def read_metadata(folder: Path) -> dict[str, Any]:
     """Return the metadata given to `save`; raises CheckpointError for a damaged checkpoint."""
-    return read_contents(folder).metadata
+    return read_index(folder).metadata
 
 
-def load(folder: Path, state: Mapping[str, Any], group: ProcessGroup = None) -> dict[str, Any]:
-    """Fill the tensors of `state` in place from `folder` and return its metadata; a collective.
+def load_newest(run: Run, state: Mapping[str, Any], group: ProcessGroup = None) -> tuple[int, dict[str, Any]] | None:
+    """Load the newest checkpoint whose every byte is as it was saved; None if there is none; a collective.
 
-    Under each top-level key of `state` all ranks together must hold exactly the saved names, shapes and dtypes; the
-    sharding may differ. Raises CheckpointError on all ranks, possibly after some tensors were filled.
+    Returns its step and metadata. Damaged newer ones are renamed to step-N.damaged-ID, so that the run can save their
+    steps again, and named in a warning. Raises CheckpointError if all are damaged, or for another reason than damage.
     """
-    flat = flatten(state)
-    contents, problem = None, None
-    try:
-        contents = read_contents(folder)
-        problem = _problem(folder, contents, flat, state.keys(), group)
-    except CheckpointError as error:
-        problem = str(error)
-    raise_on_all(problem, group)
-    assert contents is not None
-    _require_all_used(folder, contents, flat, state.keys(), group)
-    with one_error_for_all("loading failed"):
-        dcp.load(
-            {name: copies[0] for name, copies in flat.items()},
-            storage_reader=Reader(folder, contents),
-            planner=dcp.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
-            process_group=group,
-            no_dist=not has_group(),
-        )
-    for first, *others in flat.values():
-        for other in others:
-            other.copy_(first)
-    return contents.metadata
+    peers = GroupPeers(group)
+    # Rank 0 decides: on another host a shared folder may not show the newest checkpoint yet.
+    steps: list[int] = peers.publish(run.checkpoint_steps())
+    problems: list[str] = []
+    for step in reversed(steps):
+        try:
+            metadata = load(run.checkpoint(step), state, group)
+        except DamagedCheckpoint as error:
+            problems.append(str(error))
+            continue
+        for damaged, problem in zip(reversed(steps), problems, strict=False):
+            logger.warning("step-%d is skipped, and step-%d loaded: %s", damaged, step, problem)
+            if peers.rank == 0:
+                _set_aside(run.checkpoint(damaged))
+        return step, metadata
+    if problems:
+        raise DamagedCheckpoint("no checkpoint of this run can be loaded:\n" + "\n".join(problems))
+    return None
 
 
 def load_parameters(folder: Path, names: Collection[str] | None = None) -> dict[str, Tensor]:
@@ -92,60 +87,37 @@ def load_parameters(folder: Path, names: Collection[str] | None = None) -> dict[
 
     Reads and verifies these only; raises CheckpointError for a damaged or missing tensor.
     """
-    contents = read_contents(folder)
-    stored = {full.removeprefix("model/"): tensor for full, tensor in contents.section("model").items()}
-    missing = sorted(set(names or ()) - stored.keys())
-    if missing:
+    saved = saved_tensors(folder, ["model"])
+    stored = {full.removeprefix("model/"): parts for full, parts in saved.items()}
+    if missing := sorted(set(names or ()) - stored.keys()):
         raise CheckpointError(f"{folder} holds no parameter {first_of(missing)}: was it saved from another model?")
-    return {name: _whole(folder, name, stored[name]) for name in (stored if names is None else names)}
+    return {name: read_whole(folder, stored[name]) for name in (stored if names is None else names)}
 
 
-def _whole(folder: Path, name: str, stored: StoredTensor) -> Tensor:
-    whole = torch.empty(stored.shape, dtype=stored.torch_dtype)
-    for chunk in stored.chunks:
-        box = tuple(slice(start, start + n) for start, n in zip(chunk.offsets, chunk.shape, strict=True))
-        whole[box] = read_chunk(folder, f"model/{name}", stored, chunk)
+def saved_tensors(folder: Path, sections: Collection[str] | None = None) -> dict[str, list[Saved]]:
+    """Return the saved shards of every tensor, of all sections or of `sections`, by full name; not a collective."""
+    index = read_index(folder)
+    tensors: dict[str, list[Saved]] = {}
+    for rank in range(len(index.ranks)):
+        for saved in saved_in(read_manifest(folder, index, rank), index.sections if sections is None else sections):
+            tensors.setdefault(saved.name, []).append(saved)
+    return tensors
+
+
+def read_whole(folder: Path, parts: list[Saved]) -> Tensor:
+    """Return one tensor from all of its saved shards."""
+    name, dtype, shape, *_ = parts[0]
+    whole = torch.empty(shape, dtype=torch_dtype(dtype))
+    shard = Shard(name, dtype, shape, Box((0,) * len(shape), shape), whole)
+    fill(folder, [shard], [[part for part in parts if part.shard is not None]])
     return whole
 
 
-def _problem(
-    folder: Path, contents: Contents, flat: Mapping[str, list[Tensor]], sections: Collection[str], group: ProcessGroup
-) -> str | None:
-    """Return the problems that this rank finds, or None; each rank checks some of the files."""
-    rank, num_ranks = (dist.get_rank(group), dist.get_world_size(group)) if has_group() else (0, 1)
-    problems = file_problems(folder, contents, sorted(contents.file_bytes)[rank::num_ranks])
-    if absent := [section for section in sections if not contents.section(section)]:
-        sections_here = sorted({name.partition("/")[0] for name in contents.tensors})
-        problems.append(
-            f"{folder} holds {', '.join(sections_here) or 'nothing'} but no {', '.join(absent)}, so it is no training "
-            "state to resume: start a new run from its weights with model.initial_weights"
-        )
-        return "\n".join(problems)
-    saved = _saved(contents, sections)
-    if missing := sorted(flat.keys() - saved.keys()):
-        problems.append(f"{folder} lacks {first_of(missing)}, which this model or its optimizer has: {_SAME_JOB}")
-    different = [
-        f"{name} (saved {saved[name].dtype} {list(saved[name].shape)}, "
-        f"now {dtype_name(tensor.dtype)} {list(tensor.shape)})"
-        for name, copies in flat.items()
-        for tensor in copies
-        if name in saved and (tuple(tensor.shape), tensor.dtype) != (saved[name].shape, saved[name].torch_dtype)
-    ]
-    if different:
-        problems.append(f"{folder} was saved with other sizes: {first_of(different)}: {_SAME_JOB}")
-    return "\n".join(problems) or None
-
-
-def _require_all_used(
-    folder: Path, contents: Contents, flat: Collection[str], sections: Collection[str], group: ProcessGroup
-) -> None:
-    """Raise CheckpointError on all ranks for a saved tensor that no rank holds; a collective."""
-    saved = _saved(contents, sections).keys()
-    if unused := sorted(saved - held_by_any(saved, flat, group)):
-        raise CheckpointError(
-            f"{folder} holds {first_of(unused)}, which this model or its optimizer lacks: {_SAME_JOB}"
-        )
-
-
-def _saved(contents: Contents, sections: Collection[str]) -> dict[str, StoredTensor]:
-    return {name: stored for section in sections for name, stored in contents.section(section).items()}
+def _set_aside(folder: Path) -> None:
+    """Rename a damaged checkpoint, so that it is kept and the run can save its step again."""
+    aside = temporary_sibling(folder, "damaged")
+    try:
+        folder.rename(aside)
+        logger.warning("%s is now %s: remove it when you no longer need it", folder.name, aside.name)
+    except OSError as error:
+        logger.warning("%s could not be renamed (%s): move it away before its step is saved", folder, error.strerror)

@@ -13,9 +13,9 @@ from meshwright.log import logger
 _TEMPORARY = re.compile(r".+\.tmp-[0-9a-f]{32}")
 
 
-def temporary_sibling(folder: Path) -> Path:
-    """Return a new temporary path in the parent of `folder`."""
-    return folder.with_name(f"{folder.name}.tmp-{uuid.uuid4().hex}")
+def temporary_sibling(folder: Path, kind: str = "tmp") -> Path:
+    """Return a new path NAME.KIND-ID in the parent of `folder`."""
+    return folder.with_name(f"{folder.name}.{kind}-{uuid.uuid4().hex}")
 
 
 def fsync_folder(folder: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshwright.checkpoint.checkpoint import load, load_parameters, prune, read_metadata, save
-from meshwright.checkpoint.contents import hash_bytes
+from meshwright.checkpoint.manifest import hash_bytes
 from meshwright.errors import CheckpointError
 from meshwright.spec.run.run import Run
 
@@ -222,10 +222,10 @@ def test_the_only_checkpoint_has_no_older_one_to_name(run: Run) -> None:
 
 def test_another_format_version_is_named(run: Run) -> None:
     path = run.checkpoint(20) / "checkpoint.json"
-    body = json.loads(path.read_text())["contents"] | {"format_version": 2}
+    body = json.loads(path.read_text())["contents"] | {"format_version": 3}
     checksum = hash_bytes(json.dumps(body, sort_keys=True).encode())
     path.write_text(json.dumps({"checksum": checksum, "contents": body}))
-    with pytest.raises(CheckpointError, match="format 2, but this version of meshwright reads 1"):
+    with pytest.raises(CheckpointError, match="format 3, but this version of meshwright reads 1 to 2"):
         load(run.checkpoint(20), zeroed(make_state()))
 
 

@@ -40,7 +40,7 @@ def train(job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate 
         watch.follow(training.model)
         training.step.report_to(watch.mark)
         watch.mark("restore")
-        step = restore(training, run) if resume else 0
+        step = training.load_newest(run) if resume else 0
         speed = PeakFlops.of(job, ranks)
         recorder = open_recorder(training, run, step, estimate)
         profiler = ProfilerWindow(run.timelines, ranks.rank, job.run.profile_start, job.run.profile_steps)
@@ -75,16 +75,6 @@ def train(job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate 
                 recorder.finish(step, code, parameter_hash=digest)
         training.loader.close()
         return code
-
-
-def restore(training: Training, run: Run) -> int:
-    """Load the newest checkpoint and return its step, 0 without one; a collective."""
-    # Rank 0 decides: on another host a shared folder may not show the newest checkpoint yet.
-    steps: list[int] = training.ranks.gather(run.checkpoint_steps())[0]
-    if not steps:
-        return 0
-    training.load(run, steps[-1])
-    return steps[-1]
 
 
 def announce(training: Training, step: int, peak_name: str | None) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
-from meshwright.checkpoint.checkpoint import load, prune, save
+from meshwright.checkpoint.checkpoint import load, load_newest, prune, save
 from meshwright.checkpoint.hf.families import BUFFER
 from meshwright.checkpoint.hf.weights import load_hf_parameters
 from meshwright.data.dataset import Dataset, build_dataset
@@ -95,6 +95,18 @@ class Training:
     def load(self, run: Run, step: int) -> None:
         """Load the state after `step`, saved by any number of ranks; a collective."""
         metadata: dict[str, Any] = load(run.checkpoint(step), self._state())
+        self._check(metadata)
+
+    def load_newest(self, run: Run) -> int:
+        """Load the newest checkpoint that is as it was saved and return its step, 0 without one; a collective."""
+        found = load_newest(run, self._state())
+        if found is None:
+            return 0
+        step, metadata = found
+        self._check(metadata)
+        return step
+
+    def _check(self, metadata: dict[str, Any]) -> None:
         share_tied(self.model, self.meshes)
         check_resumable(metadata["position"], self.loader.position)
 

@@ -1,0 +1,87 @@
+"""What the ranks of a save or load exchange with each other: small JSON values and one error for all."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Protocol
+
+import torch
+from torch import distributed as dist
+
+from meshwright.errors import CheckpointError, DamagedCheckpoint
+
+ProcessGroup = dist.ProcessGroup | None
+"""The ranks that save or load together, a group with a CPU backend; None for all ranks."""
+
+
+class Peers(Protocol):
+    """The ranks that write one checkpoint; every method is a collective."""
+
+    rank: int
+    num_ranks: int
+
+    def publish(self, value: Any) -> Any:
+        """Return rank 0's `value` on every rank."""
+
+    def collect(self, value: Any) -> list[Any]:
+        """Return the values of all ranks on rank 0, an empty list elsewhere."""
+
+
+class GroupPeers:
+    """The ranks of a process group, or this process alone where none exists."""
+
+    def __init__(self, group: ProcessGroup = None) -> None:
+        self._group = group
+        self._is_alone = not (dist.is_available() and dist.is_initialized())
+        self.rank = 0 if self._is_alone else dist.get_rank(group)
+        self.num_ranks = 1 if self._is_alone else dist.get_world_size(group)
+
+    def publish(self, value: Any) -> Any:
+        """Return rank 0's `value` on every rank."""
+        if self._is_alone:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, group=self._group, group_src=0, device=torch.device("cpu"))
+        return box[0]
+
+    def collect(self, value: Any) -> list[Any]:
+        """Return the values of all ranks on rank 0, an empty list elsewhere."""
+        if self._is_alone:
+            return [value]
+        values: list[Any] | None = [None] * self.num_ranks if self.rank == 0 else None
+        dist.gather_object(value, values, group=self._group, group_dst=0)
+        return values or []
+
+    def exchange(self, messages: list[Any]) -> list[Any]:
+        """Return what each rank sent to this one, where `messages` has one JSON value for each rank."""
+        if self._is_alone:
+            return messages
+        sent = [json.dumps(message, separators=(",", ":")).encode() for message in messages]
+        sizes = torch.tensor([len(data) for data in sent])
+        received_sizes = torch.empty_like(sizes)
+        dist.all_to_all_single(received_sizes, sizes, group=self._group)
+        received = torch.empty(int(received_sizes.sum()), dtype=torch.uint8)
+        dist.all_to_all_single(
+            received,
+            torch.frombuffer(bytearray(b"".join(sent)), dtype=torch.uint8),
+            received_sizes.tolist(),
+            sizes.tolist(),
+            group=self._group,
+        )
+        return [json.loads(part.numpy().tobytes()) for part in received.split(received_sizes.tolist())]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks on every rank; for small values."""
+        if self._is_alone:
+            return [value]
+        values: list[Any] = [None] * self.num_ranks
+        dist.all_gather_object(values, value, group=self._group)
+        return values
+
+    def raise_on_all(self, problem: CheckpointError | None) -> None:
+        """Raise on every rank, with all texts, if any rank has a problem; as damage if all of them are damage."""
+        own = None if problem is None else (str(problem), isinstance(problem, DamagedCheckpoint))
+        found = [each for each in self.gather(own) if each is not None]
+        if found:
+            kind = DamagedCheckpoint if all(is_damage for _, is_damage in found) else CheckpointError
+            raise kind("\n".join(dict.fromkeys(text for text, _ in found)))
