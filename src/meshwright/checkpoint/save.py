@@ -39,6 +39,9 @@ from meshwright.errors import CheckpointError
 MAX_SHARD_BYTES = 32 << 20
 """Larger shards are stored in several parts, so that a reader of a few rows need not read and verify all."""
 
+PUBLISHES, COLLECTS = (0, 2), (1,)
+"""Which of the calls of `Peers` in write_checkpoint, counted from 0, are publish and which are collect."""
+
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 

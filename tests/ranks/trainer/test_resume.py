@@ -14,16 +14,20 @@ from run_ranks import run_ranks
 from training_runs import TINY_MODEL, FinishedRun, tiny_job, train_on_ranks, train_on_this_rank
 
 
-def test_resume_on_the_same_layout_is_bit_equal(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_both_resumes_on_the_same_layout_are_bit_equal(tmp_path: Path, mode: str) -> None:
     straight = train_on_ranks(tiny_job(tmp_path), tmp_path / "straight", 2)
-    stopped = train_on_ranks(tiny_job(tmp_path, train={"stop_after": 4}), tmp_path / "stopped", 2)
-    assert stopped.codes == [ExitCode.RETRY] * 2
-    assert stopped.manifest.exit == ExitCode.RETRY
-    resumed = train_on_ranks(tiny_job(tmp_path), tmp_path / "stopped", 2, resume=True)
+    checkpoint = {"checkpoint": {"mode": mode, "interval": 1}}
+    for number, stop_after in enumerate((2, 4)):
+        job = tiny_job(tmp_path, train={"stop_after": stop_after}, **checkpoint)
+        stopped = train_on_ranks(job, tmp_path / "stopped", 2, resume=number > 0)
+        assert stopped.codes == [ExitCode.RETRY] * 2
+        assert stopped.manifest.exit == ExitCode.RETRY
+    resumed = train_on_ranks(tiny_job(tmp_path, **checkpoint), tmp_path / "stopped", 2, resume=True)
     assert resumed.codes == [ExitCode.DONE] * 2
     assert resumed.parameter_hash == straight.parameter_hash
     assert resumed.losses == straight.losses
-    assert [attempt.start_step for attempt in resumed.manifest.attempts] == [0, 4]
+    assert [attempt.start_step for attempt in resumed.manifest.attempts] == [0, 2, 4]
 
 
 @pytest.mark.parametrize("num_ranks", [1, pytest.param(4, marks=pytest.mark.long)])

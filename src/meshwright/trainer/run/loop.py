@@ -23,10 +23,10 @@ from meshwright.spec.step.estimate import Estimate
 from meshwright.spec.trace.marks import DATA_MARK, STEP_MARK
 from meshwright.trainer.launch.ranks import Ranks
 from meshwright.trainer.run.open_run import open_recorder
+from meshwright.trainer.run.run_checkpoints import RunCheckpoints
 from meshwright.trainer.run.run_recorder import RunRecorder, StepMetrics
 from meshwright.trainer.step.speed import PeakFlops, peak_memory_bytes
 from meshwright.trainer.step.training import Training
-from meshwright.units import format_duration
 
 
 def train(job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate | None = None) -> ExitCode:
@@ -44,7 +44,7 @@ def train(job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate 
         speed = PeakFlops.of(job, ranks)
         recorder = open_recorder(training, run, step, estimate)
         profiler = ProfilerWindow(run.timelines, ranks.rank, job.run.profile_start, job.run.profile_steps)
-        with recorder or nullcontext(), profiler:
+        with recorder or nullcontext(), profiler, RunCheckpoints(training, run) as checkpoints:
             announce(training, step, speed.peak_name)
             # The tracker's hooks would be compiled with the model.
             tracked_step = None if training.layout.compile else step + 1
@@ -57,6 +57,7 @@ def train(job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate 
                 with watch.tracking(training.model) if step == tracked_step else nullcontext():
                     take_step(training, step, speed, recorder)
                 profiler.after_step(step)
+                checkpoints.report()
                 if is_due(step, job.train.validation_interval):
                     watch.mark("validation")
                     validate(training, step, recorder)
@@ -66,8 +67,9 @@ def train(job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate 
                     logger.info("%s: stopping after step %d, with a checkpoint", asked.name, step)
                 if asked is not None or step == last_step or is_due(step, job.checkpoint.interval):
                     watch.mark("checkpoint")
-                    save(training, run, step)
+                    checkpoints.save(step)
             watch.mark("finish")
+            checkpoints.finish()
             code = exit_code(job, step, asked)
             # After a signal there may be little time left.
             digest = parameter_hash(training.model) if job.run.parameter_hash and asked is None else None
@@ -139,13 +141,6 @@ def validate(training: Training, step: int, recorder: RunRecorder | None) -> Non
     loss = training.step.validate([training.loader.validation_microbatches(index) for index in range(num_batches)])
     if recorder is not None:
         recorder.validation(step, loss)
-
-
-def save(training: Training, run: Run, step: int) -> None:
-    """Commit a checkpoint and log its duration; a collective."""
-    started_s = time.perf_counter()
-    training.save(run, step)
-    logger.info("checkpoint %s in %s", run.checkpoint(step), format_duration(time.perf_counter() - started_s))
 
 
 def is_due(step: int, interval: int) -> bool:

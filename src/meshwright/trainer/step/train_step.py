@@ -58,6 +58,8 @@ class TrainStep:
         """Called with the model once per step, with the gradients of the mean loss before clipping."""
         self._has_checked_gradients = False
         self._observe: Observe = ignore
+        self.before_update: Callable[[], None] | None = None
+        """Called before parameters change, such as to wait for a snapshot of them."""
 
     def report_to(self, observe: Observe) -> None:
         """Call `observe` with each pipeline action and each later phase of a step."""
@@ -80,6 +82,8 @@ class TrainStep:
         loss = self._mean_loss(total_loss, len(microbatches))
         require_finite(step, loss, grad_norm.item())
         self._observe("optimizer")
+        if self.before_update is not None:
+            self.before_update()
         self.optimizer.step()
         self.optimizer.zero_grad()
         experts = self.expert_load.after_step()

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
-from meshwright.checkpoint.checkpoint import load, load_newest, prune, save
+from meshwright.checkpoint.checkpoint import load, load_newest
 from meshwright.checkpoint.hf.families import BUFFER
 from meshwright.checkpoint.hf.weights import load_hf_parameters
 from meshwright.data.dataset import Dataset, build_dataset
@@ -80,26 +80,23 @@ class Training:
         training.num_parameters = num_parameters
         return training
 
-    def save(self, run: Run, step: int) -> None:
-        """Commit the state after `step` as a checkpoint of `run`; a collective."""
-        metadata = {
+    def metadata(self, step: int) -> dict[str, Any]:
+        """Return what a checkpoint after `step` says of itself, as JSON holds it."""
+        return {
             "step": step,
             "layout": self.layout.to_dict(),
             "num_ranks": self.ranks.num_ranks,
             "position": self.loader.position,
         }
-        save(run.checkpoint(step), self._state(), metadata)
-        if self.ranks.is_first:
-            prune(run, self.job.checkpoint.keep)
 
     def load(self, run: Run, step: int) -> None:
         """Load the state after `step`, saved by any number of ranks; a collective."""
-        metadata: dict[str, Any] = load(run.checkpoint(step), self._state())
+        metadata: dict[str, Any] = load(run.checkpoint(step), self.state())
         self._check(metadata)
 
     def load_newest(self, run: Run) -> int:
         """Load the newest checkpoint that is as it was saved and return its step, 0 without one; a collective."""
-        found = load_newest(run, self._state())
+        found = load_newest(run, self.state())
         if found is None:
             return 0
         step, metadata = found
@@ -110,12 +107,17 @@ class Training:
         share_tied(self.model, self.meshes)
         check_resumable(metadata["position"], self.loader.position)
 
-    def _state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
+        """Return the tensors of a checkpoint: this rank's shards of parameters, buffers and optimizer state."""
         buffers = {f"{BUFFER}{name}": buffer for name, buffer in persistent_buffers(self.model).items()}
         return {
             "model": {**copies_by_name(canonical_parameters(self.model)), **buffers},
             "optimizer": optimizer_state(self.model, self.optimizer),
         }
+
+    def changing_names(self) -> list[str]:
+        """Return the names in a checkpoint of tensors that a forward may change, such as running statistics."""
+        return [f"model/{BUFFER}{name}" for name in persistent_buffers(self.model)]
 
 
 def build_pipeline(job: Job, ranks: Ranks, microbatches: Sequence[int] | None = None) -> tuple[Meshes, Pipeline, int]:
