@@ -17,7 +17,7 @@ from meshwright.spec.model.hf.hf_config import hf_model_type
 BUFFER = "buffer."
 """Prefix of a buffer's name in a checkpoint; parameters have none."""
 
-_MAPS = {
+_MAPS: dict[str, NameMap] = {
     "gpt2": GPT2,
     "llama": LLAMA,
     "mistral": LLAMA,
@@ -29,9 +29,12 @@ _MAPS = {
 }
 
 
-def name_map(architecture: LlamaArchitecture) -> NameMap:
-    """Return the name map of `architecture`, without the head if it is tied."""
-    names = _MAPS[hf_model_type(architecture)]
+def name_map(architecture: LlamaArchitecture, model_type: str | None = None) -> NameMap:
+    """Return the name map of `architecture` in folders of `model_type`, without the head if it is tied.
+
+    None, or a type that no map is of, means the type that an export has.
+    """
+    names = _MAPS[model_type if model_type in _MAPS else hf_model_type(architecture)]
     if not architecture.tie_embeddings:
         return names
     return replace(
