@@ -10,6 +10,7 @@ from meshwright.checkpoint.hf.gpt2 import GPT2
 from meshwright.checkpoint.hf.llama import HEAD, LLAMA
 from meshwright.checkpoint.hf.moe import DEEPSEEK_V3, MIXTRAL, QWEN3_MOE
 from meshwright.checkpoint.hf.name_map import Drop, NameMap
+from meshwright.checkpoint.hf.phi3 import phi3_map
 from meshwright.models.build import build_architecture
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.hf.hf_config import hf_model_type
@@ -27,6 +28,8 @@ _MAPS: dict[str, NameMap] = {
     "qwen3_moe": QWEN3_MOE,
     "deepseek_v3": DEEPSEEK_V3,
 }
+_MAPS_BY_SIZES = {"phi3": phi3_map}
+"""Families whose fused tensors are divided by the sizes of the model."""
 
 
 def name_map(architecture: LlamaArchitecture, model_type: str | None = None) -> NameMap:
@@ -34,7 +37,10 @@ def name_map(architecture: LlamaArchitecture, model_type: str | None = None) -> 
 
     None, or a type that no map is of, means the type that an export has.
     """
-    names = _MAPS[model_type if model_type in _MAPS else hf_model_type(architecture)]
+    if model_type in _MAPS_BY_SIZES:
+        names = _MAPS_BY_SIZES[model_type](architecture)
+    else:
+        names = _MAPS[hf_model_type(architecture)]
     if not architecture.tie_embeddings:
         return names
     return replace(
