@@ -40,7 +40,7 @@ def test_export_says_what_it_wrote_and_compares(
     trained: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     require_transformers()
-    assert run(["export", trained, str(tmp_path / "out"), "--dtype", "bfloat16", "--check"]) == 0
+    assert run(["export", trained, str(tmp_path / "out"), "--dtype", "bfloat16", "--verify"]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith(f"{trained}/checkpoints/step-3 -> {tmp_path}/out: 29.3k parameters in bfloat16, 57.3 KiB")
     assert second.startswith("logits equal those of transformers 5")
@@ -54,15 +54,16 @@ def test_other_logits_fail_the_check(
 ) -> None:
     require_transformers()
     monkeypatch.setattr("meshwright.app.exchange.max_logits_difference", lambda *_: 0.25)
-    assert run(["export", trained, str(tmp_path / "out"), "--check"]) == 70
-    assert "off by up to 2.5e-01 where rounding explains 1e-03: do not use" in capsys.readouterr().err
+    assert run(["export", trained, str(tmp_path / "out"), "--verify"]) == 70
+    assert "off by up to 2.5e-01 where rounding explains 1e-03" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_check_without_transformers_is_refused_before_anything_is_written(
     trained: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert run(["export", trained, str(tmp_path / "out"), "--check"]) == 2
+    assert run(["export", trained, str(tmp_path / "out"), "--verify"]) == 2
     assert "needs the package transformers" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 

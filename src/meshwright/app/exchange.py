@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 
 from meshwright.app.progress import elapsed
-from meshwright.checkpoint.hf.export import ExportDType
+from meshwright.checkpoint.hf.export import ExportDType, ExportFormat
 from meshwright.checkpoint.hf.export import export as _export
+from meshwright.checkpoint.saved_model import SavedModel
 from meshwright.errors import CheckpointError
 from meshwright.extras import import_extra
 from meshwright.inference.generate import Sampling, TextStream
@@ -53,21 +54,29 @@ def export(
     *,
     step: int | None = None,
     dtype: ExportDType = "float32",
-    check: bool = False,
+    verify: bool = False,
+    overwrite: bool = False,
 ) -> Export:
     """Write the model of `run`, a run or checkpoint folder, as the new Hugging Face folder `out`.
 
-    `step` is a checkpoint; None takes the newest. With `check` the logits are compared with those that transformers
-    computes from `out`. Raises ConfigError if `out` exists, CheckpointError for a damaged source or for other logits,
-    UnsupportedError where transformers, which `check` needs, is not installed.
+    `step` is a checkpoint; None takes the newest. With `overwrite` an older Hugging Face folder may be replaced. With
+    `verify` the logits are compared with those that transformers computes from the written folder, before it gets its
+    name. Raises ConfigError if `out` exists, CheckpointError for a damaged source, a full disk or other logits,
+    UnsupportedError where transformers, which `verify` needs, is not installed.
     """
-    if check:
-        import_extra("transformers", "the comparison of logits (--check)")
+    if verify:
+        import_extra("transformers", "the comparison of logits (--verify)")
     out = Path(out)
+    comparisons: list[LogitsComparison] = []
     with elapsed(f"writing {out}") as show:
-        done = _export(Path(run), out, step=step, dtype=dtype)
-        show("comparing logits with transformers")
-        comparison = _comparison(done.model.checkpoint, out, dtype) if check else None
+
+        def compare(model: SavedModel, folder: Path) -> None:
+            if verify:
+                show("comparing logits with transformers")
+                comparisons.append(_comparison(model.checkpoint, folder, out, dtype))
+
+        done = _export(Path(run), out, step=step, weights=ExportFormat(dtype), overwrite=overwrite, verify=compare)
+    comparison = comparisons[0] if comparisons else None
     return Export(done.model.checkpoint, out, done.num_parameters, done.num_bytes, done.num_files, comparison)
 
 
@@ -92,14 +101,15 @@ def generate(
     return prompt + "".join([stream.add(token) for token in tokens]) + stream.end()
 
 
-def _comparison(checkpoint: Path, out: Path, dtype: str) -> LogitsComparison:
+def _comparison(checkpoint: Path, folder: Path, out: Path, dtype: str) -> LogitsComparison:
     import transformers
 
     model = load_model(checkpoint, device=torch.device("cpu")).model
-    difference = max_logits_difference(model, out, getattr(torch, dtype))
+    difference = max_logits_difference(model, folder, getattr(torch, dtype))
     if difference > _TOLERANCE:
         raise CheckpointError(
-            f"transformers {transformers.__version__} computes other logits from {out}, off by up to {difference:.1e} "
-            f"where rounding explains {_TOLERANCE:.0e}: do not use {out}, and report this as a bug"
+            f"transformers {transformers.__version__} computes other logits from the export of {checkpoint}, off by up "
+            f"to {difference:.1e} where rounding explains {_TOLERANCE:.0e}: {out} was not written; report this as a "
+            "bug, and export without --verify to look into it"
         )
     return LogitsComparison(difference, transformers.__version__)

@@ -22,11 +22,22 @@ from meshwright.cli.result_command import print_json, result_command
     show_default=True,
     help="Format of the weights; float32 loses nothing.",
 )
-@click.option("--check", is_flag=True, help="Compare the logits with those that transformers computes from OUT.")
+@click.option("--verify", is_flag=True, help="Compare the logits with those that transformers computes from OUT.")
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it is a Hugging Face folder.")
 def command(
-    run: Path, out: Path, step: int | None, dtype: Literal["float32", "bfloat16"], check: bool, as_json: bool
+    run: Path,
+    out: Path,
+    step: int | None,
+    dtype: Literal["float32", "bfloat16"],
+    verify: bool,
+    overwrite: bool,
+    as_json: bool,
 ) -> None:
-    """Write the model of RUN, a run folder or one of its checkpoints, as the new Hugging Face folder OUT."""
+    """Write the model of RUN, a run folder or one of its checkpoints, as the new Hugging Face folder OUT.
+
+    Tensors are read, verified and written one after the other, so memory does not grow with the model. OUT appears only
+    when it is complete.
+    """
     from meshwright.checkpoint.find_checkpoint import find_checkpoint
     from meshwright.units import format_bytes, format_count
 
@@ -34,7 +45,7 @@ def command(
     find_checkpoint(run, step)
     from meshwright.app.exchange import export
 
-    done = export(run, out, step=step, dtype=dtype, check=check)
+    done = export(run, out, step=step, dtype=dtype, verify=verify, overwrite=overwrite)
     if as_json:
         print_json({**asdict(done), "checkpoint": str(done.checkpoint), "folder": str(done.folder)})
         return
