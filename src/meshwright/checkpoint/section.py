@@ -1,4 +1,4 @@
-"""CheckpointSection: the tensors of one section of a checkpoint, read by rows in one process."""
+"""SectionReader: the tensors of one section of a checkpoint, read by rows in one process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from meshwright.errors import CheckpointError, DamagedCheckpoint
 from meshwright.units import first_of
 
 
-class CheckpointSection:
+class SectionReader:
     """Tensors whose saved shards cover them exactly once; only what `read` needs is read, and verified by its hash."""
 
     def __init__(self, folder: Path, section: str) -> None:

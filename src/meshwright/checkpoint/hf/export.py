@@ -15,7 +15,7 @@ from meshwright.checkpoint.hf.output_folder import output_folder, require_target
 from meshwright.checkpoint.hf.side_files import write_side_files
 from meshwright.checkpoint.hf.weight_files import divide, output_tensors, write_files
 from meshwright.checkpoint.saved_model import SavedModel, find_saved_model
-from meshwright.checkpoint.section import CheckpointSection
+from meshwright.checkpoint.section import SectionReader
 from meshwright.spec.model.hf.hf_config import architecture_to_hf
 
 ExportDType = Literal["float32", "bfloat16"]
@@ -61,7 +61,7 @@ def export(
     model = find_saved_model(source, step)
     # Raises for a model that transformers lacks.
     architecture_to_hf(model.architecture)
-    saved = CheckpointSection(model.checkpoint, "model")
+    saved = SectionReader(model.checkpoint, "model")
     shapes = stored_shapes(model.architecture)
     saved.require(shapes)
     # A router's bias stays float32, as in transformers.

@@ -17,7 +17,7 @@ from meshwright.checkpoint.hf.layouts import PIECE_BYTES, row_ranges, their_shap
 from meshwright.checkpoint.hf.name_map import NameMap, Rename
 from meshwright.checkpoint.hf.safetensors_writer import write_safetensors
 from meshwright.checkpoint.save import bytes_of
-from meshwright.checkpoint.section import CheckpointSection
+from meshwright.checkpoint.section import SectionReader
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def divide(outputs: Sequence[OutputTensor], max_bytes: int) -> list[list[OutputT
     return files
 
 
-def write_files(files: Sequence[Sequence[OutputTensor]], saved: CheckpointSection, folder: Path) -> int:
+def write_files(files: Sequence[Sequence[OutputTensor]], saved: SectionReader, folder: Path) -> int:
     """Write the weight files, with an index if there are several, and return the bytes of all tensors."""
     weight_map: dict[str, str] = {}
     num_bytes = 0
@@ -88,7 +88,7 @@ def write_files(files: Sequence[Sequence[OutputTensor]], saved: CheckpointSectio
     return num_bytes
 
 
-def _pieces(outputs: Sequence[OutputTensor], saved: CheckpointSection) -> Iterator[Tensor]:
+def _pieces(outputs: Sequence[OutputTensor], saved: SectionReader) -> Iterator[Tensor]:
     """Yield the elements of `outputs` in order; at most one fused tensor or about PIECE_BYTES are in memory."""
     for batch in _batches(outputs):
         first = batch[0]
