@@ -18,6 +18,9 @@ from meshwright.spec.model.hf.hf_config import hf_model_type
 BUFFER = "buffer."
 """Prefix of a buffer's name in a checkpoint; parameters have none."""
 
+COPY = "a copy of the embedding, checked to be equal before it is dropped"
+"""Why the head of a model that ties it is dropped."""
+
 _MAPS: dict[str, NameMap] = {
     "gpt2": GPT2,
     "llama": LLAMA,
@@ -46,7 +49,7 @@ def name_map(architecture: LlamaArchitecture, model_type: str | None = None) -> 
     return replace(
         names,
         renames=tuple(rename for rename in names.renames if rename.theirs != HEAD),
-        drops=(*names.drops, Drop(HEAD, "a copy of the embedding, checked to be equal before it is dropped")),
+        drops=(*names.drops, Drop(HEAD, COPY)),
     )
 
 

@@ -34,6 +34,7 @@ class HfFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.others: list[str] = []
         self._file_of: dict[str, SafetensorsFile] = {}
         for name, keys in self._expected_keys().items():
             file = SafetensorsFile(path / name)

@@ -24,8 +24,9 @@ from meshwright.checkpoint.peers import GroupPeers
 from meshwright.checkpoint.save import Extent, SaveRequest, with_bytes, write_checkpoint
 from meshwright.checkpoint.saved_model import IMPORTED_FROM
 from meshwright.checkpoint.shards import Shard
+from meshwright.checkpoint.torch_formats.torch_weights import is_torch_checkpoint, load_torch_parameters
 from meshwright.config.write import to_toml
-from meshwright.errors import CheckpointError, ExitCode
+from meshwright.errors import CheckpointError, ConfigError, ExitCode
 from meshwright.spec.job.job import Job
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.hf.hf_config import architecture_from_hf
@@ -45,30 +46,40 @@ class Imported:
     """Tensors of the folder that are not in the checkpoint, by reason."""
 
 
-def import_folder(hf_folder: Path, run_folder: Path, *, overwrite: bool = False) -> Imported:
-    """Write the weights of `hf_folder`, bitwise unchanged, as checkpoint step-0 of the new run `run_folder`.
+def import_folder(source: Path, run_folder: Path, *, config: Path | None = None, overwrite: bool = False) -> Imported:
+    """Write the weights of `source`, bitwise unchanged, as checkpoint step-0 of the new run `run_folder`.
 
-    Those in block-fp8 become bfloat16. `hf_folder` may also be the hub id of a downloaded model. Memory is that of the
-    largest tensor whose layout changes, or of some 64 MiB. The run is created atomically; with `overwrite` it may
-    replace an imported run that was not trained. Its job names `hf_folder` as initial_weights, so training from it
-    starts with a copy of job.toml. Raises ConfigError if `run_folder` exists, CheckpointError for a damaged folder or
-    a full disk, UnsupportedError for an unknown model.
+    `source` is a Hugging Face folder, whose block-fp8 weights become bfloat16, the hub id of a downloaded model, a
+    torch.save file or a torch.distributed.checkpoint folder; `config` is the folder of its config.json and tokenizer,
+    if another. Memory is that of the largest tensor whose layout changes, or of some 64 MiB. The run is created
+    atomically; with `overwrite` it may replace an imported run that was not trained. Raises ConfigError if `run_folder`
+    exists, CheckpointError for a damaged source or a full disk, UnsupportedError for an unknown model.
     """
     require_target(run_folder, "import", _is_untrained_import if overwrite else None)
-    named, hf_folder = str(hf_folder), model_folder(hf_folder)
-    config = read_json(hf_folder / CONFIG)
-    architecture = architecture_from_hf(config, str(hf_folder / CONFIG))
-    weights = load_hf_parameters(hf_folder, architecture, dtype=None)
+    is_hf = not is_torch_checkpoint(source)
+    folder = model_folder(source) if is_hf else source
+    side = config or (source.parent if source.is_file() else folder)
+    if not is_hf and not (side / CONFIG).is_file():
+        raise ConfigError(
+            f"{side} has no {CONFIG}, and {source} does not describe its model: give --config FOLDER, the folder of one"
+        )
+    side = model_folder(side)
+    values = read_json(side / CONFIG)
+    architecture = architecture_from_hf(values, str(side / CONFIG))
+    weights = (
+        load_hf_parameters(folder, architecture, dtype=None) if is_hf else load_torch_parameters(folder, architecture)
+    )
     shapes = stored_shapes(architecture)
     count = num_parameters(architecture)
     num_bytes = sum(prod(shape) * weights.dtype(name).itemsize for name, shape in shapes.items())
     with output_folder(run_folder, num_bytes) as temporary:
         run = Run(temporary)
-        copy_side_files(hf_folder, temporary)
-        if weights.folder.is_quantised:
-            _write_config(config, temporary / CONFIG)
-        _write_weights(weights, shapes, run.checkpoint(0), {"step": 0, IMPORTED_FROM: named})
-        job = _job(named, run_folder, has_tokenizer=(temporary / TOKENIZER).is_file())
+        copy_side_files(side, temporary)
+        if QUANTIZATION in values:
+            _write_config(values, temporary / CONFIG)
+        _write_weights(weights, shapes, run.checkpoint(0), {"step": 0, IMPORTED_FROM: str(source)})
+        # Training starts from Hugging Face folders only.
+        job = _job(str(source) if is_hf else None, run_folder, has_tokenizer=(temporary / TOKENIZER).is_file())
         manifest = Manifest(job=job, seed=job.train.seed, num_parameters=count, exit=ExitCode.DONE)
         write_durably(run.manifest, manifest.to_json())
         write_durably(run.job, to_toml(job))
@@ -117,10 +128,11 @@ def _is_untrained_import(folder: Path) -> bool:
     return is_new and IMPORTED_FROM in read_metadata(run.checkpoint(0))
 
 
-def _job(weights: str, run_folder: Path, *, has_tokenizer: bool) -> Job:
+def _job(weights: str | None, run_folder: Path, *, has_tokenizer: bool) -> Job:
+    model = {"source": str(run_folder / CONFIG)}
     return Job.from_dict(
         {
-            "model": {"source": str(run_folder / CONFIG), "initial_weights": weights},
+            "model": model if weights is None else {**model, "initial_weights": weights},
             "data": {"tokenizer": str(run_folder / TOKENIZER)} if has_tokenizer else {},
             # -1: sharded over all ranks.
             "layout": {"dp_shard": -1},

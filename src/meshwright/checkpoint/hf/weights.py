@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshwright.checkpoint.hf.families import name_map, stored_shapes
+from meshwright.checkpoint.hf.families import COPY, name_map, stored_shapes
 from meshwright.checkpoint.hf.folder import CONFIG, HfFolder, read_json
 from meshwright.checkpoint.hf.layouts import row_ranges, their_shape, to_ours
-from meshwright.checkpoint.hf.llama import HEAD
 from meshwright.checkpoint.hf.name_map import Drop, NameMap, Rename
-from meshwright.errors import CheckpointError, ConfigError
+from meshwright.checkpoint.hf.tensor_source import TensorSource
+from meshwright.errors import CheckpointError, ConfigError, UnsupportedError
 from meshwright.log import logger
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.hf.hf_config import architecture_from_hf
@@ -23,6 +23,9 @@ from meshwright.spec.model.moe_architecture import MoEArchitecture
 from meshwright.units import first_of
 
 _NUM_NAMED = 4
+_NO_TENSOR = "no tensor, such as a number of the training state"
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_OUR_HEAD = "head.weight"
 # Fields that do not change shapes, but change what the same tensors compute.
 _UNSEEN_IN_SHAPES = ("norm_eps", "rope_theta", "rope_scaling", "yarn", "rope_interleaved", "experts_per_token")
 _UNSEEN_OF_ROUTER = ("score", "normalize_weights", "weight_scale", "num_groups", "groups_per_token")
@@ -32,7 +35,7 @@ class HfWeights(Mapping[str, Tensor]):
     """Mapping from our names to tensors, each read from disk on every access; all keys of the folder accounted for."""
 
     def __init__(
-        self, folder: HfFolder, theirs: dict[str, list[str]], table: NameMap, dtype: torch.dtype | None = None
+        self, folder: TensorSource, theirs: dict[str, list[str]], table: NameMap, dtype: torch.dtype | None = None
     ) -> None:
         self.folder = folder
         self.table = table
@@ -50,10 +53,15 @@ class HfWeights(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._theirs)
 
+    def only(self, names: Collection[str]) -> HfWeights:
+        """Return the mapping of these names."""
+        return HfWeights(self.folder, {name: self._theirs[name] for name in names}, self.table, self._dtype)
+
     @property
     def dropped(self) -> dict[str, list[str]]:
-        """Return their names of the tensors that are ignored, by reason."""
-        return self.table.dropped(self.folder.names)
+        """Return their names of what is ignored, by reason."""
+        others = {_NO_TENSOR: sorted(self.folder.others)} if self.folder.others else {}
+        return {**self.table.dropped(self.folder.names), **others}
 
     def dtype(self, name: str) -> torch.dtype:
         """Return the dtype of one of our tensors."""
@@ -85,16 +93,31 @@ def load_hf_parameters(
     path = Path(hf_folder).expanduser()
     folder = HfFolder(path)
     config = read_json(path / CONFIG) if (path / CONFIG).is_file() else None
-    shapes, table = stored_shapes(architecture), _name_map(architecture, config).spelled_as(folder.names)
-    theirs = table.account(folder.names, shapes, str(path))
     folder.require_floats()
-    _require_shapes(folder, theirs, {name: their_shape(table.rename_of(name), shapes[name]) for name in shapes})
-    _require_one_dtype(folder, theirs)
-    if architecture.tie_embeddings and HEAD in folder.names:
-        _require_copy(folder, theirs["embedding.weight"][0])
+    weights = checked_weights(folder, _name_map(architecture, config).spelled_as(folder.names), architecture, dtype)
     if config is not None:
         _remark_differences(path, config, architecture)
-    return HfWeights(folder, {name: theirs[name] for name in (theirs if names is None else names)}, table, dtype)
+    return weights if names is None else weights.only(names)
+
+
+def checked_weights(
+    source: TensorSource, table: NameMap, architecture: LlamaArchitecture, dtype: torch.dtype | None = None
+) -> HfWeights:
+    """Return the tensors of `source`, whose names and layouts `table` has, after all of its keys are accounted for."""
+    shapes = stored_shapes(architecture)
+    head = next((rename.theirs for rename in table.renames if rename.ours == _OUR_HEAD), None)
+    if architecture.tie_embeddings and head is not None:
+        table = replace(
+            table,
+            renames=tuple(rename for rename in table.renames if rename.ours != _OUR_HEAD),
+            drops=(*table.drops, Drop(head, COPY)),
+        )
+    theirs = table.account(source.names, shapes, str(source.path))
+    _require_shapes(source, theirs, {name: their_shape(table.rename_of(name), shapes[name]) for name in shapes})
+    _require_dtypes(source, theirs)
+    for name in table.dropped(source.names).get(COPY, []):
+        _require_copy(source, theirs["embedding.weight"][0], name)
+    return HfWeights(source, theirs, table, dtype)
 
 
 def _name_map(architecture: LlamaArchitecture, config: dict[str, Any] | None) -> NameMap:
@@ -109,16 +132,22 @@ def _name_map(architecture: LlamaArchitecture, config: dict[str, Any] | None) ->
     return replace(table, drops=(*table.drops, *(Drop(f"model.layers.{layer}.{{rest}}", reason) for layer in layers)))
 
 
-def _require_one_dtype(folder: HfFolder, theirs: dict[str, list[str]]) -> None:
+def _require_dtypes(source: TensorSource, theirs: dict[str, list[str]]) -> None:
     for name, parts in theirs.items():
-        if len(kinds := {folder.dtype(part) for part in parts}) > 1:
+        kinds = {source.dtype(part) for part in parts}
+        if len(kinds) > 1:
             raise CheckpointError(
-                f"{folder.path}: the experts of {name}, from {parts[0]} on, have several dtypes "
+                f"{source.path}: the experts of {name}, from {parts[0]} on, have several dtypes "
                 f"({', '.join(sorted(map(str, kinds)))}): convert them to one"
+            )
+        if not kinds <= set(_FLOATS):
+            raise UnsupportedError(
+                f"{source.path} holds {parts[0]} as {kinds.pop()}, but only float64, float32, bfloat16 and float16 can "
+                "be read: take weights that are not quantised"
             )
 
 
-def _require_shapes(folder: HfFolder, theirs: dict[str, list[str]], shapes: dict[str, tuple[int, ...]]) -> None:
+def _require_shapes(folder: TensorSource, theirs: dict[str, list[str]], shapes: dict[str, tuple[int, ...]]) -> None:
     wrong = [
         f"{part} is {list(folder.shape(part))}, the architecture has {list(shape)}"
         for name, shape in shapes.items()
@@ -132,14 +161,14 @@ def _require_shapes(folder: HfFolder, theirs: dict[str, list[str]], shapes: dict
         )
 
 
-def _require_copy(folder: HfFolder, embedding: str) -> None:
-    shape = folder.shape(embedding)
-    ranges = row_ranges(Rename(embedding, HEAD), shape, folder.dtype(embedding).itemsize)
-    if folder.shape(HEAD) != shape or not all(
-        torch.equal(folder.read(HEAD, rows), folder.read(embedding, rows)) for rows in ranges
+def _require_copy(source: TensorSource, embedding: str, head: str) -> None:
+    shape = source.shape(embedding)
+    ranges = row_ranges(Rename(embedding, head), shape, source.dtype(embedding).itemsize)
+    if source.shape(head) != shape or not all(
+        torch.equal(source.read(head, rows), source.read(embedding, rows)) for rows in ranges
     ):
         raise CheckpointError(
-            f"{folder.path}: {HEAD} differs from {embedding}, but the architecture ties the two: "
+            f"{source.path}: {head} differs from {embedding}, but the architecture ties the two: "
             "set tie_word_embeddings to false in config.json (or model.options.tie_embeddings = false in the job)"
         )
 
