@@ -100,3 +100,22 @@ def test_export_import_generate_is_the_same_text(
 def test_import_of_nothing_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["import", str(tmp_path / "nowhere"), str(tmp_path / "run")]) == 2
     assert "config.json: name the folder of a Hugging Face model" in capsys.readouterr().err
+
+
+def test_export_to_dcp_and_back_is_the_same_text(
+    trained: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "out")
+    assert run(["export", trained, out, "--format", "dcp", "--verify"]) == 2
+    assert "--verify compares with transformers" in capsys.readouterr().err
+    assert run(["export", trained, out, "--format", "dcp"]) == 0
+    assert run(["export", trained, out, "--format", "dcp", "--overwrite"]) == 0
+    assert run(["import", out, str(tmp_path / "again")]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("then set model.initial_weights to HF_FOLDER")
+    assert run(["import", out, str(tmp_path / "again"), "--overwrite", "--json"]) == 0
+    assert '"dropped": {}' in capsys.readouterr().out
+    texts = []
+    for source in (trained, str(tmp_path / "again")):
+        assert run(["generate", source, "--prompt", "x = ", "--max-new-tokens", "8"]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]

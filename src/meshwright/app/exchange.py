@@ -11,6 +11,7 @@ from meshwright.app.progress import elapsed
 from meshwright.checkpoint.hf.export import ExportDType, ExportFormat
 from meshwright.checkpoint.hf.export import export as _export
 from meshwright.checkpoint.saved_model import SavedModel
+from meshwright.checkpoint.torch_formats.dcp_export import export_dcp as _export_dcp
 from meshwright.errors import CheckpointError
 from meshwright.extras import import_extra
 from meshwright.inference.generate import Sampling, TextStream
@@ -37,7 +38,7 @@ class LogitsComparison:
 
 @dataclass(frozen=True)
 class Export:
-    """A Hugging Face folder that was written."""
+    """A folder that was written."""
 
     checkpoint: Path
     folder: Path
@@ -78,6 +79,24 @@ def export(
         done = _export(Path(run), out, step=step, weights=ExportFormat(dtype), overwrite=overwrite, verify=compare)
     comparison = comparisons[0] if comparisons else None
     return Export(done.model.checkpoint, out, done.num_parameters, done.num_bytes, done.num_files, comparison)
+
+
+def export_dcp(
+    run: Path | str,
+    out: Path | str,
+    *,
+    step: int | None = None,
+    dtype: ExportDType = "float32",
+    overwrite: bool = False,
+) -> Export:
+    """Write the model of `run` as the new folder `out`, which torch.distributed.checkpoint.load reads.
+
+    Arguments and errors are those of `export`.
+    """
+    out = Path(out)
+    with elapsed(f"writing {out}"):
+        done = _export_dcp(Path(run), out, step=step, dtype=dtype, overwrite=overwrite)
+    return Export(done.model.checkpoint, out, done.num_parameters, done.num_bytes, done.num_files, None)
 
 
 def generate(

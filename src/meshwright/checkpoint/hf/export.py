@@ -19,7 +19,7 @@ from meshwright.checkpoint.section import SectionReader
 from meshwright.spec.model.hf.hf_config import architecture_to_hf
 
 ExportDType = Literal["float32", "bfloat16"]
-_DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def export(
     shapes = stored_shapes(model.architecture)
     saved.require(shapes)
     # A router's bias stays float32, as in transformers.
-    dtypes = {name: torch.float32 if name.startswith(BUFFER) else _DTYPES[weights.dtype] for name in shapes}
+    dtypes = {name: torch.float32 if name.startswith(BUFFER) else DTYPES[weights.dtype] for name in shapes}
     outputs = output_tensors(name_map(model.architecture), shapes, dtypes)
     files = divide(outputs, weights.max_shard_bytes)
     with output_folder(out, sum(output.num_bytes for output in outputs)) as folder:
