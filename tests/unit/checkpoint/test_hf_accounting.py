@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -187,6 +188,19 @@ def test_too_little_space_and_a_target_below_a_file_are_errors_before_a_byte_is_
     with pytest.raises(CheckpointError, match=r"needs 11\d KiB, and its disk has 99 B free: free space there, or name"):
         convert(tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "run", "theirs"]
+
+
+def test_a_disk_that_becomes_full_during_an_import_leaves_nothing(theirs: Path, tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, before[1]))
+    try:
+        with pytest.raises(
+            CheckpointError, match=r"^step-0 could not be .*File too large\), and was removed: free space"
+        ):
+            import_folder(theirs, tmp_path / "run")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["theirs"]
 
 
 def test_an_unknown_family_is_named_with_what_is_supported(theirs: Path, tmp_path: Path) -> None:

@@ -97,7 +97,10 @@ def _write_weights(
     try:
         write_checkpoint(SaveRequest(checkpoint, metadata, ["model"], tensors), extents, GroupPeers())
     except CheckpointError as error:
-        raise (problems[0] if problems else error) from error
+        if problems:
+            raise problems[0] from error
+        what = str(error).partition("; ")[0].removeprefix("saving failed on rank 0: ")
+        raise CheckpointError(f"{what}, and was removed: free space there, or name a folder on another disk") from error
 
 
 def _extents(
