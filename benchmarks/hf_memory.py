@@ -24,6 +24,7 @@ from meshwright.checkpoint.hf.import_ import import_folder
 from meshwright.checkpoint.peers import GroupPeers
 from meshwright.checkpoint.save import Extent, SaveRequest, with_bytes, write_checkpoint
 from meshwright.checkpoint.shards import Shard
+from meshwright.checkpoint.torch_formats.dcp_export import export_dcp
 from meshwright.spec.job.job import Job
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.hf.hf_config import architecture_to_hf
@@ -70,7 +71,9 @@ def measure(what: str, source: str, target: str) -> None:
     Path("/proc/self/clear_refs").write_text("5")
     before_bytes = _memory_bytes("VmRSS")
     start_s = time.perf_counter()
-    if what == "import":
+    if what == "export to dcp":
+        export_dcp(Path(source), Path(target))
+    elif what.startswith("import"):
         import_folder(Path(source), Path(target))
     else:
         export(Path(source), Path(target), weights=ExportFormat("float32"))
@@ -91,6 +94,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", default=list(MODELS), help=f"of {', '.join(MODELS)}")
     parser.add_argument("--folder", help="where to write (default: the system's temporary folder)")
+    parser.add_argument("--dcp", action="store_true", help="also export as a DCP folder, and import that")
     parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
@@ -99,9 +103,11 @@ def main() -> None:
     print("| model | bytes | conversion | peak above the start | time |\n|---|---|---|---|---|")
     for name in options.models:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            run, out, again = (Path(folder) / part for part in ("run", "out", "again"))
+            run, out, again, dcp, last = (Path(folder) / part for part in ("run", "out", "again", "dcp", "last"))
             num_bytes = write_run(run, MODELS[name])
-            for what, source, target in (("export", run, out), ("import", out, again)):
+            conversions = [("export", run, out), ("import", out, again)]
+            conversions += [("export to dcp", again, dcp), ("import of dcp", dcp, last)] if options.dcp else []
+            for what, source, target in conversions:
                 command = [sys.executable, "-m", "benchmarks.hf_memory", "--measure", what, str(source), str(target)]
                 done = subprocess.run(command, check=True, capture_output=True, text=True)
                 found = json.loads(done.stdout.splitlines()[-1])

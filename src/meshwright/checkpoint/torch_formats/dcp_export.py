@@ -57,14 +57,15 @@ def export_dcp(
         _save(state, folder, lambda name: saved.read(ours[name]).to(state[name].dtype))
         if not hf_obstacles(model.architecture):
             write_side_files(model, folder, dtype)
-    return Exported(model, num_parameters(model.architecture), 1, num_bytes)
+    return Exported(model, num_parameters(model.architecture), len(state), num_bytes)
 
 
 def _save(state: dict[str, Tensor], folder: Path, read: Callable[[str], Tensor]) -> None:
     with warnings.catch_warnings():
         # That it runs in one process is meant.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        writer = dcp.FileSystemWriter(folder, single_file_per_rank=True, sync_files=True)
+        # torch's writer keeps the tensors of a file until it is complete, so each tensor has a file.
+        writer = dcp.FileSystemWriter(folder, single_file_per_rank=False, sync_files=True)
         try:
             dcp.save(state, storage_writer=writer, planner=_ReadingPlanner(read), no_dist=True)
         except CheckpointException as error:
