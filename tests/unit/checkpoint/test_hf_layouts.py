@@ -1,6 +1,6 @@
 """Layouts of a name map against their definitions by elements, both ways; exports of sharded checkpoints."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,10 +16,13 @@ from meshwright.checkpoint.checkpoint import load_parameters, read_metadata
 from meshwright.checkpoint.durable import remove
 from meshwright.checkpoint.hf import layouts, weight_files
 from meshwright.checkpoint.hf.export import export
+from meshwright.checkpoint.hf.import_ import import_folder
 from meshwright.checkpoint.hf.layouts import row_ranges, their_shape, to_ours, to_theirs
 from meshwright.checkpoint.hf.name_map import Part, Rename
+from meshwright.checkpoint.hf.weights import HfWeights
 from meshwright.checkpoint.peers import GroupPeers
 from meshwright.checkpoint.save import Extent, SaveRequest, with_bytes, write_checkpoint
+from meshwright.checkpoint.section import SectionReader
 from meshwright.checkpoint.shards import Shard
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.run.run import Run
@@ -120,3 +123,30 @@ def test_an_export_in_pieces_of_any_layout_has_the_same_bytes(
     whole, pieces = (tmp_path / name / "model.safetensors" for name in ("whole", "pieces"))
     assert whole.read_bytes() == pieces.read_bytes()
     assert all(tensor.is_contiguous() for tensor in load_file(pieces).values())
+
+
+@pytest.mark.parametrize("model", [architecture(), moe_architecture()], ids=["dense", "experts"])
+def test_no_more_than_a_piece_is_read_at_a_time(
+    tmp_path: Path, model: LlamaArchitecture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    piece_bytes = 4_096
+    monkeypatch.setattr(layouts, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(weight_files, "PIECE_BYTES", piece_bytes)
+    sizes: list[int] = []
+
+    def recording(read: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def recorded(*arguments: object) -> Tensor:
+            tensor = read(*arguments)
+            sizes.append(tensor.nbytes)
+            return tensor
+
+        return recorded
+
+    monkeypatch.setattr(SectionReader, "read", recording(SectionReader.read))
+    monkeypatch.setattr(HfWeights, "read", recording(HfWeights.read))
+    write_run(tmp_path / "run", model)
+    export(tmp_path / "run", tmp_path / "out")
+    num_exported = sum(sizes)
+    import_folder(tmp_path / "out", tmp_path / "again")
+    assert num_exported == sum(sizes) - num_exported
+    assert max(sizes) <= piece_bytes < 264 * model.dim * 4
