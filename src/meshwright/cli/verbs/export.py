@@ -28,7 +28,7 @@ from meshwright.cli.result_command import print_json, result_command
     type=click.Choice(["hf", "dcp"]),
     default="hf",
     show_default=True,
-    help="Hugging Face, or a folder for torch.distributed.checkpoint.load with the names of the model's state_dict.",
+    help="Hugging Face, or a DCP folder with the names of the model's state_dict.",
 )
 @click.option("--verify", is_flag=True, help="Compare the logits with those that transformers computes from OUT.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it is a folder of this format.")
