@@ -192,7 +192,7 @@ class RunSection(Frozen):
     hang_after_s: NonNegativeFloat = 120.0
     """Seconds without progress before a rank writes its stacks for `meshwright diagnose`; 0 turns this off."""
     parameter_hash: bool = True
-    """Whether the final parameters are hashed into the manifest (gathers them one by one, about 1 s per 5 GB)."""
+    """Whether the final parameters are hashed into the manifest, each rank its own part."""
     tensorboard: bool = False
     """Whether metrics are also written for TensorBoard; needs meshwright[tensorboard]."""
     wandb: bool = False
