@@ -1,9 +1,9 @@
 """python -m benchmarks.checkpoints.speed: what do saves and loads take, next to the disk and to torch's own?
 
 Two ranks with 1 GB of sharded float32 in all. In each round, one after the other: a plain sequential writer of the
-same bytes with fsync, ours, ours without hashes, DCP, safetensors (a file for each rank); then reads of what they wrote,
-from the page cache. Then steps of matmuls alone, and while a save in the background is in flight. Figures are medians
-over rounds, of the slowest rank.
+same bytes with fsync, ours, ours without hashes, DCP, safetensors (a file a rank); then reads of what they wrote, from
+the page cache. Then steps of matmuls alone, and while a save in the background is in flight. Figures are medians over
+rounds, of the slowest rank.
 
 Bars: call of an asynchronous save <= 5 % of a synchronous one and <= 0.03 s; a step while it is in flight <= 1.25 times
 a step alone; hashes < 6 % of a save; save and load at >= 90 % of the plain writer and reader.
