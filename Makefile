@@ -12,6 +12,8 @@ TEST_EXTRAS := train,hf,parquet,report,pandas,tensorboard,dev
 
 # One thread per process: ranks with several threads each fight over the cores.
 export OMP_NUM_THREADS ?= 1
+# Tests start hundreds of processes: without bytecode on disk each would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 # Files in the order of their folders: those that start ranks first, the many short ones of tests/unit to fill the end.
