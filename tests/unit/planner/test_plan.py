@@ -202,10 +202,11 @@ def test_state_waits_in_the_hosts_memory_only_if_nothing_fits_without() -> None:
 
 
 @pytest.mark.slow
-def test_a_replayed_pipeline_is_near_its_closed_form() -> None:
+@pytest.mark.parametrize("every", [1999, pytest.param(499, marks=pytest.mark.long)])
+def test_a_replayed_pipeline_is_near_its_closed_form(every: int) -> None:
     question = ask("llama3-8b", 16, batch=64)
     table = layout_space(question, menu_of(question))
-    rows = range(0, len(table), 499)
+    rows = range(0, len(table), every)
     priced = price(table.take(list(rows)), question, only_fitting=False)  # type: ignore[arg-type]
     for row in range(len(priced)):
         layout = priced.layouts.layout(row)
