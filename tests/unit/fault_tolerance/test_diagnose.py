@@ -225,6 +225,7 @@ def test_a_timeout_of_all_ranks_is_the_networks_or_the_first_ones() -> None:
         assert diagnose(evidence(records, beats, dict.fromkeys(range(4), "gone"))).verdict == verdict
 
 
+@pytest.mark.slow
 def test_a_hang_is_diagnosed_without_torch() -> None:
     script = (
         "import sys, meshwright.fault_tolerance.diagnose, meshwright.fault_tolerance.launcher_watch;"

@@ -385,6 +385,7 @@ _SETTINGS = st.sampled_from(
 _OURS = st.sampled_from([_setup(name, load_stack("meshwright")) for name in ("llama3-8b", "deepseek-v3")])
 
 
+@pytest.mark.slow
 @given(_SETTINGS, _LAYOUTS)
 def test_everything_is_finite_and_not_negative(setup: TrainingSetup, layout: Layout) -> None:
     memory = _footprint(setup, layout)
@@ -412,6 +413,7 @@ def test_more_tensor_parallelism_needs_less(setup: TrainingSetup, layout: Layout
     assert four < one
 
 
+@pytest.mark.slow
 @given(_SETTINGS | _OURS, _LAYOUTS)
 def test_more_recomputation_never_needs_more(setup: TrainingSetup, layout: Layout) -> None:
     layouts = [layout.replace(activation_checkpoint=policy) for policy in ("none", "selective", "full")]
@@ -432,6 +434,7 @@ def test_equal_stages_recompute_equally_many_blocks() -> None:
     assert kept[0] - kept[1] == pytest.approx(kept[1] - kept[2])
 
 
+@pytest.mark.slow
 @given(_SETTINGS, _LAYOUTS)
 def test_fewer_blocks_under_recomputation_need_more(setup: TrainingSetup, layout: Layout) -> None:
     each, some = (layout.replace(activation_checkpoint="full", activation_checkpoint_every=every) for every in (1, 4))

@@ -246,6 +246,7 @@ def test_pipeline_ranks_are_suggested_for_boundaries_that_they_would_fill(layout
     assert ("or set layout.pp to" in text) == has_other
 
 
+@pytest.mark.slow
 @given(cases)
 def test_a_message_names_a_key_and_a_cure(case: tuple[Layout, LlamaArchitecture, int, int]) -> None:
     for text in problems_of(*case):
