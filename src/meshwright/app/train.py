@@ -35,7 +35,7 @@ def train(
     `ranks` are the processes to start; None takes the layout's, or all CUDA devices. `resume` continues from the newest
     checkpoint of the run folder if there is one, and fails with `require_checkpoint` if there is none; `overwrite`
     renames an existing run folder out of the way. Raises ConfigError for a job, layout or run folder that cannot work,
-    before any process starts.
+    before any process starts; a class of your own that fails when it is built ends with exit code 2.
     """
     _refuse_both(resume=resume, overwrite=overwrite)
     resolved = as_job(job, overrides)
