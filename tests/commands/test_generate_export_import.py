@@ -31,7 +31,9 @@ def test_generate_repeats_with_a_seed(trained: str, capsys: pytest.CaptureFixtur
 
 def test_generate_names_what_is_out_of_range(trained: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["generate", trained, "--top-p", "2"]) == 2
-    assert "error: Invalid value for '--top-p': 2.0 is not in the range 0<x<=1." in capsys.readouterr().err
+    assert "error: --top-p 2.0 must be above 0 and at most 1 (all tokens)" in capsys.readouterr().err
+    assert run(["generate", trained, "--max-new-tokens", str(10**12)]) == 2
+    assert "error: a KV cache of 1,000,000,000,00" in capsys.readouterr().err
     assert run(["generate", trained + "x"]) == 2
     assert "there is no folder" in capsys.readouterr().err
 
