@@ -145,7 +145,8 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise ConfigError(f"there is no job file {path}: {_nearest_file(path)}") from None
+        what = "job file" if path.suffix else "job file or run folder"
+        raise ConfigError(f"there is no {what} {path}: {_nearest_file(path)}") from None
     except IsADirectoryError:
         raise ConfigError(f"{path} is a folder: name a job file in it, such as {path / 'job.toml'}") from None
     except UnicodeDecodeError as error:
@@ -164,7 +165,7 @@ def _nearest_file(path: Path) -> str:
     close = get_close_matches(path.name, siblings, n=1, cutoff=0.5)
     if close:
         return f"did you mean {path.with_name(close[0])}?"
-    return f"`meshwright init MODEL --out {path}` writes one"
+    return f"`meshwright init MODEL --out {path}` writes one" if path.suffix else "name one that exists"
 
 
 def _parse(path: Path, text: str) -> dict[str, Any]:
