@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from meshwright.app.arguments import NotNegative, checked
 from meshwright.app.progress import elapsed
 from meshwright.checkpoint.hf.export import ExportDType
 from meshwright.checkpoint.hf.export import export as _export
@@ -47,11 +48,12 @@ class Export:
     """None where it was not asked for."""
 
 
+@checked
 def export(
     run: Path | str,
     out: Path | str,
     *,
-    step: int | None = None,
+    step: NotNegative | None = None,
     dtype: ExportDType = "float32",
     check: bool = False,
 ) -> Export:
@@ -71,6 +73,7 @@ def export(
     return Export(done.model.checkpoint, out, done.num_parameters, done.num_bytes, done.num_files, comparison)
 
 
+@checked
 def generate(
     source: Path | str,
     prompt: str = "",
@@ -80,7 +83,7 @@ def generate(
     top_k: int | None = None,
     top_p: float = 1.0,
     seed: int = 0,
-    step: int | None = None,
+    step: NotNegative | None = None,
 ) -> str:
     """Return `prompt` and its continuation by the model in `source`: a run, a checkpoint or a Hugging Face folder."""
     sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from meshwright.app.arguments import checked
 from meshwright.app.results.run_result import ReportResult
 from meshwright.evaluation.dataset.own_run import median_step_s, read_manifest, setup_of_run
 from meshwright.hardware.catalogue import example_of, with_example_rates
@@ -23,6 +24,7 @@ MEASURED = "measured"
 """The column of what was measured."""
 
 
+@checked
 def report(folder: Path | str, *, simulate: bool = False) -> ReportResult:
     """Return what the run in `folder` measured and what is predicted of its layout on the machine that its job names.
 

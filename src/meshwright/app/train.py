@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
+from meshwright.app.arguments import JobSource, Positive, checked
 from meshwright.app.job.job_problems import check_job, layout_problems_of, run_folder
 from meshwright.app.job.jobs import as_job
 from meshwright.app.job.summary import precision_note
@@ -22,10 +22,11 @@ from meshwright.trainer.launch.rank import RankConfig, train_rank
 from meshwright.units import counted, format_duration
 
 
+@checked
 def train(
-    job: Path | str | ResolvedJob,
+    job: JobSource,
     *overrides: str,
-    ranks: int | None = None,
+    ranks: Positive | None = None,
     resume: bool = False,
     overwrite: bool = False,
     require_checkpoint: bool = False,
@@ -58,7 +59,8 @@ def train(
     return TrainedRun(run.folder, exit_code)
 
 
-def resume(job: Path | str | ResolvedJob, *overrides: str, ranks: int | None = None) -> TrainedRun:
+@checked
+def resume(job: JobSource, *overrides: str, ranks: Positive | None = None) -> TrainedRun:
     """Continue training `job`, a job file or a run folder, from its newest checkpoint; return how it ended."""
     return train(job, *overrides, ranks=ranks, resume=True)
 

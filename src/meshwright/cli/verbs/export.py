@@ -14,7 +14,7 @@ from meshwright.cli.result_command import print_json, result_command
 @result_command
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
-@click.option("--step", type=click.IntRange(min=0), help="Checkpoint to export; default: the newest.")
+@click.option("--step", type=int, help="Checkpoint to export; default: the newest.")
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16"]),
