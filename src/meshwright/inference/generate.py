@@ -120,7 +120,10 @@ def _tokens(
     generator = sampling.generator()
     new_BS = torch.tensor([list(prompt)], device=device)
     for _ in range(sampling.max_new_tokens):
-        logits_BSV = model(new_BS, cache=cache)
+        try:
+            logits_BSV = model(new_BS, cache=cache)
+        except MemoryError as error:
+            raise ConfigError(f"{error}: lower --max-new-tokens") from None
         token = sampling.draw(logits_BSV[0, -1, :num_tokens], generator)
         if token in stop:
             return

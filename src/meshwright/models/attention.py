@@ -10,8 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from meshwright.errors import ConfigError
-
 
 class CausalAttention(nn.Module):
     """Causal grouped-query attention, within documents if given."""
@@ -90,10 +88,7 @@ class LayerCache:
         try:
             return first_BSKX.new_empty(first_BSKX.shape[0], self._max_len, *first_BSKX.shape[2:])
         except (RuntimeError, TypeError):  # no such memory; no such size
-            raise ConfigError(
-                f"a KV cache of {self._max_len:,} positions of prompt and new tokens does not fit into memory: lower "
-                "--max-new-tokens"
-            ) from None
+            raise MemoryError(f"a KV cache of {self._max_len:,} positions does not fit into memory") from None
 
 
 class KVCache:
