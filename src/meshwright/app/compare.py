@@ -95,7 +95,7 @@ class ComparisonResult(PlottedResult, Comparison):
     """Two steps with their views. Data frame: a row for each operation. Plot: parts."""
 
     def _summary(self) -> str:
-        return f"Comparison {self.a.source.name}, {self.b.source.name}: {_steps(self.a.step_s, self.b.step_s)}"
+        return f"Comparison {self.a.source.place}, {self.b.source.place}: {_steps(self.a.step_s, self.b.step_s)}"
 
     def _page(self) -> Iterator[RenderableType]:
         return compare_page(self)

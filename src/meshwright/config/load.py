@@ -30,7 +30,7 @@ COMMAND_LINE = "command line"
 _KEY_IN_TEXT = re.compile(rf"\b({'|'.join(SECTIONS)})\.([a-z_]+)\b")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ResolvedJob:
     """A job and where it came from."""
 
@@ -41,6 +41,9 @@ class ResolvedJob:
     """The job file, as it was named."""
     overrides: tuple[str, ...] = ()
     """section.key=value, as they were given."""
+
+    def __repr__(self) -> str:
+        return f"<Job {' '.join((str(self.path), *self.overrides))}: {self.job.model.source}>"
 
     @property
     def folder(self) -> Path:
