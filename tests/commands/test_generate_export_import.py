@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import meshwright as mw
 from hf_models import architecture, require_transformers, write_run
 from meshwright.cli.main import run
 
@@ -49,6 +50,7 @@ def test_export_says_what_it_wrote_and_compares(
     assert float(second.partition(" within ")[2].split()[0]) < 1e-5
     assert run(["export", trained, str(tmp_path / "out")]) == 2
     assert "never overwrites" in capsys.readouterr().err
+    assert repr(mw.export(trained, tmp_path / "other")).startswith(f"<Export {trained}/checkpoints/step-3 -> ")
 
 
 def test_other_logits_fail_the_check(
