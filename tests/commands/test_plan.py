@@ -214,7 +214,7 @@ def test_a_cluster_that_is_used_whole_is_said_to_be(tmp_path: Path, caplog: pyte
         (["plan", "--model", "llama3-8b"], "--model needs --cluster NAME:COUNT"),
         (
             ["plan", "job.toml", "--model", "llama3-8b"],
-            "job.toml says the model and the batch already: leave out --model",
+            "'job.toml' names a job file, which says the model and the batch already: leave out --model",
         ),
         (["plan", "a.toml", "b.toml"], "a.toml and b.toml are 2 job files"),
         ([*SMALL, "--write"], "--write puts the layout into a job file"),
