@@ -14,7 +14,7 @@ from torch import distributed as dist
 
 from meshwright.data.dataset import Dataset, Sample, TokenDataset, build_dataset
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters, local_box, silence_known_warnings
-from meshwright.prover.assemble import RecordedShard, RecordedShards, Record
+from meshwright.prover.assemble import Record, RecordedShard, RecordedShards
 from meshwright.prover.plant import plant
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.proof import PlantedAxis
