@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from rich.text import Text
 
+from meshwright.app.arguments import NotNegative, checked
 from meshwright.app.progress import elapsed
+from meshwright.app.results.result import Result
 from meshwright.checkpoint.hf.export import ExportDType, ExportFormat
 from meshwright.checkpoint.hf.export import export as _export
 from meshwright.checkpoint.saved_model import SavedModel
@@ -18,6 +23,7 @@ from meshwright.inference.generate import Sampling, TextStream
 from meshwright.inference.generate import generate as _generate
 from meshwright.inference.loaded_model import load_model
 from meshwright.inference.transformers_parity import max_logits_difference
+from meshwright.units import counted, format_bytes, format_count
 
 # Float32 sums in another order differ by some 1e-5 in models of billions of parameters; a wrong weight by 0.1 and more.
 _TOLERANCE = 1e-3
@@ -36,24 +42,40 @@ class LogitsComparison:
         )
 
 
-@dataclass(frozen=True)
-class Export:
-    """A folder that was written."""
+@dataclass(frozen=True, repr=False)
+class Export(Result):
+    """A folder that was written. Data frame: one row."""
 
     checkpoint: Path
     folder: Path
+    dtype: ExportDType
     num_parameters: int
     num_bytes: int
     num_files: int
     comparison: LogitsComparison | None
     """None where it was not asked for."""
 
+    def _summary(self) -> str:
+        return (
+            f"Export {self.checkpoint} -> {self.folder}: {format_count(self.num_parameters)} parameters in "
+            f"{self.dtype}, {format_bytes(self.num_bytes)} in {counted(self.num_files, 'file')}"
+        )
 
+    def _page(self) -> Iterator[Text]:
+        yield Text(self._summary().removeprefix("Export "))
+        if self.comparison is not None:
+            yield Text(str(self.comparison))
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [asdict(self)]
+
+
+@checked
 def export(
     run: Path | str,
     out: Path | str,
     *,
-    step: int | None = None,
+    step: NotNegative | None = None,
     dtype: ExportDType = "float32",
     verify: bool = False,
     overwrite: bool = False,
@@ -78,14 +100,15 @@ def export(
 
         done = _export(Path(run), out, step=step, weights=ExportFormat(dtype), overwrite=overwrite, verify=compare)
     comparison = comparisons[0] if comparisons else None
-    return Export(done.model.checkpoint, out, done.num_parameters, done.num_bytes, done.num_files, comparison)
+    return Export(done.model.checkpoint, out, dtype, done.num_parameters, done.num_bytes, done.num_files, comparison)
 
 
+@checked
 def export_dcp(
     run: Path | str,
     out: Path | str,
     *,
-    step: int | None = None,
+    step: NotNegative | None = None,
     dtype: ExportDType = "float32",
     overwrite: bool = False,
 ) -> Export:
@@ -96,9 +119,10 @@ def export_dcp(
     out = Path(out)
     with elapsed(f"writing {out}"):
         done = _export_dcp(Path(run), out, step=step, dtype=dtype, overwrite=overwrite)
-    return Export(done.model.checkpoint, out, done.num_parameters, done.num_bytes, done.num_files, None)
+    return Export(done.model.checkpoint, out, dtype, done.num_parameters, done.num_bytes, done.num_files, None)
 
 
+@checked
 def generate(
     source: Path | str,
     prompt: str = "",
@@ -108,7 +132,7 @@ def generate(
     top_k: int | None = None,
     top_p: float = 1.0,
     seed: int = 0,
-    step: int | None = None,
+    step: NotNegative | None = None,
 ) -> str:
     """Return `prompt` and its continuation by the model in `source`: a run, a checkpoint or a Hugging Face folder."""
     sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed)

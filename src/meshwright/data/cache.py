@@ -9,13 +9,13 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
+from meshwright.data.content import Content, Measure, content_of
 from meshwright.data.readers import Piece
 from meshwright.data.sources import pieces
 from meshwright.data.token_file import FORMAT_VERSION, Tokens, map_tokens, write_tokens
@@ -29,23 +29,13 @@ _BATCH_BYTES = 8 * 2**20
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-@dataclass(frozen=True)
-class Content:
-    """Size and identity of a corpus, up to data.max_bytes."""
-
-    num_bytes: int
-    num_documents: int
-    content_hash: str
-    """BLAKE2b of the documents' text in order, in hex; independent of file names and formats."""
-
-
 def cached_tokens(section: DataSection, tokenizer: Tokenizer) -> tuple[Tokens, Content]:
     """Return the tokens of data.source, with end of text after each document, and the content.
 
-    Tokenises only if the cache has no entry. The key is a hash of the content, so the source is read each time.
+    Tokenises only if the cache has no entry for the hash of the content.
     Raises DataError when the source cannot be read or data.cache_dir cannot be written.
     """
-    content = measure(pieces(section))
+    content = content_of(section)
     cache = _Cache(section, tokenizer, content)
     try:
         tokens = cache.open()
@@ -151,34 +141,3 @@ def _batches(stream: Iterator[Piece]) -> Iterator[list[Piece]]:
             batch, size_bytes = [], 0
     if batch:
         yield batch
-
-
-class Measure:
-    """Running count and hash of pieces."""
-
-    def __init__(self) -> None:
-        self._hash = hashlib.blake2b(digest_size=16)
-        self._num_bytes = 0
-        self._num_documents = 0
-
-    def add(self, piece: Piece) -> None:
-        """Add a piece."""
-        self._num_bytes += len(piece.utf8)
-        self._hash.update(piece.utf8)
-        if piece.ends_document:
-            self._num_documents += 1
-            # Not a UTF-8 byte: marks document ends in the hash.
-            self._hash.update(b"\xff")
-
-    @property
-    def content(self) -> Content:
-        """Return size and hash of all pieces so far."""
-        return Content(self._num_bytes, self._num_documents, self._hash.hexdigest())
-
-
-def measure(stream: Iterable[Piece]) -> Content:
-    """Return size and hash of a whole stream."""
-    total = Measure()
-    for piece in stream:
-        total.add(piece)
-    return total.content

@@ -39,7 +39,8 @@ def make_corpus(folder: Path, *texts: str, **options: Any) -> DataSection:
 
 
 def files(section: DataSection) -> list[Path]:
-    return sorted(Path(section.cache_dir).iterdir())
+    """Return the token files; sizes and hashes of corpora are in a folder of their own."""
+    return sorted(path for path in Path(section.cache_dir).iterdir() if path.is_file())
 
 
 def tokens_of(section: DataSection, tokenizer: Tokenizer | None = None) -> list[int]:

@@ -39,7 +39,7 @@ class DcpTensor(NamedTuple):
 
 
 class _Record:
-    """Stands for an object of a class of torch: holds its state and has no behavior."""
+    """Replaces an object of a class of torch: holds its state and has no behavior."""
 
     state: Any = None
 

@@ -14,7 +14,7 @@ from meshwright.cli.result_command import print_json, result_command
 @result_command
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
-@click.option("--step", type=click.IntRange(min=0), help="Checkpoint to export; default: the newest.")
+@click.option("--step", type=int, help="Checkpoint to export; default: the newest.")
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16"]),
@@ -48,7 +48,6 @@ def command(
     when it is complete.
     """
     from meshwright.checkpoint.find_checkpoint import find_checkpoint
-    from meshwright.units import format_bytes, format_count
 
     if verify and format_ != "hf":
         raise click.UsageError("--verify compares with transformers, which reads --format hf only: leave one out")
@@ -62,11 +61,5 @@ def command(
         done = export(run, out, step=step, dtype=dtype, verify=verify, overwrite=overwrite)
     if as_json:
         print_json({**asdict(done), "checkpoint": str(done.checkpoint), "folder": str(done.folder)})
-        return
-    files = "one file" if done.num_files == 1 else f"{done.num_files} files"
-    click.echo(
-        f"{done.checkpoint} -> {out}: {format_count(done.num_parameters)} parameters in {dtype}, "
-        f"{format_bytes(done.num_bytes)} in {files}"
-    )
-    if done.comparison is not None:
-        click.echo(str(done.comparison))
+    else:
+        done.show()

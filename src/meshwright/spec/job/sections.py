@@ -168,7 +168,7 @@ class CheckpointSection(Frozen):
     """Newest checkpoints to keep; older ones are removed after a newer one is complete."""
     mode: Literal["auto", "async", "sync"] = "auto"
     """Whether training goes on while a checkpoint is written; auto does so from 64 MiB of state a rank on."""
-    niceness: int = Field(10, ge=0, le=19)
+    niceness: NonNegativeInt = 10
     """Niceness of the processes that write in the background; 19 yields the CPU to anything else."""
     max_bytes_per_s: PositiveFloat | None = Field(None, examples=[500e6])
     """Most bytes that each rank writes in a second in the background; no limit by default."""
@@ -192,7 +192,7 @@ class RunSection(Frozen):
     hang_after_s: NonNegativeFloat = 120.0
     """Seconds without progress before a rank writes its stacks for `meshwright diagnose`; 0 turns this off."""
     parameter_hash: bool = True
-    """Whether the final parameters are hashed into the manifest (gathers them one by one, about 1 s per 5 GB)."""
+    """Whether the final parameters are hashed into the manifest, each rank its own part."""
     tensorboard: bool = False
     """Whether metrics are also written for TensorBoard; needs meshwright[tensorboard]."""
     wandb: bool = False

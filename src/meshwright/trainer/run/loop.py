@@ -8,11 +8,12 @@ from contextlib import nullcontext
 
 from torch.profiler import record_function
 
+from meshwright.checkpoint.parameter_hash import parameter_hash
 from meshwright.errors import ExitCode
 from meshwright.fault_tolerance.hang_watch import HangWatch
 from meshwright.fault_tolerance.stop_request import StopRequest
 from meshwright.log import logger
-from meshwright.parallelism.data.parameter_hash import parameter_hash
+from meshwright.parallelism.torch_private.torch_compat import canonical_parameters
 from meshwright.profiler.window import ProfilerWindow
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout_text import layout_text
@@ -72,7 +73,11 @@ def train(job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate 
             checkpoints.finish()
             code = exit_code(job, step, asked)
             # After a signal there may be little time left.
-            digest = parameter_hash(training.model) if job.run.parameter_hash and asked is None else None
+            digest = (
+                parameter_hash(canonical_parameters(training.model))
+                if job.run.parameter_hash and asked is None
+                else None
+            )
             if recorder is not None:
                 recorder.finish(step, code, parameter_hash=digest)
         training.loader.close()
