@@ -13,7 +13,7 @@ from meshwright.cost.layout_table import LayoutTable, concatenate, layout_table
 from meshwright.planner.candidate import candidate_at, layout_at
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.finalists import SHORT_PIPELINE
-from meshwright.planner.search.menu import Menu
+from meshwright.planner.search.menu import Menu, pipeline_options
 from meshwright.planner.search.price import Priced, price
 from meshwright.planner.search.rules import is_valid
 from meshwright.planner.search.space import is_needless, vary
@@ -113,12 +113,11 @@ def _other_degrees(layout: Layout, request: PlanRequest, menu: Menu) -> Iterator
 
 def _other_choices(layout: Layout, menu: Menu) -> Iterator[LayoutTable]:
     own = layout_table([layout])
-    schedules, numbers = zip(*menu.pipelines, strict=True)
     options: list[Mapping[str, Any]] = [
         {key: getattr(menu, key)}
         for key in ("microbatch_size", "cp_method", "is_resharded", "reduces_each_microbatch", "async_tp", "compile")
     ]
-    options += [{"schedule": schedules, "stages_per_rank": numbers}] if layout.pp > 1 else []
+    options += [pipeline_options(menu.pipelines)] if layout.pp > 1 else []
     options.append({"cpu_offload": (False, True)})
     kinds = [(kind, every) for kind in menu.activation_checkpoint for every in menu.activation_checkpoint_every]
     kinds = [(kind, every) for kind, every in kinds if kind != "none" or every == 1]
