@@ -190,6 +190,12 @@ def test_a_layout_that_was_set_and_does_not_fit_is_the_first_to_be_rejected() ->
     assert answer.rejections[0].fixes
 
 
+def test_a_layout_that_was_set_and_is_invalid_has_a_reason_and_no_step() -> None:
+    answer = make_plan(ask("llama3-8b", 256, batch=16, given=Layout(dp_shard=256)), min_scored=0)
+    assert answer.given is None
+    assert answer.given_refusal.startswith("a global batch of 16 sequences does not divide by 256 data-parallel ranks")
+
+
 def test_a_plan_can_be_written_and_read() -> None:
     assert Plan.from_json(plan().to_json()) == plan()
 

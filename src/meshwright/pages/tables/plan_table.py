@@ -80,6 +80,8 @@ def _pick(plan: Plan) -> Iterator[RenderableType]:
     yield from pick_notes(plan)
     if plan.given is not None:
         yield f"given: {_spaced(plan.given.layout)}"
+    if plan.given_refusal:
+        yield f"given: invalid: {escape(plan.given_refusal)}"
 
 
 def pick_notes(plan: Plan) -> Iterator[str]:
