@@ -227,7 +227,8 @@ def catalogue(kind: str) -> Path:
          "job.toml:3: cluster.num_devices = 16 but the layout has 8 ranks: set both to one number, or a degree in "
          "[layout] to -1, which takes the devices that the others leave"),
         (
-            '[cluster]\nname = "h100-ib400"\nnum_devices = 256\n[layout]\ndp_shard = -1\n[train]\nglobal_batch_size = 16',
+            '[cluster]\nname = "h100-ib400"\nnum_devices = 256\n'
+            "[layout]\ndp_shard = -1\n[train]\nglobal_batch_size = 16",
             "job.toml:7: train.global_batch_size = 16 does not divide by 256 data-parallel ranks x "
             "layout.microbatch_size = 1: set train.global_batch_size to 256 or 512",
         ),

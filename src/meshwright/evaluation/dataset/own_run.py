@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import median
 
 from pydantic import ValidationError
 
@@ -19,18 +18,20 @@ from meshwright.planner.request import PlanRequest
 from meshwright.spec.layout.layout import Layout, LayoutRequest
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.run.run import Manifest, Run
-from meshwright.spec.run.run_report import read_metrics
-
-_NUM_WARM_UP, _FEWEST_STEPS = 3, 3
-"""First steps of an attempt, which compile and allocate, and the least that must be left."""
+from meshwright.spec.run.run_report import LEAST_STEPS, read_metrics
 
 
 def read_own_run(folder: Path) -> MeasuredRun:
-    """Return the newest attempt of the run in `folder`; raises ConfigError where there is none that was timed."""
+    """Return the timed attempt of the run in `folder`; raises ConfigError where there is none."""
     run = Run(folder)
     manifest = read_manifest(run)
-    layout = manifest.attempts[-1].layout
-    step_s = _median_step_s(run, len(manifest.attempts))
+    metrics = read_metrics(run)
+    if len(metrics) == 0 or metrics.step_s[metrics.attempt == metrics.timed_attempt].size < LEAST_STEPS:
+        raise ConfigError(
+            f"{folder} has {len(metrics)} steps and no attempt of {LEAST_STEPS} or more, the first of which warm up: "
+            "train longer"
+        )
+    layout = manifest.attempts[metrics.timed_attempt - 1].layout
     setup = _setup(run, manifest, layout)
     cells = {
         "id": folder.name,
@@ -38,7 +39,7 @@ def read_own_run(folder: Path) -> MeasuredRun:
         "stack": OURS,
         "gpu": setup.cluster.device.name,
         "n_gpus": str(layout.num_ranks),
-        "step_time_s": f"{step_s:.9g}",
+        "step_time_s": f"{metrics.median_step_s:.9g}",
     }
     return MeasuredRun(RunRow(cells), setup, layout)
 
@@ -57,19 +58,6 @@ def read_manifest(run: Run) -> Manifest:
     if not manifest.attempts:
         raise ConfigError(f"{run.folder} has not started any rank yet: name a run that has trained")
     return manifest
-
-
-def _median_step_s(run: Run, attempt: int) -> float:
-    """Return the median of the attempt's steps, the first few left out."""
-    metrics = read_metrics(run)
-    times_s = metrics.step_s[metrics.attempt == attempt].tolist()
-    timed = times_s[_NUM_WARM_UP:]
-    if len(timed) < _FEWEST_STEPS:
-        raise ConfigError(
-            f"{run.folder}: its newest attempt has {len(times_s)} steps, and the first {_NUM_WARM_UP} warm up: "
-            f"train at least {_NUM_WARM_UP + _FEWEST_STEPS} steps"
-        )
-    return float(median(timed))
 
 
 def _setup(run: Run, manifest: Manifest, layout: Layout) -> TrainingSetup:
