@@ -11,6 +11,9 @@ import click
 
 from meshwright.log import fitted, logger, progress
 
+HAS_PRINTED = "meshwright.has_printed"
+"""Of a click context's meta: whether the JSON of this command is printed."""
+
 
 class _StandardError(logging.Handler):
     """Writes each record as a line of standard error, wherever that leads now."""
@@ -38,6 +41,8 @@ def result_command(function: Callable[..., Any]) -> click.Command:
 def print_json(record: object) -> None:
     """Print a result."""
     click.echo(json.dumps(record, indent=2))
+    if (context := click.get_current_context(silent=True)) is not None:
+        context.meta[HAS_PRINTED] = True
 
 
 def _quiet(context: click.Context, option: click.Parameter, is_quiet: bool) -> None:

@@ -58,6 +58,29 @@ def test_check_says_what_is_wrong_as_json(capsys: pytest.CaptureFixture[str]) ->
     assert captured.err == f"error: {found['error']}\n"
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["check", TINY, "train.steps=0", "train.seq_len=0"],
+        ["plan", "--model", "llama3-8b", "--cluster", "h100:8", "layout.tpp=2"],
+        ["show", "nope.toml"],
+        ["report", "nope"],
+        ["list", "nope"],
+        ["nope"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_command_that_fails_prints_its_problems_as_json(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*arguments, "--json"]) == 2
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert captured.err.endswith(f"error: {found['error']}\n")
+    assert all(problem in found["error"] for problem in found["problems"])
+    assert len(found["problems"]) == (2 if arguments[0] in ("check", "plan") else 1)
+
+
 @pytest.mark.parametrize(("option", "is_shown"), [((), True), (("-q",), False), (("--quiet",), False)])
 def test_quiet_prints_no_progress(
     option: tuple[str, ...], is_shown: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
