@@ -383,3 +383,9 @@ def test_check_never_imports_torch() -> None:
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=600, capture_output=True)
+
+
+def test_a_schedule_that_is_unknown_is_reported_with_other_problems(capsys: pytest.CaptureFixture[str]) -> None:
+    text = '[model]\nsauce = "x"\n[layout]\npp = 2\ncp_method = "rings"\nschedule = "1F1"\n'
+    shown = refusal(capsys, job_file(text))
+    assert all(key in shown for key in ("3 problems", "model.sauce", "layout.cp_method", "layout.schedule = "))

@@ -217,6 +217,10 @@ def test_a_cluster_that_is_used_whole_is_said_to_be(tmp_path: Path, caplog: pyte
             "job.toml says the model and the batch already: leave out --model",
         ),
         (["plan", "a.toml", "b.toml"], "a.toml and b.toml are 2 job files"),
+        (
+            ["plan", "--model", "llama3-8b", "--cluster", "h100:8", "--precision", "int8", "layout.tpp=2"],
+            "has 3 problems:\n  1. --precision int8 is none of",
+        ),
         ([*SMALL, "--write"], "--write puts the layout into a job file"),
         ([*SMALL, "--frontier"], "--frontier needs --tokens"),
         ([*SMALL, "--cluster", "b200:8"], "several --cluster are compared by days and cost: give --tokens"),

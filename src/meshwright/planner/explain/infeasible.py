@@ -193,10 +193,9 @@ def _remedies(request: PlanRequest, needed_bytes: float) -> str:
 
 def _smallest_count(request: PlanRequest) -> int | None:
     """Return the smallest doubling of the number of devices, or of a node's, on which the model fits."""
-    cluster = request.cluster
-    powers = (2**power for power in range(_MAX_DEVICES.bit_length()))
-    counts = {number * power for power in powers for number in (cluster.num_devices, cluster.devices_per_node)}
-    for count in sorted(n for n in counts if cluster.num_devices < n <= _MAX_DEVICES and cluster.takes(n)):
+    cluster, own = request.cluster, request.num_devices
+    counts = {n << power for power in range(_MAX_DEVICES.bit_length()) for n in (own, cluster.devices_per_node)}
+    for count in sorted(n for n in counts if own < n <= _MAX_DEVICES and cluster.takes(n)):
         if _fits(request.with_setup(cluster=cluster.with_num_devices(count))):
             return count
     return None
