@@ -98,7 +98,7 @@ def test_steps_of_minutes_and_hours_are_not_cut_in_80_columns(
     text = capsys.readouterr().out
     assert "…" not in text
     pick = next(line for line in text.splitlines() if line.startswith("pick"))
-    assert re.fullmatch(r"pick +\d+ \w+ \d\d \w+ +[\d.]+ to [\d.]+ \w+ +[\d,]+ .* %  +[\d.]+ GiB", pick)
+    assert re.fullmatch(r"pick +[\d.]+ \w+ +[\d.]+ to [\d.]+ \w+ +[\d,]+ .* %  +[\d.]+ GiB", pick)
 
 
 def test_one_sequence_is_singular(capsys: pytest.CaptureFixture[str]) -> None:
