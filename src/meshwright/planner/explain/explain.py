@@ -18,6 +18,7 @@ from meshwright.planner.search.price import Priced, price
 from meshwright.planner.search.rules import is_valid
 from meshwright.planner.search.space import is_needless, vary
 from meshwright.spec.layout.layout import Layout
+from meshwright.spec.problem import shown_value
 from meshwright.spec.run.layout_plan import Candidate, Fix, Rejection
 from meshwright.spec.step.estimate import MEMORY_CLASSES, MemoryUse
 from meshwright.units import format_bytes
@@ -183,6 +184,7 @@ def _excess(candidate: Candidate, usual: MemoryUse, request: PlanRequest) -> str
     # A layout that is compared with itself breaks at what is largest.
     worst = max(more, key=lambda name: (more[name], getattr(memory, name)))
     taken = f"takes {format_bytes(getattr(memory, worst))} of {MEMORY_CLASSES[worst]}"
+    taken += f", {format_bytes(memory.reserved_bytes)} in all"
     if candidate.free_bytes >= 0:
         missing = format_bytes(request.margin_bytes - candidate.free_bytes)
         return f"{taken}: {missing} of planner.memory_margin are missing"
@@ -190,4 +192,4 @@ def _excess(candidate: Candidate, usual: MemoryUse, request: PlanRequest) -> str
 
 
 def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value) if isinstance(value, str) else shown_value(value)
