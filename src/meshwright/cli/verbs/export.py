@@ -9,6 +9,7 @@ from typing import Literal
 import click
 
 from meshwright.cli.result_command import print_json, result_command
+from meshwright.log import fitted
 
 
 @result_command
@@ -39,9 +40,7 @@ def command(
         print_json({**asdict(done), "checkpoint": str(done.checkpoint), "folder": str(done.folder)})
         return
     files = "one file" if done.num_files == 1 else f"{done.num_files} files"
-    click.echo(
-        f"{done.checkpoint} -> {out}: {format_count(done.num_parameters)} parameters in {dtype}, "
-        f"{format_bytes(done.num_bytes)} in {files}"
-    )
+    parameters = f"{format_count(done.num_parameters)} parameters in {dtype}"
+    click.echo(fitted(f"{done.checkpoint} -> {out}: {parameters}, {format_bytes(done.num_bytes)} in {files}"))
     if done.comparison is not None:
         click.echo(str(done.comparison))

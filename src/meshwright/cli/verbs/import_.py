@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from meshwright.cli.result_command import print_json, result_command
+from meshwright.log import fitted
 
 
 @result_command
@@ -26,14 +27,14 @@ def command(hf_folder: Path, run_folder: Path, as_json: bool) -> None:
     # Before torch is imported, which takes seconds.
     model_folder(hf_folder)
     from meshwright.checkpoint.hf.import_ import import_folder
+    from meshwright.checkpoint.hf.side_files import TOKENIZER
 
     done = import_folder(hf_folder, run_folder)
     if as_json:
         checkpoint = str(done.run.checkpoint(0))
         print_json({"checkpoint": checkpoint, "num_parameters": done.num_parameters, "dtypes": done.dtypes})
         return
-    click.echo(
-        f"{hf_folder} -> {done.run.checkpoint(0)}: {format_count(done.num_parameters)} parameters "
-        f"in {' and '.join(done.dtypes)}"
-    )
-    click.echo(f"next: meshwright generate {run_folder}, or train from it: meshwright train {done.run.job} run.dir=NEW")
+    parameters = f"{format_count(done.num_parameters)} parameters in {' and '.join(done.dtypes)}"
+    click.echo(fitted(f"{hf_folder} -> {done.run.checkpoint(0)}: {parameters}"))
+    generate = f"meshwright generate {run_folder}, or train from it: " * (run_folder / TOKENIZER).is_file()
+    click.echo(fitted(f"next: {generate}meshwright train {done.run.job} run.dir=NEW"))
