@@ -112,8 +112,9 @@ def _invoke(arguments: Sequence[str]) -> int:
     except click.exceptions.Exit as ending:
         return ending.exit_code
     except click.ClickException as error:
-        _print_error(arguments, error.format_message())
-        return _show_usage(error)
+        message = " ".join(error.format_message().split())  # click lists choices in lines of their own
+        _print_error(arguments, message)
+        return _show_usage(error, message)
     except Exception as error:
         if not context.meta.get(HAS_PRINTED):
             _print_error(arguments, str(error), getattr(error, "listed", ()))
@@ -127,11 +128,11 @@ def _print_error(arguments: Sequence[str], message: str, problems: Sequence[str]
         print_json({"error": message, "problems": [*problems] or [message]})
 
 
-def _show_usage(error: click.ClickException) -> int:
+def _show_usage(error: click.ClickException, message: str) -> int:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
         return ExitCode.BAD_INPUT
     if isinstance(error, click.UsageError) and error.ctx is not None:
         click.echo(f"{error.ctx.get_usage()}\n", err=True)
-    click.echo(fitted(f"error: {error.format_message()}"), err=True)
+    click.echo(fitted(f"error: {message}"), err=True)
     return ExitCode.BAD_INPUT

@@ -23,7 +23,7 @@ class _StandardError(logging.Handler):
         click.echo(fitted(self.format(record)), err=True)
 
 
-_progress_handler, _debug_handler = _StandardError(), _StandardError()
+_progress_handler, _debug_handler, _notice_handler = _StandardError(), _StandardError(), _StandardError()
 _debug_handler.setFormatter(logging.Formatter("%(levelname)s %(module)s: %(message)s"))
 
 
@@ -49,6 +49,9 @@ def _quiet(context: click.Context, option: click.Parameter, is_quiet: bool) -> N
     progress.setLevel(logging.WARNING if is_quiet else logging.INFO)
     progress.addHandler(_progress_handler)
     progress.propagate = False
+    # For warnings where a command sets up no log of its own.
+    _notice_handler.setLevel(logging.ERROR if is_quiet else logging.WARNING)
+    logging.lastResort = _notice_handler
 
 
 def _verbose(context: click.Context, option: click.Parameter, is_verbose: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -91,6 +92,16 @@ def test_quiet_prints_no_progress(
     captured = capsys.readouterr()
     assert captured.err == (f"the layout is now in {job}\n" if is_shown else "")
     assert "pick" in captured.out
+
+
+@pytest.mark.parametrize(("option", "is_shown"), [((), True), (("-q",), False)])
+def test_a_notice_is_wrapped_and_quiet_leaves_it_out(option: tuple[str, ...], is_shown: bool) -> None:
+    command = [sys.executable, "-m", "meshwright", "plan", TINY, *option]
+    shown = subprocess.run(
+        command, env=os.environ | {"COLUMNS": "60"}, capture_output=True, text=True, check=False
+    ).stderr
+    assert ("is not calibrated" in " ".join(shown.split())) == is_shown
+    assert max(map(len, shown.splitlines()), default=0) <= 60
 
 
 def test_verbose_shows_where_an_error_came_from(capsys: pytest.CaptureFixture[str]) -> None:
