@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import meshwright as mw
 from hf_models import architecture, require_transformers, write_run
 from meshwright.cli.main import run
 
@@ -31,7 +32,9 @@ def test_generate_repeats_with_a_seed(trained: str, capsys: pytest.CaptureFixtur
 
 def test_generate_names_what_is_out_of_range(trained: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["generate", trained, "--top-p", "2"]) == 2
-    assert "error: Invalid value for '--top-p': 2.0 is not in the range 0<x<=1." in capsys.readouterr().err
+    assert "error: --top-p 2.0 must be above 0 and at most 1 (all tokens)" in capsys.readouterr().err
+    assert run(["generate", trained, "--max-new-tokens", str(10**12)]) == 2
+    assert "error: a KV cache of 1,000,000,000,00" in capsys.readouterr().err
     assert run(["generate", trained + "x"]) == 2
     assert "there is no folder" in capsys.readouterr().err
 
@@ -47,6 +50,7 @@ def test_export_says_what_it_wrote_and_compares(
     assert float(second.partition(" within ")[2].split()[0]) < 1e-5
     assert run(["export", trained, str(tmp_path / "out")]) == 2
     assert "never overwrites" in capsys.readouterr().err
+    assert repr(mw.export(trained, tmp_path / "other")).startswith(f"<Export {trained}/checkpoints/step-3 -> ")
 
 
 def test_other_logits_fail_the_check(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from rich.text import Text
 
+from meshwright.app.arguments import NotNegative, checked
 from meshwright.app.progress import elapsed
+from meshwright.app.results.result import Result
 from meshwright.checkpoint.hf.export import ExportDType
 from meshwright.checkpoint.hf.export import export as _export
 from meshwright.errors import CheckpointError
@@ -16,6 +21,7 @@ from meshwright.inference.generate import Sampling, TextStream
 from meshwright.inference.generate import generate as _generate
 from meshwright.inference.loaded_model import load_model
 from meshwright.inference.transformers_parity import max_logits_difference
+from meshwright.units import counted, format_bytes, format_count
 
 # Float32 sums in another order differ by some 1e-5 in models of billions of parameters; a wrong weight by 0.1 and more.
 _TOLERANCE = 1e-3
@@ -34,24 +40,40 @@ class LogitsComparison:
         )
 
 
-@dataclass(frozen=True)
-class Export:
-    """A Hugging Face folder that was written."""
+@dataclass(frozen=True, repr=False)
+class Export(Result):
+    """A Hugging Face folder that was written. Data frame: one row."""
 
     checkpoint: Path
     folder: Path
+    dtype: ExportDType
     num_parameters: int
     num_bytes: int
     num_files: int
     comparison: LogitsComparison | None
     """None where it was not asked for."""
 
+    def _summary(self) -> str:
+        return (
+            f"Export {self.checkpoint} -> {self.folder}: {format_count(self.num_parameters)} parameters in "
+            f"{self.dtype}, {format_bytes(self.num_bytes)} in {counted(self.num_files, 'file')}"
+        )
 
+    def _page(self) -> Iterator[Text]:
+        yield Text(self._summary().removeprefix("Export "))
+        if self.comparison is not None:
+            yield Text(str(self.comparison))
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [asdict(self)]
+
+
+@checked
 def export(
     run: Path | str,
     out: Path | str,
     *,
-    step: int | None = None,
+    step: NotNegative | None = None,
     dtype: ExportDType = "float32",
     check: bool = False,
 ) -> Export:
@@ -68,9 +90,10 @@ def export(
         done = _export(Path(run), out, step=step, dtype=dtype)
         show("comparing logits with transformers")
         comparison = _comparison(done.model.checkpoint, out, dtype) if check else None
-    return Export(done.model.checkpoint, out, done.num_parameters, done.num_bytes, done.num_files, comparison)
+    return Export(done.model.checkpoint, out, dtype, done.num_parameters, done.num_bytes, done.num_files, comparison)
 
 
+@checked
 def generate(
     source: Path | str,
     prompt: str = "",
@@ -80,7 +103,7 @@ def generate(
     top_k: int | None = None,
     top_p: float = 1.0,
     seed: int = 0,
-    step: int | None = None,
+    step: NotNegative | None = None,
 ) -> str:
     """Return `prompt` and its continuation by the model in `source`: a run, a checkpoint or a Hugging Face folder."""
     sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed)

@@ -150,7 +150,7 @@ def test_a_class_of_the_users_own_is_refused_with_the_way_out(tmp_path: Path) ->
     run = Run(tmp_path / "run")
     job = Job.from_dict({"model": {"source": "my_module:MyModel"}})
     run.manifest.write_text(Manifest(job=job, seed=0, num_parameters=1).to_json())
-    with pytest.raises(UnsupportedError, match=r"the class my_module:MyModel: .*load_parameters\('"):
+    with pytest.raises(UnsupportedError, match=r"the class my_module:MyModel: .*load_parameters\(Path\('"):
         export(tmp_path / "run", tmp_path / "out")
 
 

@@ -9,13 +9,12 @@ from typing import Literal
 import click
 
 from meshwright.cli.result_command import print_json, result_command
-from meshwright.log import fitted
 
 
 @result_command
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
-@click.option("--step", type=click.IntRange(min=0), help="Checkpoint to export; default: the newest.")
+@click.option("--step", type=int, help="Checkpoint to export; default: the newest.")
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16"]),
@@ -29,7 +28,6 @@ def command(
 ) -> None:
     """Write the model of RUN, a run folder or one of its checkpoints, as the new Hugging Face folder OUT."""
     from meshwright.checkpoint.find_checkpoint import find_checkpoint
-    from meshwright.units import format_bytes, format_count
 
     # Before torch is imported, which takes seconds.
     find_checkpoint(run, step)
@@ -38,9 +36,5 @@ def command(
     done = export(run, out, step=step, dtype=dtype, check=check)
     if as_json:
         print_json({**asdict(done), "checkpoint": str(done.checkpoint), "folder": str(done.folder)})
-        return
-    files = "one file" if done.num_files == 1 else f"{done.num_files} files"
-    parameters = f"{format_count(done.num_parameters)} parameters in {dtype}"
-    click.echo(fitted(f"{done.checkpoint} -> {out}: {parameters}, {format_bytes(done.num_bytes)} in {files}"))
-    if done.comparison is not None:
-        click.echo(str(done.comparison))
+    else:
+        done.show()

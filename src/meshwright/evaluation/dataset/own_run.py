@@ -14,11 +14,9 @@ from meshwright.errors import ConfigError
 from meshwright.evaluation.dataset.read import MeasuredRun
 from meshwright.evaluation.dataset.row import RunRow
 from meshwright.planner.read_request import Options, plan_request
-from meshwright.planner.request import PlanRequest
 from meshwright.spec.layout.layout import Layout, LayoutRequest
-from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.run.run import Manifest, Run
-from meshwright.spec.run.run_report import LEAST_STEPS, read_metrics
+from meshwright.spec.run.run_report import LEAST_STEPS, RunMetrics, read_metrics
 
 
 def read_own_run(folder: Path) -> MeasuredRun:
@@ -26,13 +24,8 @@ def read_own_run(folder: Path) -> MeasuredRun:
     run = Run(folder)
     manifest = read_manifest(run)
     metrics = read_metrics(run)
-    if len(metrics) == 0 or metrics.step_s[metrics.attempt == metrics.timed_attempt].size < LEAST_STEPS:
-        raise ConfigError(
-            f"{folder} has {len(metrics)} steps and no attempt of {LEAST_STEPS} or more, the first of which warm up: "
-            "train longer"
-        )
-    layout = manifest.attempts[metrics.timed_attempt - 1].layout
-    setup = _setup(run, manifest, layout)
+    layout = timed_layout(run, manifest, metrics)
+    setup = setup_of_run(run, manifest, layout)
     cells = {
         "id": folder.name,
         "source": str(folder),
@@ -60,7 +53,17 @@ def read_manifest(run: Run) -> Manifest:
     return manifest
 
 
-def _setup(run: Run, manifest: Manifest, layout: Layout) -> TrainingSetup:
+def timed_layout(run: Run, manifest: Manifest, metrics: RunMetrics) -> Layout:
+    """Return the layout of the attempt that step times are of; raises ConfigError where none has enough steps."""
+    if len(metrics) == 0 or (metrics.attempt == metrics.timed_attempt).sum() < LEAST_STEPS:
+        raise ConfigError(
+            f"{run.folder} has {len(metrics)} steps and no attempt of {LEAST_STEPS} or more, the first of which warm "
+            "up: train longer"
+        )
+    return manifest.attempts[metrics.timed_attempt - 1].layout
+
+
+def setup_of_run(run: Run, manifest: Manifest, layout: Layout) -> TrainingSetup:
     """Return what was trained, and on what; raises MeshwrightError where it cannot be priced."""
     job = manifest.job.replace(layout=LayoutRequest.model_validate(layout.model_dump()))
     setup = plan_request(ResolvedJob(job, {}, run.job), Options(stack=OURS, takes_example=True)).setup
@@ -69,12 +72,3 @@ def _setup(run: Run, manifest: Manifest, layout: Layout) -> TrainingSetup:
     found = TrainingSetup(setup.model, setup.workload, cluster, stack)
     peaks_of((found,))  # raises for a device without the rates that pricing needs
     return found
-
-
-def request_of_run(run: MeasuredRun) -> PlanRequest:
-    """Return the request that the layout of an own run answered."""
-    assert run.setup is not None
-    manifest = read_manifest(Run(Path(run.row.text("source"))))
-    architecture = resolve_architecture(manifest.job.model)
-    assert architecture is not None  # its setup could not have been read otherwise
-    return PlanRequest(manifest.job.model.source, architecture, run.setup)
