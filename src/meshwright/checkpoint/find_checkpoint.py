@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from meshwright.errors import CheckpointError, ConfigError
+from meshwright.errors import ConfigError
 from meshwright.spec.model.hf.hub_cache import hub_advice, local_path
 from meshwright.spec.run.run import Run
 
@@ -33,7 +33,7 @@ def model_folder(source: Path) -> Path:
 def find_checkpoint(source: Path, step: int | None = None) -> tuple[Run, Path]:
     """Return the run and the checkpoint that `source` is or holds: its newest, or that of `step`.
 
-    Raises ConfigError for another kind of folder or a step that it lacks, CheckpointError for a run without any.
+    Raises ConfigError for another kind of folder, a step that it lacks, or a run without any.
     """
     if (source / FILE_NAME).is_file():
         if step is not None and source.name != f"step-{step}":
@@ -50,7 +50,7 @@ def find_checkpoint(source: Path, step: int | None = None) -> tuple[Run, Path]:
         )
     steps = run.checkpoint_steps()
     if not steps:
-        raise CheckpointError(f"{run.folder} has no checkpoint yet: train on, or lower checkpoint.interval")
+        raise ConfigError(f"{run.folder} has no checkpoint yet: train on, or lower checkpoint.interval")
     if step is not None and step not in steps:
         raise ConfigError(f"{run.folder} has no checkpoint of step {step}: it has {', '.join(map(str, steps))}")
     return run, run.checkpoint(steps[-1] if step is None else step)

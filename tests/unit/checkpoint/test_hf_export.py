@@ -139,7 +139,7 @@ def test_folders_that_are_no_run_are_named(tmp_path: Path) -> None:
         export(tmp_path, tmp_path / "out")
     write_run(tmp_path / "run", architecture())
     (tmp_path / "run" / "checkpoints").rename(tmp_path / "elsewhere")
-    with pytest.raises(CheckpointError, match="has no checkpoint yet: train on"):
+    with pytest.raises(ConfigError, match="has no checkpoint yet: train on"):
         export(tmp_path / "run", tmp_path / "out")
     with pytest.raises(ConfigError, match=r"there is no .*manifest\.json, which says what the model is"):
         export(tmp_path / "elsewhere" / "step-3", tmp_path / "out")
