@@ -8,7 +8,6 @@ from meshwright.errors import UnsupportedError
 EXTRA_OF_PACKAGE = {
     "torch": "train",
     "safetensors": "train",
-    "xxhash": "train",
     "transformers": "hf",
     "tokenizers": "hf",
     "pyarrow": "parquet",

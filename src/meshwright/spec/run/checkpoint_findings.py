@@ -40,6 +40,17 @@ class CheckpointVerification(Frozen):
     """Empty for an intact checkpoint."""
 
 
+class VerificationReport(Frozen):
+    """Checkpoints that were verified."""
+
+    checkpoints: list[CheckpointVerification]
+
+    @property
+    def is_intact(self) -> bool:
+        """Return whether none of them is damaged."""
+        return not any(one.damages for one in self.checkpoints)
+
+
 class TensorChange(Frozen):
     """A tensor whose bits differ between two checkpoints."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from meshwright.spec.frozen import Frozen
+from meshwright.spec.run.retention import RetentionRule
 
 CheckpointState = Literal["complete", "damaged", "being written", "set aside", "leftover"]
 """complete: the index is whole and every file has its size; damaged: not so; being written: of a save of a running
@@ -33,3 +34,16 @@ class CheckpointRecord(Frozen):
     """Rules of retention that keep it, such as keep_every; empty for what is not complete, or not kept any more."""
     problem: str | None = None
     """What is damaged."""
+
+
+class CheckpointListing(Frozen):
+    """The checkpoints of a run."""
+
+    folder: str
+    """The run folder."""
+    is_running: bool
+    """Whether a process trains into it."""
+    rule: RetentionRule
+    """What the job of its newest attempt keeps."""
+    checkpoints: list[CheckpointRecord]
+    """Oldest step first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from types import TracebackType
@@ -9,7 +10,8 @@ from typing import Any, Final, Self
 
 from meshwright.checkpoint.background.saver import BackgroundSaver, Finished, WriterOptions
 from meshwright.checkpoint.background.staging import num_bytes_of
-from meshwright.checkpoint.checkpoint import prune, save
+from meshwright.checkpoint.checkpoint import save
+from meshwright.checkpoint.prune import prune
 from meshwright.checkpoint.shards import flatten, local_shards
 from meshwright.errors import CheckpointError
 from meshwright.log import logger
@@ -41,10 +43,12 @@ class RunCheckpoints:
         if self._saver is not None and error is None:
             self._saver.close()
 
-    def save(self, step: int) -> None:
-        """Commit the state after `step`, or start to; a collective."""
+    def save(self, step: int, validation_loss: float | None = None) -> None:
+        """Commit the state after `step`, or start to, with the loss measured at this step, if any; a collective."""
         started_s = time.perf_counter()
         folder, state, metadata = self._run.checkpoint(step), self._training.state(), self._training.metadata(step)
+        if validation_loss is not None and math.isfinite(validation_loss):
+            metadata["validation_loss"] = validation_loss
         if self._resolved_mode(state) == "async":
             assert self._saver is not None
             self._saver.save(folder, state, metadata, self._training.changing_names())
@@ -75,7 +79,7 @@ class RunCheckpoints:
     def _committed(self, finished: Finished) -> None:
         logger.info("checkpoint %s in %s", finished.folder, format_duration(finished.seconds))
         if self._training.ranks.is_first:
-            prune(self._run, self._section.keep)
+            prune(self._run, self._section.retention)
 
     def _wait_until_staged(self) -> None:
         if self._saver is not None:
