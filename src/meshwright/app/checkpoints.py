@@ -1,0 +1,98 @@
+"""Checkpoints of a run: ls, verify and inspect; torch is needed only to read tensors."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from meshwright.app.progress import elapsed
+from meshwright.app.results.checkpoint_results import (
+    CheckpointListingResult,
+    CheckpointSummaryResult,
+    TensorDetailResult,
+    VerificationResult,
+)
+from meshwright.app.results.result import viewed
+from meshwright.checkpoint.examine.contents import summarize
+from meshwright.checkpoint.examine.describe import describe_run
+from meshwright.checkpoint.examine.verify import verify_checkpoint
+from meshwright.checkpoint.find_checkpoint import find_checkpoint
+from meshwright.errors import ConfigError
+from meshwright.fault_tolerance.running import is_running
+from meshwright.spec.run.retention import RetentionRule
+from meshwright.spec.run.run import Run
+from meshwright.trainer.run.run_folder import read_manifest
+from meshwright.units import format_bytes
+
+_CHECKPOINT_NAME = re.compile(r"step-\d+(\.\w+-[0-9a-f]{32})?")
+
+
+def ls(run: Path | str) -> CheckpointListingResult:
+    """Return what lies in the checkpoints of the run folder `run`; raises ConfigError for a folder that is no run."""
+    found = Run(run)
+    rule = retention_of(found)
+    running = is_running(found)
+    records = describe_run(found, rule, is_running=running)
+    return CheckpointListingResult(folder=str(run), is_running=running, rule=rule, checkpoints=records)
+
+
+def verify(source: Path | str, *, step: int | None = None, all: bool = False) -> VerificationResult:
+    """Return all damage of checkpoints of `source`, every byte of which is read.
+
+    `source` is a run (its newest checkpoint, that of `step`, or `all`) or a checkpoint folder.
+    """
+    if all and step is not None:
+        raise ConfigError(f"--all verifies every checkpoint and --step {step} one of them: give one of the two")
+    found = []
+    for folder in _every_folder(Path(source)) if all else [folder_of(source, step)]:
+        with elapsed(f"verifying {folder}") as show:
+            found.append(verify_checkpoint(folder, _byte_counter(folder, show)))
+    return VerificationResult(checkpoints=found)
+
+
+def inspect(
+    source: Path | str, tensor: str | None = None, *, step: int | None = None
+) -> CheckpointSummaryResult | TensorDetailResult:
+    """Return what a checkpoint holds, or shards and statistics of its `tensor`; `source` and `step` as for verify."""
+    folder = folder_of(source, step)
+    if tensor is None:
+        return viewed(CheckpointSummaryResult, summarize(folder))
+    from meshwright.checkpoint.examine.tensor_statistics import detail_of
+
+    return viewed(TensorDetailResult, detail_of(folder, tensor))
+
+
+def retention_of(run: Run) -> RetentionRule:
+    """Return what the job of the newest attempt keeps; raises ConfigError for a folder that is no run."""
+    manifest = read_manifest(run)
+    if manifest is None:
+        raise ConfigError(f"{run.folder} is no run folder (no {run.manifest.name}): name one that was trained into")
+    return manifest.job.checkpoint.retention
+
+
+def folder_of(source: Path | str, step: int | None = None) -> Path:
+    """Return the checkpoint folder that `source`, a run or a checkpoint, names; a damaged one may lack its index."""
+    folder = Path(source)
+    if step is None and folder.is_dir() and _CHECKPOINT_NAME.fullmatch(folder.name):
+        return folder
+    return find_checkpoint(folder, step)[1]
+
+
+def _every_folder(source: Path) -> list[Path]:
+    run, _ = find_checkpoint(source)
+    return [run.checkpoint(step) for step in run.checkpoint_steps()]
+
+
+def _byte_counter(folder: Path, show: Callable[[str], None]) -> Callable[[int], None]:
+    """Return a function that adds bytes, from any thread, and shows their sum."""
+    lock, total = threading.Lock(), 0
+
+    def add(num_bytes: int) -> None:
+        nonlocal total
+        with lock:
+            total += num_bytes
+            show(f"verifying {folder}: {format_bytes(total)} read")
+
+    return add
