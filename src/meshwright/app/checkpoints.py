@@ -1,20 +1,26 @@
-"""Checkpoints of a run: ls, verify and inspect; torch is needed only to read tensors."""
+"""Checkpoints of a run: ls, verify, inspect, diff and gc; torch is needed only to read tensors."""
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from meshwright.app.progress import elapsed
 from meshwright.app.results.checkpoint_results import (
+    CheckpointDifferenceResult,
     CheckpointListingResult,
     CheckpointSummaryResult,
+    GarbageCollectionResult,
     TensorDetailResult,
     VerificationResult,
 )
 from meshwright.app.results.result import viewed
+from meshwright.checkpoint.collect_garbage import garbage_of, remove_all
 from meshwright.checkpoint.examine.contents import summarize
 from meshwright.checkpoint.examine.describe import describe_run
 from meshwright.checkpoint.examine.verify import verify_checkpoint
@@ -62,6 +68,47 @@ def inspect(
     from meshwright.checkpoint.examine.tensor_statistics import detail_of
 
     return viewed(TensorDetailResult, detail_of(folder, tensor))
+
+
+def diff(left: Path | str, right: Path | str) -> CheckpointDifferenceResult:
+    """Return how the checkpoint `right` differs from `left`; a run names its newest checkpoint."""
+    folders = folder_of(left), folder_of(right)
+    from meshwright.checkpoint.examine.difference import difference
+
+    with elapsed(f"comparing {folders[0]} with {folders[1]}") as show:
+        return viewed(CheckpointDifferenceResult, difference(*folders, lambda name: show(f"comparing {name}")))
+
+
+def gc(run: Path | str, *, dry_run: bool = False, damaged: bool = False) -> GarbageCollectionResult:
+    """Remove what saves that were killed left in `run`, and what its retention no longer keeps; return what that was.
+
+    With `damaged` also checkpoints that a resume set aside. The run folder is locked meanwhile, as training locks it:
+    while a process trains into it, nothing is removed but set-aside checkpoints.
+    """
+    found = Run(run)
+    rule = retention_of(found)
+    with _locked(found) as is_locked:
+        # The heartbeats are for file systems whose locks other hosts do not see.
+        running = not is_locked or is_running(found)
+        removals, spared = garbage_of(found, rule, is_running=running, with_damaged=damaged)
+        if not dry_run:
+            remove_all(found, removals)
+    return GarbageCollectionResult(folder=str(run), is_dry_run=dry_run, removals=removals, spared=spared)
+
+
+@contextmanager
+def _locked(run: Run) -> Iterator[bool]:
+    """Lock the run folder during the block; yield False where another process holds it or it cannot be locked."""
+    descriptor = os.open(run.folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_locked = True
+    except OSError:
+        is_locked = False
+    try:
+        yield is_locked
+    finally:
+        os.close(descriptor)
 
 
 def retention_of(run: Run) -> RetentionRule:

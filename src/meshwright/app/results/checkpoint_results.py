@@ -6,8 +6,21 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from meshwright.app.results.result import Result
-from meshwright.pages.tables.checkpoint_table import detail_page, listing_page, summary_page, verification_page
-from meshwright.spec.run.checkpoint_findings import CheckpointSummary, TensorDetail, VerificationReport
+from meshwright.pages.tables.checkpoint_table import (
+    detail_page,
+    difference_page,
+    garbage_page,
+    listing_page,
+    summary_page,
+    verification_page,
+)
+from meshwright.spec.run.checkpoint_findings import (
+    CheckpointDifference,
+    CheckpointSummary,
+    GarbageCollection,
+    TensorDetail,
+    VerificationReport,
+)
 from meshwright.spec.run.checkpoint_record import CheckpointListing
 from meshwright.units import counted, format_bytes
 
@@ -69,3 +82,31 @@ class TensorDetailResult(Result, TensorDetail):
 
     def _rows(self) -> list[dict[str, Any]]:
         return [one.to_dict() for one in self.shards]
+
+
+class CheckpointDifferenceResult(Result, CheckpointDifference):
+    """How two checkpoints differ. Data frame: a row for each changed tensor."""
+
+    def _summary(self) -> str:
+        state = "bitwise equal" if self.is_bitwise_equal else f"{counted(len(self.changed), 'tensor')} changed"
+        return f"Difference of {self.left} and {self.right}: {state}"
+
+    def _page(self) -> Iterator[RenderableType]:
+        return difference_page(self)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [one.to_dict() for one in self.changed]
+
+
+class GarbageCollectionResult(Result, GarbageCollection):
+    """What garbage collection removed. Data frame: a row for each folder."""
+
+    def _summary(self) -> str:
+        verb = "would remove" if self.is_dry_run else "removed"
+        return f"Garbage of {self.folder}: {verb} {counted(len(self.removals), 'folder')}"
+
+    def _page(self) -> Iterator[RenderableType]:
+        return garbage_page(self)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [one.to_dict() for one in self.removals]

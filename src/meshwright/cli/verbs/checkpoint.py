@@ -92,5 +92,40 @@ def _inspect(source: Path, tensor: str | None, step: int | None, as_json: bool) 
         found.show()
 
 
-for _name, _command in {"ls": _ls, "verify": _verify, "inspect": _inspect}.items():
+@result_command
+@click.argument("left", type=_FOLDER)
+@click.argument("right", type=_FOLDER)
+def _diff(left: Path, right: Path, as_json: bool) -> None:
+    """Compare two checkpoints (a run names its newest): metadata, tensors added, removed and changed, with the largest
+    and the mean difference. They may be of different layouts. Holds a few shards in memory at a time.
+    """
+    from meshwright.app.checkpoints import diff
+
+    found = diff(left, right)
+    if as_json:
+        click.echo(found.to_json())
+    else:
+        found.show()
+
+
+@result_command
+@click.argument("run", metavar="RUN", type=_FOLDER)
+@click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
+@click.option("--damaged", is_flag=True, help="Also remove damaged checkpoints that a resume set aside.")
+def _gc(run: Path, dry_run: bool, damaged: bool, as_json: bool) -> None:
+    """Remove from RUN what saves that were killed left, and checkpoints that its retention no longer keeps.
+
+    Takes the lock of the run folder that training takes. While a process trains into RUN, only set-aside checkpoints
+    can be removed: that process removes the rest itself.
+    """
+    from meshwright.app.checkpoints import gc
+
+    found = gc(run, dry_run=dry_run, damaged=damaged)
+    if as_json:
+        click.echo(found.to_json())
+    else:
+        found.show()
+
+
+for _name, _command in {"ls": _ls, "verify": _verify, "inspect": _inspect, "diff": _diff, "gc": _gc}.items():
     command.add_command(_command, _name)

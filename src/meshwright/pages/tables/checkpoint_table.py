@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 
+from pydantic import ValidationError
 from rich.console import RenderableType
 from rich.markup import escape
 
 from meshwright.pages.tables.page_table import PageTable
-from meshwright.spec.run.checkpoint_findings import CheckpointSummary, TensorDetail, VerificationReport
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.layout.layout_text import layout_text
+from meshwright.spec.run.checkpoint_findings import (
+    CheckpointDifference,
+    CheckpointSummary,
+    GarbageCollection,
+    TensorDetail,
+    VerificationReport,
+)
 from meshwright.spec.run.checkpoint_record import CheckpointListing
 from meshwright.units import counted, format_bytes, format_count, format_duration
 
 _STYLES = {"damaged": "bold red", "set aside": "red", "leftover": "yellow", "being written": "cyan"}
 _MOST_DAMAGES = 20
 _MOST_TENSORS = 12
+_MOST_CHANGES = 20
 
 
 def listing_page(listing: CheckpointListing) -> Iterator[RenderableType]:
@@ -86,7 +97,7 @@ def summary_page(summary: CheckpointSummary) -> Iterator[RenderableType]:
     yield ""
     metadata = PageTable("metadata", "value")
     for key, value in summary.metadata.items():
-        metadata.add_row(escape(key), escape(value if isinstance(value, str) else json.dumps(value)))
+        metadata.add_row(escape(key), escape(_value_words(key, value)))
     yield metadata
     yield ""
     totals = PageTable("section or dtype", "size#")
@@ -102,6 +113,14 @@ def summary_page(summary: CheckpointSummary) -> Iterator[RenderableType]:
     yield table
     if len(summary.tensors) > len(largest):
         yield f"[dim]{len(summary.tensors) - len(largest)} more tensors: --json has them all[/]"
+
+
+def _value_words(key: str, value: object) -> str:
+    """Return a value of the metadata, a layout as commands take it."""
+    if key == "layout" and isinstance(value, dict):
+        with suppress(ValidationError):
+            return layout_text(Layout.from_dict(value))
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def detail_page(detail: TensorDetail) -> Iterator[RenderableType]:
@@ -120,3 +139,44 @@ def detail_page(detail: TensorDetail) -> Iterator[RenderableType]:
         offsets, shape = escape(str(place.offsets)), escape(str(place.shape))
         table.add_row(str(place.rank), offsets, shape, str(place.start), format_bytes(place.num_bytes))
     yield table
+
+
+def difference_page(found: CheckpointDifference) -> Iterator[RenderableType]:
+    """Yield the parts of what `checkpoint diff` prints."""
+    words = "[green]bitwise equal[/]" if found.is_bitwise_equal else "[bold]different[/]"
+    yield f"{escape(found.left)} and {escape(found.right)}: {words}: {found.num_equal} tensors equal, " + (
+        f"{len(found.changed)} changed, {len(found.added)} added, {len(found.removed)} removed"
+    )
+    if found.metadata:
+        table = PageTable("metadata", "left", "right")
+        for value in found.metadata:
+            table.add_row(escape(value.key), escape(json.dumps(value.left)), escape(json.dumps(value.right)))
+        yield table
+    for name, kind in (*((name, "added") for name in found.added), *((name, "removed") for name in found.removed)):
+        yield f"- {kind}: {escape(name)}"
+    if not found.changed:
+        return
+    table = PageTable("tensor", "changed", "max difference#", "mean#")
+    largest = sorted(
+        found.changed, key=lambda one: float("-inf") if one.max_difference is None else -one.max_difference
+    )
+    for one in largest[:_MOST_CHANGES]:
+        share = one.what if one.num_changed is None else f"{one.num_changed} of {one.num_elements}"
+        values = ["-" if value is None else f"{value:.3g}" for value in (one.max_difference, one.mean_difference)]
+        table.add_row(escape(one.name), escape(share), *values)
+    yield table
+    if len(found.changed) > _MOST_CHANGES:
+        yield f"[dim]{len(found.changed) - _MOST_CHANGES} more changed tensors: --json has them all[/]"
+
+
+def garbage_page(found: GarbageCollection) -> Iterator[RenderableType]:
+    """Yield the parts of what `checkpoint gc` prints."""
+    verb = "would remove" if found.is_dry_run else "removed"
+    total = format_bytes(sum(one.num_bytes for one in found.removals))
+    yield f"{escape(found.folder)}: {verb} {counted(len(found.removals), 'folder')}, {total}"
+    for title, entries in (("to remove" if found.is_dry_run else "removed", found.removals), ("kept", found.spared)):
+        if entries:
+            table = PageTable(title, "size#", "reason")
+            for one in entries:
+                table.add_row(escape(one.name), format_bytes(one.num_bytes), escape(one.reason))
+            yield table
