@@ -177,6 +177,8 @@ class CheckpointSection(Frozen):
     """Niceness of the processes that write in the background; 19 yields the CPU to anything else."""
     max_bytes_per_s: PositiveFloat | None = Field(None, examples=[500e6])
     """Most bytes that each rank writes in a second in the background; no limit by default."""
+    remote: str | None = Field(None, examples=["s3://bucket/run"])
+    """URL to which complete checkpoints are copied in the background; needs meshwright[remote]."""
 
     @property
     def retention(self) -> RetentionRule:

@@ -58,7 +58,8 @@ def train(job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate 
                 with watch.tracking(training.model) if step == tracked_step else nullcontext():
                     take_step(training, step, speed, recorder)
                 profiler.after_step(step)
-                checkpoints.report()
+                if (news := checkpoints.report()) and recorder is not None:
+                    recorder.add_results(**news)
                 validation_loss = None
                 if is_due(step, job.train.validation_interval):
                     watch.mark("validation")
@@ -71,7 +72,8 @@ def train(job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate 
                     watch.mark("checkpoint")
                     checkpoints.save(step, validation_loss)
             watch.mark("finish")
-            checkpoints.finish()
+            if (news := checkpoints.finish()) and recorder is not None:
+                recorder.add_results(**news)
             code = exit_code(job, step, asked)
             # After a signal there may be little time left.
             digest = (
