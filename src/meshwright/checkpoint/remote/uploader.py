@@ -57,6 +57,11 @@ class Uploader:
         """Return the step that is being uploaded, which must not be removed."""
         return [] if self._current is None else [self._current]
 
+    @property
+    def pid(self) -> int | None:
+        """Return the process id of the upload process; None before the first upload."""
+        return None if self._process is None else self._process.pid
+
     def add(self, step: int) -> None:
         """Upload the committed checkpoint after `step` when its turn comes."""
         self._pending.add(step)
