@@ -1,4 +1,4 @@
-"""Checkpoints of a run: ls, verify, inspect, diff and gc; torch is needed only to read tensors."""
+"""Checkpoints of a run: ls, verify, inspect, diff, gc and reshard; torch is needed only to read tensors."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from meshwright.app.results.checkpoint_results import (
     CheckpointListingResult,
     CheckpointSummaryResult,
     GarbageCollectionResult,
+    ReshardedCheckpointResult,
     TensorDetailResult,
     VerificationResult,
 )
@@ -87,7 +88,7 @@ def gc(run: Path | str, *, dry_run: bool = False, damaged: bool = False) -> Garb
     """
     found = Run(run)
     rule = retention_of(found)
-    with _locked(found) as is_locked:
+    with _locked(found.folder) as is_locked:
         # The heartbeats are for file systems whose locks other hosts do not see.
         running = not is_locked or is_running(found)
         removals, spared = garbage_of(found, rule, is_running=running, with_damaged=damaged)
@@ -96,10 +97,33 @@ def gc(run: Path | str, *, dry_run: bool = False, damaged: bool = False) -> Garb
     return GarbageCollectionResult(folder=str(run), is_dry_run=dry_run, removals=removals, spared=spared)
 
 
+def reshard(source: Path | str, destination: Path | str, *, ranks: int) -> ReshardedCheckpointResult:
+    """Rewrite a checkpoint (a run names its newest) as the new folder `destination`, with the files of `ranks` ranks.
+
+    The copy is verified and bitwise equal. Raises ConfigError for a destination in the checkpoints of a run into which
+    a process trains, CheckpointError for one that exists.
+    """
+    folder, target = folder_of(source), Path(destination)
+    parent = target.absolute().parent
+    parent.mkdir(parents=True, exist_ok=True)
+    run = Run(parent.parent)
+    # A save removes what it finds unfinished next to it, so only one at a time may write into a folder.
+    place = run.folder if run.manifest.is_file() and parent == run.checkpoints else parent
+    from meshwright.checkpoint.reshard import reshard as rewrite
+
+    with _locked(place) as may_write, elapsed(f"writing {target}") as show:
+        if not may_write:
+            raise ConfigError(
+                f"{destination} lies in {place}, into which another process trains or writes a checkpoint (or which "
+                "cannot be locked): choose another folder"
+            )
+        return viewed(ReshardedCheckpointResult, rewrite(folder, target, ranks, _byte_counter(target, show, "writing")))
+
+
 @contextmanager
-def _locked(run: Run) -> Iterator[bool]:
-    """Lock the run folder during the block; yield False where another process holds it or it cannot be locked."""
-    descriptor = os.open(run.folder, os.O_RDONLY)
+def _locked(folder: Path) -> Iterator[bool]:
+    """Lock a folder during the block; yield False where another process holds it or it cannot be locked."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         is_locked = True
@@ -132,7 +156,7 @@ def _every_folder(source: Path) -> list[Path]:
     return [run.checkpoint(step) for step in run.checkpoint_steps()]
 
 
-def _byte_counter(folder: Path, show: Callable[[str], None]) -> Callable[[int], None]:
+def _byte_counter(folder: Path, show: Callable[[str], None], verb: str = "verifying") -> Callable[[int], None]:
     """Return a function that adds bytes, from any thread, and shows their sum."""
     lock, total = threading.Lock(), 0
 
@@ -140,6 +164,6 @@ def _byte_counter(folder: Path, show: Callable[[str], None]) -> Callable[[int], 
         nonlocal total
         with lock:
             total += num_bytes
-            show(f"verifying {folder}: {format_bytes(total)} read")
+            show(f"{verb} {folder}: {format_bytes(total)}")
 
     return add

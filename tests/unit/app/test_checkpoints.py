@@ -108,14 +108,24 @@ def test_a_damaged_checkpoint_ends_verify_with_70(run: Run, capsys: pytest.Captu
 
 @pytest.mark.parametrize(
     "arguments",
-    [["ls", "RUN"], ["verify", "RUN"], ["inspect", "RUN"], ["diff", "RUN", "RUN"], ["gc", "RUN", "--dry-run"]],
+    [
+        ["ls", "RUN"],
+        ["verify", "RUN"],
+        ["inspect", "RUN"],
+        ["diff", "RUN", "RUN"],
+        ["gc", "RUN", "--dry-run"],
+        ["reshard", "RUN", "OUT", "--ranks", "2"],
+    ],
     ids=lambda words: words[0],
 )
 def test_every_command_has_a_table_and_json(run: Run, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["checkpoint", *(str(run.folder) if word == "RUN" else word for word in arguments)]
-    assert run_command(words) == 0
+    def words(out: str) -> list[str]:
+        places = {"RUN": str(run.folder), "OUT": str(run.folder.parent / out)}
+        return ["checkpoint", *(places.get(word, word) for word in arguments)]
+
+    assert run_command(words("first")) == 0
     assert capsys.readouterr().out
-    assert run_command([*words, "--json"]) == 0
+    assert run_command([*words("second"), "--json"]) == 0
     assert isinstance(json.loads(capsys.readouterr().out), dict)
 
 

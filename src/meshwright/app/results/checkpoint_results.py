@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from rich.markup import escape
+
 from meshwright.app.results.result import Result
 from meshwright.pages.tables.checkpoint_table import (
     detail_page,
@@ -18,11 +20,12 @@ from meshwright.spec.run.checkpoint_findings import (
     CheckpointDifference,
     CheckpointSummary,
     GarbageCollection,
+    ReshardedCheckpoint,
     TensorDetail,
     VerificationReport,
 )
 from meshwright.spec.run.checkpoint_record import CheckpointListing
-from meshwright.units import counted, format_bytes
+from meshwright.units import counted, format_bytes, format_duration
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -110,3 +113,23 @@ class GarbageCollectionResult(Result, GarbageCollection):
 
     def _rows(self) -> list[dict[str, Any]]:
         return [one.to_dict() for one in self.removals]
+
+
+class ReshardedCheckpointResult(Result, ReshardedCheckpoint):
+    """A checkpoint that was rewritten. Data frame: one row."""
+
+    def _summary(self) -> str:
+        return (
+            f"Checkpoint {self.destination}: {counted(self.num_ranks_before, 'rank')} to "
+            f"{counted(self.num_ranks, 'rank')}, {format_bytes(self.num_bytes)}"
+        )
+
+    def _page(self) -> Iterator[RenderableType]:
+        yield escape(
+            f"{self.source} -> {self.destination}: {counted(self.num_ranks_before, 'rank')} to "
+            f"{counted(self.num_ranks, 'rank')}, {format_bytes(self.num_bytes)} in "
+            f"{counted(self.num_shards, 'shard')}, {format_duration(self.duration_s)}; verified"
+        )
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [self.to_dict()]
