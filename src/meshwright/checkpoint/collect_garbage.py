@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meshwright.checkpoint.durable import remove
-from meshwright.checkpoint.examine.describe import describe_run
+from meshwright.checkpoint.examine.describe_run import describe_run
 from meshwright.spec.run.checkpoint_findings import Removal
 from meshwright.spec.run.checkpoint_record import CheckpointRecord
 from meshwright.spec.run.retention import RetentionRule

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from meshwright.checkpoint.durable import remove
-from meshwright.checkpoint.examine.describe import validation_losses
+from meshwright.checkpoint.examine.describe_run import validation_losses
 from meshwright.spec.run.retention import RetentionRule, kept_because
 from meshwright.spec.run.run import Run
 

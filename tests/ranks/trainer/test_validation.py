@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from meshwright.checkpoint.checkpoint import read_metadata
 from training_runs import FinishedRun, tiny_job, train_on_ranks
 
 
@@ -71,3 +72,18 @@ def test_nothing_in_a_checkpoint_changes(
     validated = train_on_ranks({**job, "model": model}, tmp_path / "validated", 2)
     assert len(validated.validation) == 6
     assert stored_hashes(validated) == stored_hashes(plain)
+
+
+def test_checkpoints_of_the_lowest_validation_loss_are_kept(tmp_path: Path) -> None:
+    job = tiny_job(
+        tmp_path,
+        train={"steps": 8, "validation_interval": 2},
+        optimizer={"learning_rate": 0.5, "warmup_steps": 1},  # so high that the loss rises
+        checkpoint={"interval": 2, "keep": 1, "keep_best": 2},
+    )
+    finished = train_on_ranks(job, tmp_path / "run", 2)
+    losses = {row["step"]: row["validation_loss"] for row in finished.validation}
+    assert set(losses) == {2, 4, 6, 8}
+    assert set(finished.run.checkpoint_steps()) == {*sorted(losses, key=losses.__getitem__)[:2], 8}
+    for step in finished.run.checkpoint_steps():
+        assert read_metadata(finished.run.checkpoint(step))["validation_loss"] == losses[step]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from meshwright.checkpoint.checkpoint import save
 from meshwright.checkpoint.examine.contents import summarize
-from meshwright.checkpoint.examine.describe import describe_run
+from meshwright.checkpoint.examine.describe_run import describe_run
 from meshwright.checkpoint.examine.tensor_statistics import detail_of
 from meshwright.checkpoint.examine.verify import verify_checkpoint
 from meshwright.checkpoint.prune import prune

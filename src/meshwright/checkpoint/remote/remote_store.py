@@ -43,7 +43,7 @@ class RemoteStore:
         except ValueError as error:
             raise ConfigError(
                 f"checkpoint.remote = {url!r} is no URL that fsspec knows ({error}): write one such as "
-                "s3://bucket/run, gs://bucket/run or file:///mnt/backup/run"
+                "s3://bucket/run, gs://bucket/run or file://PATH"
             ) from error
         self._root = str(root).rstrip("/")
         protocols = self._fs.protocol

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import xxhash
 
-from meshwright.checkpoint.examine.describe import loss_of
+from meshwright.checkpoint.examine.describe_run import loss_of
 from meshwright.checkpoint.examine.verify import verify_checkpoint
 from meshwright.checkpoint.find_checkpoint import FILE_NAME
 from meshwright.checkpoint.manifest import read_index

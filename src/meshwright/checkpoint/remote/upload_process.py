@@ -43,7 +43,7 @@ def main(options: dict[str, Any]) -> None:
             answer["error"] = str(error)
         except Exception as error:
             answer["error"] = f"{type(error).__name__}: {error}"
-        print(json.dumps(answer | {"seconds": time.perf_counter() - started_s}), flush=True)
+        print(json.dumps(answer | {"duration_s": time.perf_counter() - started_s}), flush=True)
 
 
 def _read_requests(requests: queue.Queue[int | None]) -> None:

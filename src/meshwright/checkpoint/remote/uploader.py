@@ -30,7 +30,7 @@ class UploadEnd(NamedTuple):
     """Bytes that were sent."""
     num_skipped: int
     """Files that an earlier attempt had sent."""
-    seconds: float
+    duration_s: float
 
 
 class Uploader:

@@ -80,7 +80,7 @@ class RunCheckpoints:
     def _log_uploads(self, uploader: Uploader, ended: list[UploadEnd]) -> dict[str, Any]:
         for one in ended:
             if one.error is None:
-                took = f"{format_bytes(one.num_bytes)} in {format_duration(one.seconds)}"
+                took = f"{format_bytes(one.num_bytes)} in {format_duration(one.duration_s)}"
                 logger.info("step-%d is complete at %s, %s", one.step, self._section.remote, took)
             else:
                 logger.error("upload of step-%d failed and will be retried: %s", one.step, one.error)
