@@ -149,3 +149,23 @@ def test_keep_best_needs_a_validation_loss() -> None:
     assert "train.validation_interval = 0" in problem
     for interval, is_valid in ((50, True), (30, False), (100, True)):
         assert (job.replace(train=job.train.replace(validation_interval=interval)).problems() == []) is is_valid
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_no_table_is_wider_than_the_terminal(run: Run, width: int) -> None:
+    path = run.checkpoint(30) / "rank-00000.bin"
+    intact, damaged = path.read_bytes(), b"\xff" * 48
+    results = [
+        mw.checkpoints.ls(run.folder),
+        mw.checkpoints.gc(run.folder, dry_run=True),
+        mw.checkpoints.inspect(run.folder),
+        mw.checkpoints.inspect(run.folder, "embedding.weight"),
+        mw.checkpoints.diff(run.checkpoint(10), run.checkpoint(20)),
+        mw.checkpoints.reshard(run.folder, run.folder.parent / "copy", ranks=2),
+    ]
+    path.write_bytes(damaged)
+    results.append(mw.checkpoints.verify(run.folder))
+    path.write_bytes(intact)
+    for result in results:
+        assert max(map(len, result.table(width=width).splitlines())) <= width
+        assert repr(result).startswith("<")

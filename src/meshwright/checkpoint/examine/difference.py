@@ -18,8 +18,10 @@ from meshwright.errors import DamagedCheckpoint
 from meshwright.spec.run.checkpoint_findings import CheckpointDifference, MetadataChange, TensorChange
 from meshwright.units import first_of
 
-_MAX_CACHED = 4
+_MAX_CACHED = 2
 """Shards of the right checkpoint in memory, so that one that several left shards overlap is rarely read twice."""
+
+_BLOCK_ELEMENTS = 1 << 18
 
 
 def difference(
@@ -71,17 +73,19 @@ def _change(left: Path, ours: list[Saved], right: Path, theirs: list[Saved]) -> 
     name, (dtype, shape), other = ours[0].name, (ours[0].dtype, ours[0].shape), (theirs[0].dtype, theirs[0].shape)
     if (dtype, shape) != other:
         return TensorChange(name=name, what=f"{dtype} {list(shape)} to {other[0]} {list(other[1])}")
-    num_changed = num_elements = num_finite = 0
+    num_changed = num_elements = num_counted = 0
     largest, total = 0.0, 0.0
     for a, b in _common_boxes(left, ours, right, theirs):
-        num_elements += a.numel()
-        differs = _bits(a).ne(_bits(b)).reshape(a.numel(), -1).any(dim=1)
-        num_changed += int(differs.sum())
-        distance = (a.to(torch.float64) - b.to(torch.float64)).abs().reshape(-1)
-        distance = distance[distance.isfinite()]
-        num_finite += distance.numel()
-        if distance.numel():
-            largest, total = max(largest, float(distance.max())), total + float(distance.sum())
+        for one, other_one in zip(_blocks(a), _blocks(b), strict=True):
+            num_elements += one.numel()
+            if torch.equal(one.view(torch.uint8), other_one.view(torch.uint8)):
+                num_counted += one.numel()
+                continue
+            differs, distance = _distances(one, other_one)
+            num_changed += differs
+            num_counted += distance.numel()
+            if distance.numel():
+                largest, total = max(largest, float(distance.max())), total + float(distance.sum())
     if num_changed == 0:
         return None
     return TensorChange(
@@ -90,7 +94,7 @@ def _change(left: Path, ours: list[Saved], right: Path, theirs: list[Saved]) -> 
         num_changed=num_changed,
         num_elements=num_elements,
         max_difference=largest,
-        mean_difference=total / num_finite if num_finite else 0.0,
+        mean_difference=total / num_counted if num_counted else 0.0,
     )
 
 
@@ -112,8 +116,19 @@ def _common_boxes(left: Path, ours: list[Saved], right: Path, theirs: list[Saved
             yield mine[common.within(box)], cached[other.shard.box][common.within(other.shard.box)]
 
 
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
+def _blocks(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Return the elements of a tensor in parts, so that intermediate values stay small."""
+    parts: tuple[Tensor, ...] = tensor.contiguous().reshape(-1).split(_BLOCK_ELEMENTS)
+    return parts
+
+
+def _distances(a: Tensor, b: Tensor) -> tuple[int, Tensor]:
+    """Return how many elements have other bits, and the absolute differences that are finite, 0 for equal bits."""
+    size = a.element_size()
+    differs = a.view(torch.uint8).view(-1, size).ne(b.view(torch.uint8).view(-1, size)).any(dim=1)
+    distance = (a.to(torch.float64) - b.to(torch.float64)).abs()
+    distance[~differs] = 0.0
+    return int(differs.sum()), distance[distance.isfinite()]
 
 
 def _offsets(part: Saved) -> tuple[int, ...]:

@@ -64,7 +64,7 @@ class TensorChange(Frozen):
     max_difference: float | None = None
     """Largest absolute difference of finite elements; None where dtype or shape differ."""
     mean_difference: float | None = None
-    """Mean absolute difference over all finite elements."""
+    """Mean absolute difference over all elements, without those whose difference is not finite."""
 
 
 class MetadataChange(Frozen):
