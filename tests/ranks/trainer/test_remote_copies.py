@@ -126,4 +126,6 @@ def test_memory_and_unknown_urls_are_refused_by_check(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no URL that fsspec knows"):
         mw.check(path, "checkpoint.remote=nosuch://x")
     with pytest.raises(ConfigError, match="cannot be used"):
+        mw.resume(path, f"checkpoint.remote=file://{tmp_path}/missing/remote")
+    with pytest.raises(ConfigError, match="cannot be used"):
         mw.check(path, f"checkpoint.remote=file://{tmp_path}/missing/remote")

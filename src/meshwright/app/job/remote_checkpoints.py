@@ -7,7 +7,7 @@ import os
 from meshwright.app.progress import elapsed
 from meshwright.checkpoint.remote.fetch import fetch_newest
 from meshwright.checkpoint.remote.remote_store import RemoteStore
-from meshwright.errors import MeshwrightError
+from meshwright.errors import ConfigError, MeshwrightError
 from meshwright.log import progress
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.run import Run
@@ -40,13 +40,15 @@ def remote_problems(job: Job, *, resume: bool) -> list[str]:
 
 
 def fetch_if_empty(job: Job, run: Run, *, resume: bool) -> None:
-    """Fetch the newest checkpoint of checkpoint.remote if `resume` and `run` has none; raises CheckpointError.
+    """Fetch the newest checkpoint of checkpoint.remote if `resume` and `run` has none; nothing happens without one.
 
-    Nothing happens where the URL has none either.
+    Raises ConfigError for a URL that cannot be used, DamagedCheckpoint where every checkpoint there is damaged.
     """
     url = job.checkpoint.remote
     if not resume or url is None or run.checkpoint_steps():
         return
+    if problems := remote_problems(job, resume=True):
+        raise ConfigError("\n".join(problems))
     store = RemoteStore(url)
     if not store.steps():
         return
