@@ -79,7 +79,9 @@ class RunCheckpoints:
 
     def _log_uploads(self, uploader: Uploader, ended: list[UploadEnd]) -> dict[str, Any]:
         for one in ended:
-            if one.error is None:
+            if one.error is None and one.num_bytes == 0:
+                logger.debug("step-%d was complete at %s", one.step, self._section.remote)
+            elif one.error is None:
                 took = f"{format_bytes(one.num_bytes)} in {format_duration(one.duration_s)}"
                 logger.info("step-%d is complete at %s, %s", one.step, self._section.remote, took)
             else:
