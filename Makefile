@@ -12,6 +12,8 @@ TEST_EXTRAS := train,hf,parquet,report,pandas,tensorboard,dev
 
 # One thread per process: ranks with several threads each fight over the cores.
 export OMP_NUM_THREADS ?= 1
+# Tests start hundreds of processes: without bytecode on disk each would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 # Files in the order of their folders: those that start ranks first, the many short ones of tests/unit to fill the end.
@@ -29,7 +31,7 @@ docs: python ## build the site of the documentation into build/site; dead links 
 	@$(PYTHON) .ci/install.py $(VENV) docs --torch-index "$(TORCH_INDEX)"
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "open build/site/index.html"
 
-unit: venv ## the tests of one process that take less than a second each
+unit: venv ## the tests of one process that take less than half a second each
 	@$(BIN)/pytest $(PARALLEL) -m "not long and not slow" tests/unit tests/architecture
 
 test: venv ## the quick tests

@@ -56,7 +56,7 @@ COMMANDS = {
     "train": f"{TRAIN}{STRAIGHT.folder}",
     "train and kill": f"{TRAIN}{KILLED.folder}",
     "resume": f"{TRAIN}{KILLED.folder} --resume",
-    "export": f"export {KILLED.folder} {EXPORTED} --check",
+    "export": f"export {KILLED.folder} {EXPORTED} --verify",
     "generate": f'generate {KILLED.folder} --prompt "def " --max-new-tokens 120 --temperature 0.5 --seed 1',
     "report": f"report {STRAIGHT.folder} --simulate --html {REPORT}",
 }

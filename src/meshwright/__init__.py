@@ -62,7 +62,8 @@ def __getattr__(name: str) -> Any:
         return import_module("meshwright.app.checkpoints")
     if name not in _PLACES:
         raise AttributeError(f"module 'meshwright' has no attribute {name!r}")
-    function = getattr(import_module(f"meshwright.app.{_PLACES[name]}"), name)
+    in_python = import_module("meshwright.app.arguments").in_python
+    function = in_python(getattr(import_module(f"meshwright.app.{_PLACES[name]}"), name))
     globals()[name] = function
     return function
 

@@ -16,11 +16,15 @@ progress = logging.getLogger("meshwright.progress")
 progress.setLevel(logging.INFO)
 
 
+MIN_WIDTH = 20
+"""Columns in which messages and pages are printed at least, however narrow the terminal says it is."""
+
+
 def fitted(message: str) -> str:
     """Return a message for stderr, wrapped between words where that is a terminal or COLUMNS says how wide it is."""
     if not sys.stderr.isatty() and not os.environ.get("COLUMNS", "").isdigit():
         return message
-    width = max(shutil.get_terminal_size().columns, 20)
+    width = max(shutil.get_terminal_size().columns, MIN_WIDTH)
     lines = (
         textwrap.wrap(
             line,

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import meshwright as mw
 from hf_models import architecture, require_transformers, write_run
 from meshwright.cli.main import run
 
@@ -31,7 +32,9 @@ def test_generate_repeats_with_a_seed(trained: str, capsys: pytest.CaptureFixtur
 
 def test_generate_names_what_is_out_of_range(trained: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["generate", trained, "--top-p", "2"]) == 2
-    assert "error: Invalid value for '--top-p': 2.0 is not in the range 0<x<=1." in capsys.readouterr().err
+    assert "error: --top-p 2.0 must be above 0 and at most 1 (all tokens)" in capsys.readouterr().err
+    assert run(["generate", trained, "--max-new-tokens", str(10**12)]) == 2
+    assert "error: a KV cache of 1,000,000,000,00" in capsys.readouterr().err
     assert run(["generate", trained + "x"]) == 2
     assert "there is no folder" in capsys.readouterr().err
 
@@ -40,13 +43,14 @@ def test_export_says_what_it_wrote_and_compares(
     trained: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     require_transformers()
-    assert run(["export", trained, str(tmp_path / "out"), "--dtype", "bfloat16", "--check"]) == 0
+    assert run(["export", trained, str(tmp_path / "out"), "--dtype", "bfloat16", "--verify"]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith(f"{trained}/checkpoints/step-3 -> {tmp_path}/out: 29.3k parameters in bfloat16, 57.3 KiB")
     assert second.startswith("logits equal those of transformers 5")
     assert float(second.partition(" within ")[2].split()[0]) < 1e-5
     assert run(["export", trained, str(tmp_path / "out")]) == 2
     assert "never overwrites" in capsys.readouterr().err
+    assert repr(mw.export(trained, tmp_path / "other")).startswith(f"<Export {trained}/checkpoints/step-3 -> ")
 
 
 def test_other_logits_fail_the_check(
@@ -54,15 +58,16 @@ def test_other_logits_fail_the_check(
 ) -> None:
     require_transformers()
     monkeypatch.setattr("meshwright.app.exchange.max_logits_difference", lambda *_: 0.25)
-    assert run(["export", trained, str(tmp_path / "out"), "--check"]) == 70
-    assert "off by up to 2.5e-01 where rounding explains 1e-03: do not use" in capsys.readouterr().err
+    assert run(["export", trained, str(tmp_path / "out"), "--verify"]) == 70
+    assert "off by up to 2.5e-01 where rounding explains 1e-03" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_check_without_transformers_is_refused_before_anything_is_written(
     trained: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert run(["export", trained, str(tmp_path / "out"), "--check"]) == 2
+    assert run(["export", trained, str(tmp_path / "out"), "--verify"]) == 2
     assert "needs the package transformers" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -99,3 +104,22 @@ def test_export_import_generate_is_the_same_text(
 def test_import_of_nothing_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["import", str(tmp_path / "nowhere"), str(tmp_path / "run")]) == 2
     assert "config.json: name the folder of a Hugging Face model" in capsys.readouterr().err
+
+
+def test_export_to_dcp_and_back_is_the_same_text(
+    trained: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "out")
+    assert run(["export", trained, out, "--format", "dcp", "--verify"]) == 2
+    assert "--verify compares with transformers" in capsys.readouterr().err
+    assert run(["export", trained, out, "--format", "dcp"]) == 0
+    assert run(["export", trained, out, "--format", "dcp", "--overwrite"]) == 0
+    assert run(["import", out, str(tmp_path / "again")]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("then set model.initial_weights to HF_FOLDER")
+    assert run(["import", out, str(tmp_path / "again"), "--overwrite", "--json"]) == 0
+    assert '"dropped": {}' in capsys.readouterr().out
+    texts = []
+    for source in (trained, str(tmp_path / "again")):
+        assert run(["generate", source, "--prompt", "x = ", "--max-new-tokens", "8"]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]

@@ -23,11 +23,17 @@ def test_the_script_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         assert line in text
 
 
-def test_a_script_without_a_main_guard_proves(tmp_path: Path) -> None:
+TINY = repr(str(EXAMPLES / "tiny.toml"))
+SMALL_PLAN = 'model="llama-1m", cluster="h100:4", seq_len=256, global_batch_size=8'
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [f"mw.prove({TINY}, 'tp=2', steps=1).holds", f"mw.plan({SMALL_PLAN}, simulate=2).pick.simulated.step_s > 0"],
+)
+def test_a_script_without_a_main_guard_starts_processes(tmp_path: Path, expression: str) -> None:
     script = tmp_path / "script.py"
-    script.write_text(
-        f"import meshwright as mw\nprint(mw.prove({str(EXAMPLES / 'tiny.toml')!r}, 'tp=2', steps=1).holds)"
-    )
+    script.write_text(f"import meshwright as mw\nprint({expression})")
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == ["True"], done.stderr
 

@@ -106,7 +106,7 @@ def test_one_sequence_is_singular(capsys: pytest.CaptureFixture[str]) -> None:
     assert "\n1 sequence x 2048 tokens" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("width", [80, 100])
+@pytest.mark.parametrize("width", [80, pytest.param(100, marks=pytest.mark.long)])
 def test_no_figure_is_cut_on_a_narrow_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
@@ -214,7 +214,7 @@ def test_a_cluster_that_is_used_whole_is_said_to_be(tmp_path: Path, caplog: pyte
         (["plan", "--model", "llama3-8b"], "--model needs --cluster NAME:COUNT"),
         (
             ["plan", "job.toml", "--model", "llama3-8b"],
-            "job.toml says the model and the batch already: leave out --model",
+            "'job.toml' names a job file, which says the model and the batch already: leave out --model",
         ),
         (["plan", "a.toml", "b.toml"], "a.toml and b.toml are 2 job files"),
         ([*SMALL, "--write"], "--write puts the layout into a job file"),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import meshwright as mw
 from meshwright.cli.main import run
 from meshwright.errors import ExitCode
 from meshwright.spec.job.job import Job
@@ -87,6 +88,22 @@ def test_a_machine_without_calibration_has_no_percentage(tmp_path: Path, capsys:
     assert "differ by" not in page
     assert run(["report", str(folder), "--json"]) == ExitCode.DONE
     assert json.loads(capsys.readouterr().out)["rates_of"].startswith("one of 2 ranks")
+
+
+def test_a_run_of_an_own_model_has_no_prediction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_run(tmp_path / "mine", 1000.0)
+    manifest = Manifest.from_json((folder / "manifest.json").read_text(encoding="utf-8"))
+    job = JOB.replace(model=JOB.model.replace(source="mine:Model"))
+    (folder / "manifest.json").write_text(manifest.replace(job=job).to_json(), encoding="utf-8")
+    page = tmp_path / "page.html"
+    assert run(["report", str(folder), "--html", str(page)]) == ExitCode.DONE
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "measured, the median 1 s no prediction: the formulas do not know the operations of mine:Model" in shown
+    assert "no prediction" in page.read_text(encoding="utf-8")
+    report = mw.report(folder)
+    assert (report.measured_s, report.predicted_s, json.loads(report.to_json())["predicted"]) == (1.0, None, None)
+    assert repr(report).endswith("9 steps, 1 s/step measured>")
+    assert set(report.plots) == {"step_s"}
 
 
 def test_what_is_no_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,8 @@ Each element's value follows from its name and its place alone, so that any layo
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
@@ -13,6 +15,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from meshwright.parallelism.mesh import Meshes, build_meshes
 from meshwright.parallelism.pipeline.stages import Stages
+from meshwright.parallelism.torch_private.torch_compat import canonical_parameters, local_box
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.schedule.schedule import build_schedule
 
@@ -69,3 +72,28 @@ def _block(index: int, meshes: Meshes) -> nn.Module:
 
 def _on_tp(name: str, shape: tuple[int, ...], placement: Placement, meshes: Meshes) -> nn.Parameter:
     return nn.Parameter(distribute_tensor(whole_value(name, shape), meshes.axis("tp"), [placement]))
+
+
+def state(layout: Layout, *, factor: float) -> dict[str, Any]:
+    """Return hand-made parameters times `factor` and the like of an optimizer's state of them; a collective."""
+    model, _ = build(layout)
+    parameters: dict[str, list[Tensor]] = {}
+    for name, parameter in canonical_parameters(model):
+        parameters.setdefault(name, []).append(parameter.detach().mul_(factor))
+    moments = {
+        name: {"step": [torch.full((), factor) for _ in copies], "exp_avg": [2 * tensor for tensor in copies]}
+        for name, copies in parameters.items()
+    }
+    return {"model": parameters, "optimizer": moments}
+
+
+def assert_state(filled: dict[str, Any]) -> None:
+    """Fail unless each tensor of a `state` has the values that `state` gives it with a factor of 1."""
+    values = all_values()
+    for name, copies in filled["model"].items():
+        for tensor, step, moment in zip(copies, *filled["optimizer"][name].values(), strict=True):
+            local, offsets = local_box(tensor)
+            box = tuple(slice(start, start + size) for start, size in zip(offsets, local.shape, strict=True))
+            assert torch.equal(local, values[name][box]), name
+            assert torch.equal(local_box(moment)[0], 2 * values[name][box]), name
+            assert step == 1.0, name

@@ -100,7 +100,7 @@ KINDS = {
     "timeline": "<Timeline ",
     "run": "<Run ",
     "report": "<Report ",
-    "steps": "<Comparison ",
+    "steps": "<Comparison job.toml, job.toml: ",
     "runs": "<Comparison ",
     "proof": "<Proof llama-1m: 1 layout, all hold, 3 steps in float32>",
     "diagnosis": "<Diagnosis runs/x: died: rank 1 is gone>",
@@ -118,6 +118,13 @@ def test_each_name_is_a_documented_function() -> None:
     assert set(mw.__all__) <= set(dir(mw))
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         _ = mw.trian  # type: ignore[attr-defined]
+
+
+def test_a_loaded_job_is_one_short_line(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text('[model]\nsource = "llama-15m"\n')
+    job = mw.load_job(tmp_path / "job.toml", "train.steps=3")
+    assert repr(job) == f"<Job {tmp_path}/job.toml train.steps=3: llama-15m>"
+    assert repr(mw.load_job(job, "train.seed=1")) == f"<Job {tmp_path}/job.toml train.steps=3 train.seed=1: llama-15m>"
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.text import Text
 
+from meshwright.app.arguments import JobSource, Positive, checked
 from meshwright.app.job.job_problems import check_job
 from meshwright.app.job.summary import summary
 from meshwright.app.results.result import Result
@@ -46,10 +47,11 @@ class Checked(Result):
         return [{"label": label, "text": text} for label, text in self.lines]
 
 
+@checked
 def check(
-    job: Path | str | ResolvedJob,
+    job: JobSource,
     *overrides: str,
-    ranks: int | None = None,
+    ranks: Positive | None = None,
     resume: bool = False,
     overwrite: bool = False,
 ) -> Checked:

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile
 
+from pydantic import InstanceOf
+
+from meshwright.app.arguments import Positive, checked
 from meshwright.app.results.result import PlottedResult, Result, viewed
 from meshwright.app.results.simulation_result import Simulation
 from meshwright.errors import ConfigError
@@ -29,11 +32,12 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-Step = Path | str | Timeline | Simulation
+Step = Path | str | InstanceOf[Timeline] | InstanceOf[Simulation]
 """What a step can be read from."""
 
 
-def compare(a: Step, b: Step, *, step: int | None = None) -> ComparisonResult | RunComparisonResult:
+@checked
+def compare(a: Step, b: Step, *, step: Positive | None = None) -> ComparisonResult | RunComparisonResult:
     """Return how A and B differ: their steps by component, or, of two runs without profiles, losses and throughput.
 
     Each is a run folder, a folder or a .npz file that `simulate --out` wrote, a trace of torch.profiler (.json or
@@ -41,6 +45,8 @@ def compare(a: Step, b: Step, *, step: int | None = None) -> ComparisonResult | 
     ConfigError for what is none of these.
     """
     folders = [Path(one) for one in (a, b) if not isinstance(one, Timeline | Simulation)]
+    if missing := [str(folder) for folder in folders if not folder.exists()]:
+        raise ConfigError(f"there is no {' and no '.join(missing)}: name a run folder, or what simulate --out wrote")
     if step is None and len(folders) == 2 and all(map(_is_plain_run, folders)):
         return _compare_runs(folders)
     return viewed(ComparisonResult, compare_steps(read_step(a, step), read_step(b, step)))
@@ -89,7 +95,7 @@ class ComparisonResult(PlottedResult, Comparison):
     """Two steps with their views. Data frame: a row for each operation. Plot: parts."""
 
     def _summary(self) -> str:
-        return f"Comparison {self.a.source.name}, {self.b.source.name}: {_steps(self.a.step_s, self.b.step_s)}"
+        return f"Comparison {self.a.source.place}, {self.b.source.place}: {_steps(self.a.step_s, self.b.step_s)}"
 
     def _page(self) -> Iterator[RenderableType]:
         return compare_page(self)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from meshwright.app.arguments import checked
 from meshwright.app.results.result import Result, viewed
 from meshwright.errors import ConfigError
 from meshwright.fault_tolerance.diagnose import diagnose as _diagnose
@@ -40,7 +41,10 @@ class DiagnosisResult(Result, Diagnosis):
         return 140
 
 
-def diagnose(folder: Path | str, *, wait_s: float = 5.0) -> DiagnosisResult:
+@checked
+def diagnose(
+    folder: Path | str, *, wait_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 5.0
+) -> DiagnosisResult:
     """Return which rank of the run in `folder` did not reach which collective, and in which module.
 
     Ranks that are alive are asked for what they have entered, and have `wait_s` seconds to answer; of a run that has

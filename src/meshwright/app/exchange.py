@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from rich.text import Text
 
+from meshwright.app.arguments import NotNegative, checked
 from meshwright.app.progress import elapsed
-from meshwright.checkpoint.hf.export import ExportDType
+from meshwright.app.results.result import Result
+from meshwright.checkpoint.hf.export import ExportDType, ExportFormat
 from meshwright.checkpoint.hf.export import export as _export
+from meshwright.checkpoint.saved_model import SavedModel
+from meshwright.checkpoint.torch_formats.dcp_export import export_dcp as _export_dcp
 from meshwright.errors import CheckpointError
 from meshwright.extras import import_extra
 from meshwright.inference.generate import Sampling, TextStream
 from meshwright.inference.generate import generate as _generate
 from meshwright.inference.loaded_model import load_model
 from meshwright.inference.transformers_parity import max_logits_difference
+from meshwright.units import counted, format_bytes, format_count
 
 # Float32 sums in another order differ by some 1e-5 in models of billions of parameters; a wrong weight by 0.1 and more.
 _TOLERANCE = 1e-3
@@ -34,43 +42,87 @@ class LogitsComparison:
         )
 
 
-@dataclass(frozen=True)
-class Export:
-    """A Hugging Face folder that was written."""
+@dataclass(frozen=True, repr=False)
+class Export(Result):
+    """A folder that was written. Data frame: one row."""
 
     checkpoint: Path
     folder: Path
+    dtype: ExportDType
     num_parameters: int
     num_bytes: int
     num_files: int
     comparison: LogitsComparison | None
     """None where it was not asked for."""
 
+    def _summary(self) -> str:
+        return (
+            f"Export {self.checkpoint} -> {self.folder}: {format_count(self.num_parameters)} parameters in "
+            f"{self.dtype}, {format_bytes(self.num_bytes)} in {counted(self.num_files, 'file')}"
+        )
 
+    def _page(self) -> Iterator[Text]:
+        yield Text(self._summary().removeprefix("Export "))
+        if self.comparison is not None:
+            yield Text(str(self.comparison))
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [asdict(self)]
+
+
+@checked
 def export(
     run: Path | str,
     out: Path | str,
     *,
-    step: int | None = None,
+    step: NotNegative | None = None,
     dtype: ExportDType = "float32",
-    check: bool = False,
+    verify: bool = False,
+    overwrite: bool = False,
 ) -> Export:
     """Write the model of `run`, a run or checkpoint folder, as the new Hugging Face folder `out`.
 
-    `step` is a checkpoint; None takes the newest. With `check` the logits are compared with those that transformers
-    computes from `out`. Raises ConfigError if `out` exists, CheckpointError for a damaged source or for other logits,
-    UnsupportedError where transformers, which `check` needs, is not installed.
+    `step` is a checkpoint; None takes the newest. With `overwrite` an older Hugging Face folder may be replaced. With
+    `verify` the logits are compared with those that transformers computes from the written folder, before it gets its
+    name. Raises ConfigError if `out` exists, CheckpointError for a damaged source, a full disk or other logits,
+    UnsupportedError where transformers, which `verify` needs, is not installed.
     """
-    if check:
-        import_extra("transformers", "the comparison of logits (--check)")
+    if verify:
+        import_extra("transformers", "the comparison of logits (--verify)")
     out = Path(out)
+    comparisons: list[LogitsComparison] = []
     with elapsed(f"writing {out}") as show:
-        done = _export(Path(run), out, step=step, dtype=dtype)
-        show("comparing logits with transformers")
-        comparison = _comparison(done.model.checkpoint, out, dtype) if check else None
-    return Export(done.model.checkpoint, out, done.num_parameters, done.num_bytes, done.num_files, comparison)
+
+        def compare(model: SavedModel, folder: Path) -> None:
+            if verify:
+                show("comparing logits with transformers")
+                comparisons.append(_comparison(model.checkpoint, folder, out, dtype))
+
+        done = _export(Path(run), out, step=step, weights=ExportFormat(dtype), overwrite=overwrite, verify=compare)
+    comparison = comparisons[0] if comparisons else None
+    return Export(done.model.checkpoint, out, dtype, done.num_parameters, done.num_bytes, done.num_files, comparison)
 
 
+@checked
+def export_dcp(
+    run: Path | str,
+    out: Path | str,
+    *,
+    step: NotNegative | None = None,
+    dtype: ExportDType = "float32",
+    overwrite: bool = False,
+) -> Export:
+    """Write the model of `run` as the new folder `out`, which torch.distributed.checkpoint.load reads.
+
+    Arguments and errors are those of `export`.
+    """
+    out = Path(out)
+    with elapsed(f"writing {out}"):
+        done = _export_dcp(Path(run), out, step=step, dtype=dtype, overwrite=overwrite)
+    return Export(done.model.checkpoint, out, dtype, done.num_parameters, done.num_bytes, done.num_files, None)
+
+
+@checked
 def generate(
     source: Path | str,
     prompt: str = "",
@@ -80,7 +132,7 @@ def generate(
     top_k: int | None = None,
     top_p: float = 1.0,
     seed: int = 0,
-    step: int | None = None,
+    step: NotNegative | None = None,
 ) -> str:
     """Return `prompt` and its continuation by the model in `source`: a run, a checkpoint or a Hugging Face folder."""
     sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed)
@@ -92,14 +144,15 @@ def generate(
     return prompt + "".join([stream.add(token) for token in tokens]) + stream.end()
 
 
-def _comparison(checkpoint: Path, out: Path, dtype: str) -> LogitsComparison:
+def _comparison(checkpoint: Path, folder: Path, out: Path, dtype: str) -> LogitsComparison:
     import transformers
 
     model = load_model(checkpoint, device=torch.device("cpu")).model
-    difference = max_logits_difference(model, out, getattr(torch, dtype))
+    difference = max_logits_difference(model, folder, getattr(torch, dtype))
     if difference > _TOLERANCE:
         raise CheckpointError(
-            f"transformers {transformers.__version__} computes other logits from {out}, off by up to {difference:.1e} "
-            f"where rounding explains {_TOLERANCE:.0e}: do not use {out}, and report this as a bug"
+            f"transformers {transformers.__version__} computes other logits from the export of {checkpoint}, off by up "
+            f"to {difference:.1e} where rounding explains {_TOLERANCE:.0e}: {out} was not written; report this as a "
+            "bug, and export without --verify to look into it"
         )
     return LogitsComparison(difference, transformers.__version__)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 from rich.markup import escape
 
+from meshwright.app.arguments import JobSource, NotNegative, Positive, require_allowed
 from meshwright.app.job.jobs import as_job
 from meshwright.app.job.summary import precision_note
 from meshwright.app.progress import elapsed
@@ -114,18 +115,19 @@ _NAMES = ("model", "seq_len", "global_batch_tokens", "global_batch_size")
 class PlanArguments:
     """What is planned: a job, or a model on a cluster with a batch."""
 
-    job: Path | str | ResolvedJob | None = None
+    job: JobSource | None = None
     overrides: tuple[str, ...] = ()
     """section.key=value."""
+    _: KW_ONLY
     model: str | None = None
     """A preset, or the config.json of a Hugging Face model."""
     cluster: str | None = None
     """NAME:COUNT, such as "h100:256"; None for the job's."""
-    seq_len: int | None = None
+    seq_len: Positive | None = None
     """None for 8192."""
     global_batch_tokens: int | str | None = None
     """Such as 4_000_000 or "4M"."""
-    global_batch_size: int | None = None
+    global_batch_size: Positive | None = None
     """Sequences of a step."""
     precision: str | None = None
     """Format of the matmuls; None for the job's, or bfloat16."""
@@ -133,10 +135,13 @@ class PlanArguments:
     """Software to predict."""
     given: tuple[Path, ...] = ()
     """Measured runs, CSV files or run folders, to which the software's constants are fitted."""
-    simulate: int | None = None
+    simulate: NotNegative | None = None
     """Finalists to trace and simulate; None for what the job says."""
-    top: int = 8
+    top: Positive = 8
     """Layouts to list."""
+
+    def __post_init__(self) -> None:
+        require_allowed(PlanArguments, vars(self))
 
     def resolved(self) -> ResolvedJob:
         """Return the job; raises ConfigError for arguments that do not belong together."""
@@ -144,7 +149,8 @@ class PlanArguments:
         if self.job is not None:
             if named:
                 raise ConfigError(
-                    f"{_name(self.job)} says the model and the batch already: leave out {', '.join(named)}"
+                    f"{_name(self.job)!r} names a job file, which says the model and the batch already: leave out "
+                    f"{', '.join(named)}, or write an override as section.key=value"
                 )
             return _open_layout(as_job(self.job, self.overrides), self.overrides)
         if self.model is None:
@@ -177,7 +183,7 @@ class PlanArguments:
 
 
 def plan(
-    job: Path | str | ResolvedJob | None = None,
+    job: JobSource | None = None,
     *overrides: str,
     model: str | None = None,
     cluster: str | None = None,
@@ -239,7 +245,7 @@ def count(name: str, value: int | str) -> int:
     return number
 
 
-def _name(job: Path | str | ResolvedJob) -> str:
+def _name(job: JobSource) -> str:
     return str(job.path if isinstance(job, ResolvedJob) else job)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from pydantic import Field
 from rich.text import Text
 
+from meshwright.app.arguments import JobSource, Positive, checked
+from meshwright.app.cuda import require_cuda
 from meshwright.app.job.jobs import as_job
 from meshwright.app.results.result import Result, viewed
 from meshwright.config.load import ResolvedJob
@@ -61,16 +63,17 @@ class ProofResult(Result, Proof):
 Report = Callable[[LayoutProof], None]
 
 
+@checked
 def prove(
-    job: Path | str | ResolvedJob,
+    job: JobSource,
     *layouts: Layout | str,
-    steps: int = 3,
+    steps: Positive = 3,
     precision: ProofPrecision = "float32",
     repeat: bool = False,
     plant: PlantedAxis | None = None,
-    device: str = "cpu",
-    timeout_s: float = 300.0,
-    max_ranks: int = 64,
+    device: Literal["cpu", "cuda"] = "cpu",
+    timeout_s: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 300.0,
+    max_ranks: Positive = 64,
     report: Report = lambda _: None,
 ) -> ProofResult:
     """Return how each of `layouts`, such as "dp_shard=2,tp=2", compares with one process.
@@ -87,6 +90,8 @@ def prove(
     # A module that the job names may lie next to the job file.
     sys.path.insert(0, str(resolved.folder))
     asked = layouts_of(resolved, layouts)
+    if device == "cuda":
+        require_cuda(max(layout.num_ranks for layout in asked))
     request = ProofRequest(
         job=resolved.job,
         layouts=asked,

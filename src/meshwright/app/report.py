@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from meshwright.app.arguments import checked
 from meshwright.app.results.run_result import ReportResult
-from meshwright.evaluation.dataset.own_run import read_manifest, read_own_run, request_of_run
-from meshwright.evaluation.dataset.read import MeasuredRun
-from meshwright.hardware.catalogue import example_of
+from meshwright.evaluation.dataset.own_run import median_step_s, read_manifest, setup_of_run
+from meshwright.hardware.catalogue import example_of, with_example_rates
 from meshwright.planner.candidate import judge
+from meshwright.planner.read_request import Options, cluster_of
+from meshwright.planner.request import PlanRequest
+from meshwright.spec.job.job import Job
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.run.run import Run
 from meshwright.spec.run.run_report import read_metrics
 from meshwright.spec.step.step_decomposition import StepDecomposition
@@ -19,32 +24,34 @@ MEASURED = "measured"
 """The column of what was measured."""
 
 
+@checked
 def report(folder: Path | str, *, simulate: bool = False) -> ReportResult:
     """Return what the run in `folder` measured and what is predicted of its layout on the machine that its job names.
 
-    With `simulate` its step is also traced and simulated, which takes seconds to minutes and torch. Raises ConfigError
-    where the folder is no run, or one without a timed step.
+    With `simulate` its step is also traced and simulated, which takes seconds to minutes and torch. Without it nothing
+    is predicted of a model of your own. Raises ConfigError where the folder is no run, or one without a timed step.
     """
-    folder = Path(folder)
-    run = read_own_run(folder)
-    assert run.layout is not None
-    assert run.row.measured_s is not None
-    assert run.setup is not None
-    predicted = judge(run.layout, request_of_run(run))
-    parts = {"predicted": predicted.estimate.step.summed()}
+    run = Run(folder)
+    manifest, metrics = read_manifest(run), read_metrics(run)
+    measured_s = median_step_s(run, metrics, len(manifest.attempts))
+    layout, architecture = manifest.attempts[-1].layout, resolve_architecture(manifest.job.model)
+    predicted, parts, example = None, {}, None
+    if architecture is not None:
+        setup = setup_of_run(run, manifest)
+        predicted = judge(layout, PlanRequest(manifest.job.model.source, architecture, setup))
+        parts["predicted"] = predicted.estimate.step.summed()
+        example = example_of(setup.cluster.device)
     if simulate:
-        parts["simulated"] = _simulated(folder, run)
+        parts["simulated"] = _simulated(run, manifest.job, layout)
     # Reading a profile takes torch, which a machine that only reads a run may lack.
-    if any(Run(folder).timelines.glob("*.json.gz")):
+    if any(run.timelines.glob("*.json.gz")):
         from meshwright.profiler.profiled_timeline import profile_of_run
 
-        parts[MEASURED] = decompose(profile_of_run(folder))
-    manifest, metrics = read_manifest(Run(folder)), read_metrics(Run(folder))
-    example = example_of(run.setup.cluster.device)
-    return ReportResult(folder, manifest, metrics, predicted, run.row.measured_s, parts, example)
+        parts[MEASURED] = decompose(profile_of_run(run.folder))
+    return ReportResult(run.folder, manifest, metrics, predicted, measured_s, parts, example)
 
 
-def _simulated(folder: Path, run: MeasuredRun) -> StepDecomposition:
+def _simulated(run: Run, job: Job, layout: Layout) -> StepDecomposition:
     """Return the run's step, traced and simulated on the machine that the job names."""
     from meshwright.config.load import load_job
     from meshwright.simulator.simulate_step import simulate
@@ -52,13 +59,11 @@ def _simulated(folder: Path, run: MeasuredRun) -> StepDecomposition:
     from meshwright.tracer.trace_job import trace_job
     from meshwright.trainer.step.step_builder import TRAINER_STEP
 
-    assert run.layout is not None
-    assert run.setup is not None
     # What was left open when the run started has been settled.
-    keys = {name: value for name, value in run.layout.model_dump().items() if value is not None} | {"search": False}
-    resolved = load_job(Run(folder).job)
+    keys = {name: value for name, value in layout.model_dump().items() if value is not None} | {"search": False}
+    resolved = load_job(run.job)
     resolved = replace(resolved, job=resolved.job.replace(layout=resolved.job.layout.replace(**keys)))
-    cluster = run.setup.cluster
+    cluster = with_example_rates(cluster_of(job, Options(), {})).with_num_devices(layout.num_ranks)
     device = device_type_of(cluster.device)
-    traces = trace_job(TRAINER_STEP, resolved, run.layout.num_ranks, device=device)
-    return decompose(simulate(traces, cluster, str(folder)))
+    traces = trace_job(TRAINER_STEP, resolved, layout.num_ranks, device=device)
+    return decompose(simulate(traces, cluster, str(run.folder)))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+from meshwright.app.arguments import JobSource, NotNegative, Positive, checked
 from meshwright.app.garbage import kept_garbage
 from meshwright.app.progress import elapsed
 from meshwright.app.results.result import viewed
@@ -18,17 +18,18 @@ from meshwright.simulator.engine.rank_classes import split_classes
 from meshwright.spec.trace.traces import Traces
 
 
+@checked
 def simulate(
-    job: Path | str | ResolvedJob | None = None,
+    job: JobSource | None = None,
     *overrides: str,
     cluster: str | None = None,
     build: str | None = None,
-    ranks: int | None = None,
+    ranks: Positive | None = None,
     every_rank: bool = False,
     routing: str = "balanced",
     jitter: float = 0.0,
-    slow_rank: tuple[str, ...] = (),
-    seed: int = 0,
+    slow_rank: str | tuple[str, ...] | list[str] = (),
+    seed: NotNegative = 0,
     use_cache: bool = True,
 ) -> Simulation:
     """Return what the step of `job` would do on `cluster` ("NAME:COUNT"; None for the job's).
@@ -45,7 +46,7 @@ def simulate(
         "every_rank": every_rank,
         "routing": routing,
         "jitter": jitter,
-        "slow_rank": slow_rank,
+        "slow_rank": (slow_rank,) if isinstance(slow_rank, str) else slow_rank,
         "seed": seed,
         "no_cache": not use_cache,
     }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
+from meshwright.app.arguments import JobSource, Positive, checked
 from meshwright.app.job.job_problems import check_job, layout_problems_of, run_folder
 from meshwright.app.job.jobs import as_job
 from meshwright.app.job.remote_checkpoints import fetch_if_empty
@@ -23,10 +23,11 @@ from meshwright.trainer.launch.rank import RankConfig, train_rank
 from meshwright.units import counted, format_duration
 
 
+@checked
 def train(
-    job: Path | str | ResolvedJob,
+    job: JobSource,
     *overrides: str,
-    ranks: int | None = None,
+    ranks: Positive | None = None,
     resume: bool = False,
     overwrite: bool = False,
     require_checkpoint: bool = False,
@@ -36,7 +37,7 @@ def train(
     `ranks` are the processes to start; None takes the layout's, or all CUDA devices. `resume` continues from the newest
     checkpoint of the run folder if there is one, and fails with `require_checkpoint` if there is none; `overwrite`
     renames an existing run folder out of the way. Raises ConfigError for a job, layout or run folder that cannot work,
-    before any process starts.
+    before any process starts; a class of your own that fails when it is built ends with exit code 2.
     """
     _refuse_both(resume=resume, overwrite=overwrite)
     resolved = as_job(job, overrides)
@@ -60,7 +61,8 @@ def train(
     return TrainedRun(run.folder, exit_code)
 
 
-def resume(job: Path | str | ResolvedJob, *overrides: str, ranks: int | None = None) -> TrainedRun:
+@checked
+def resume(job: JobSource, *overrides: str, ranks: Positive | None = None) -> TrainedRun:
     """Continue training `job`, a job file or a run folder, from its newest checkpoint; return how it ended."""
     return train(job, *overrides, ranks=ranks, resume=True)
 

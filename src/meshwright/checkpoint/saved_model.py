@@ -57,7 +57,7 @@ def find_saved_model(source: Path, step: int | None = None) -> SavedModel:
     if architecture is None:
         raise UnsupportedError(
             f"{run.folder} trained the class {job.model.source}: only built-in models are supported "
-            f"here; read its tensors with meshwright.checkpoint.checkpoint.load_parameters({str(checkpoint)!r})"
+            f"here; read its tensors with meshwright.checkpoint.checkpoint.load_parameters(Path({str(checkpoint)!r}))"
         )
     return SavedModel(checkpoint, run, job, architecture, IMPORTED_FROM in read_metadata(checkpoint))
 

@@ -30,7 +30,7 @@ COMMAND_LINE = "command line"
 _KEY_IN_TEXT = re.compile(rf"\b({'|'.join(SECTIONS)})\.([a-z_]+)\b")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ResolvedJob:
     """A job and where it came from."""
 
@@ -41,6 +41,9 @@ class ResolvedJob:
     """The job file, as it was named."""
     overrides: tuple[str, ...] = ()
     """section.key=value, as they were given."""
+
+    def __repr__(self) -> str:
+        return f"<Job {' '.join((str(self.path), *self.overrides))}: {self.job.model.source}>"
 
     @property
     def folder(self) -> Path:
@@ -145,7 +148,8 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise ConfigError(f"there is no job file {path}: {_nearest_file(path)}") from None
+        what = "job file" if path.suffix else "job file or run folder"
+        raise ConfigError(f"there is no {what} {path}: {_nearest_file(path)}") from None
     except IsADirectoryError:
         raise ConfigError(f"{path} is a folder: name a job file in it, such as {path / 'job.toml'}") from None
     except UnicodeDecodeError as error:
@@ -164,7 +168,7 @@ def _nearest_file(path: Path) -> str:
     close = get_close_matches(path.name, siblings, n=1, cutoff=0.5)
     if close:
         return f"did you mean {path.with_name(close[0])}?"
-    return f"`meshwright init MODEL --out {path}` writes one"
+    return f"`meshwright init MODEL --out {path}` writes one" if path.suffix else "name one that exists"
 
 
 def _parse(path: Path, text: str) -> dict[str, Any]:

@@ -63,7 +63,8 @@ class _Checks:
     def has_ended(self) -> Diagnosis | None:
         if not all(beat.phase == "ended" for beat in self._beats.values()):
             return None
-        step = max(beat.step for beat in self._beats.values())
+        # Ranks that resumed with no step left have begun none.
+        step = max(self._evidence.saved_step, *(beat.step for beat in self._beats.values()))
         return self._say("ended", [], f"all ranks exited normally after step {step}", "Nothing.")
 
     def has_died(self) -> Diagnosis | None:

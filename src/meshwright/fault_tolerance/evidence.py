@@ -49,6 +49,8 @@ class Evidence:
     """Seconds of silence up to which a rank counts as slow, not stuck."""
     stale: tuple[int, ...] = ()
     """Ranks whose flight record is older than their heartbeat, and omitted."""
+    saved_step: int = 0
+    """Step of the newest checkpoint, from which ranks may have resumed."""
 
     def silent_s(self, rank: int) -> float:
         """Return the seconds since a rank's last heartbeat."""
@@ -92,6 +94,7 @@ def look(run: Run) -> Evidence:
         time.time(),
         max(_LEAST_SLOW_S, _SLOW_STEPS * median_step_s(run)),
         tuple(sorted(set(known) - set(records))),
+        max(run.checkpoint_steps(), default=0),
     )
 
 

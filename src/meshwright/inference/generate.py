@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -37,7 +38,11 @@ class Sampling:
     def __post_init__(self) -> None:
         rules = (
             ("max_new_tokens", self.max_new_tokens >= 1, "must be 1 or more"),
-            ("temperature", self.temperature >= 0, "must be 0 (always the most likely token) or more"),
+            (
+                "temperature",
+                0 <= self.temperature < math.inf,
+                "must be 0 (always the most likely token) or more, and finite",
+            ),
             ("top_k", self.top_k is None or self.top_k >= 1, "must be 1 or more; leave it out to draw from all tokens"),
             ("top_p", 0 < self.top_p <= 1, "must be above 0 and at most 1 (all tokens)"),
         )
@@ -115,7 +120,10 @@ def _tokens(
     generator = sampling.generator()
     new_BS = torch.tensor([list(prompt)], device=device)
     for _ in range(sampling.max_new_tokens):
-        logits_BSV = model(new_BS, cache=cache)
+        try:
+            logits_BSV = model(new_BS, cache=cache)
+        except MemoryError as error:
+            raise ConfigError(f"{error}: lower --max-new-tokens") from None
         token = sampling.draw(logits_BSV[0, -1, :num_tokens], generator)
         if token in stop:
             return

@@ -79,12 +79,16 @@ class LayerCache:
         assert self.length <= self._max_len, f"{self.length} positions in a KVCache of {self._max_len}"
         if self._key_BMKH is None or self._value_BMKH is None:
             # Sized by the first input: the batch, and the key heads, possibly this rank's shard.
-            batch_size = key_BSKH.shape[0]
-            self._key_BMKH = key_BSKH.new_empty(batch_size, self._max_len, *key_BSKH.shape[2:])
-            self._value_BMKH = value_BSKH.new_empty(batch_size, self._max_len, *value_BSKH.shape[2:])
+            self._key_BMKH, self._value_BMKH = self._empty_like(key_BSKH), self._empty_like(value_BSKH)
         self._key_BMKH[:, start : self.length] = key_BSKH
         self._value_BMKH[:, start : self.length] = value_BSKH
         return self._key_BMKH[:, : self.length], self._value_BMKH[:, : self.length]
+
+    def _empty_like(self, first_BSKX: Tensor) -> Tensor:
+        try:
+            return first_BSKX.new_empty(first_BSKX.shape[0], self._max_len, *first_BSKX.shape[2:])
+        except (RuntimeError, TypeError):  # no such memory; no such size
+            raise MemoryError(f"a KV cache of {self._max_len:,} positions does not fit into memory") from None
 
 
 class KVCache:

@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from meshwright.log import MIN_WIDTH
 from meshwright.pages.tables.page_table import break_words, cell_text
 
 _BEFORE_LINE = re.compile(r"\s*\S.*?\s{2,}|\s*- |\s*")
@@ -22,8 +23,8 @@ def page_console(piped_width: int = 80, **options: Any) -> Console:
     none, `piped_width`. `options` are those of rich's Console.
     """
     console = Console(highlight=False, **options)
-    if not os.environ.get("COLUMNS", "").isdigit() and not console.is_terminal:
-        console.width = piped_width
+    is_piped = not os.environ.get("COLUMNS", "").isdigit() and not console.is_terminal
+    console.width = piped_width if is_piped else max(console.width, MIN_WIDTH)
     return console
 
 

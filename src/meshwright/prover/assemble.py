@@ -13,7 +13,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Box:
+class RecordedShard:
     """One rank's shard of a tensor."""
 
     shape: tuple[int, ...]
@@ -22,12 +22,12 @@ class Box:
     """Of the shard's first element."""
     values: Array
 
-    def is_equal(self, other: Box) -> bool:
+    def is_equal(self, other: RecordedShard) -> bool:
         """Return whether both are bitwise equal at the same offsets."""
         return self.offsets == other.offsets and self.values.tobytes() == other.values.tobytes()
 
 
-Boxes = dict[str, Box]
+RecordedShards = dict[str, RecordedShard]
 """One rank's shards of all tensors, by name in the unwrapped model."""
 
 
@@ -35,12 +35,12 @@ Boxes = dict[str, Box]
 class Record:
     """One rank's record of a run; lists are by step."""
 
-    initial_weights: Boxes
+    initial_weights: RecordedShards
     losses: list[float]
     grad_norms: list[float]
-    gradients: list[Boxes]
+    gradients: list[RecordedShards]
     """Reduced, before clipping."""
-    weights: Boxes
+    weights: RecordedShards
     """After the last step."""
 
     def is_equal(self, other: Record) -> bool:
@@ -89,15 +89,15 @@ def assemble(records: Sequence[Record]) -> WholeRecord:
     return WholeRecord(initial_weights, first.losses, first.grad_norms, gradients, weights, unequal)
 
 
-def _whole(what: str, boxes_of_ranks: Sequence[Boxes], unequal: list[str]) -> Tensors:
-    parts: dict[str, list[tuple[int, Box]]] = {}
+def _whole(what: str, boxes_of_ranks: Sequence[RecordedShards], unequal: list[str]) -> Tensors:
+    parts: dict[str, list[tuple[int, RecordedShard]]] = {}
     for rank, boxes in enumerate(boxes_of_ranks):
         for name, box in boxes.items():
             parts.setdefault(name, []).append((rank, box))
     return {name: _tensor(f"{what} {name}", boxes, unequal) for name, boxes in parts.items()}
 
 
-def _tensor(what: str, parts: Sequence[tuple[int, Box]], unequal: list[str]) -> Array:
+def _tensor(what: str, parts: Sequence[tuple[int, RecordedShard]], unequal: list[str]) -> Array:
     """Return one whole tensor, each element from the first rank that holds it."""
     _, first = parts[0]
     whole = np.empty(first.shape, first.values.dtype)

@@ -14,7 +14,7 @@ from torch import distributed as dist
 
 from meshwright.data.dataset import Dataset, Sample, TokenDataset, build_dataset
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters, local_box, silence_known_warnings
-from meshwright.prover.assemble import Box, Boxes, Record
+from meshwright.prover.assemble import Record, RecordedShard, RecordedShards
 from meshwright.prover.plant import plant
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.proof import PlantedAxis
@@ -58,7 +58,7 @@ def _record_once(job: Job, device: str, planted: PlantedAxis | None) -> Record:
     training = Training.build(job, ranks, _dataset(job))
     if planted is not None:
         plant(planted, training)
-    gradients: list[Boxes] = []
+    gradients: list[RecordedShards] = []
     training.step.observe_gradients = lambda model: gradients.append(_gradient_boxes(model))
     initial_weights = _boxes(canonical_parameters(training.model))
     results = [training.step(step, training.loader.microbatches(step - 1)) for step in range(1, job.train.steps + 1)]
@@ -82,16 +82,16 @@ def _own_device(device: str) -> torch.device:
     return torch.device(device, torch.cuda.current_device()) if device == "cuda" else torch.device(device)
 
 
-def _gradient_boxes(model: nn.Module) -> Boxes:
+def _gradient_boxes(model: nn.Module) -> RecordedShards:
     named = canonical_parameters(model)
     return _boxes((name, parameter.grad) for name, parameter in named if parameter.grad is not None)
 
 
-def _boxes(named: Iterable[tuple[str, Tensor]]) -> Boxes:
+def _boxes(named: Iterable[tuple[str, Tensor]]) -> RecordedShards:
     boxes = {}
     for name, tensor in named:
         local, offsets = local_box(tensor.detach())
         # A copy: the next step overwrites the tensor.
         values = local.cpu().numpy().copy()
-        boxes[name] = Box(tuple(tensor.shape), tuple(offsets), values)
+        boxes[name] = RecordedShard(tuple(tensor.shape), tuple(offsets), values)
     return boxes

@@ -21,7 +21,13 @@ BLOCK, TP, JOINT = "blocks.1", "tp", "tp (symmetric memory)"
 
 
 def traced(*overrides: str) -> Trace:
-    keys = ("layout.tp=2", "layout.compile=true", "layout.activation_checkpoint=none", *overrides)
+    keys = (
+        "model.options.num_layers=2",
+        "layout.tp=2",
+        "layout.compile=true",
+        "layout.activation_checkpoint=none",
+        *overrides,
+    )
     return trace(BUILD, 1, 2, arguments_of(JOB, "precision.compute=bfloat16", "train.global_batch_size=2", *keys))
 
 

@@ -22,7 +22,7 @@ sends: its backward of a block has 19 products and 4 collectives on gloo too, wh
 
 
 def traced(*overrides: str) -> Trace:
-    layout = ("layout.dp_shard=4", "layout.tp=2", "precision.compute=bfloat16")
+    layout = ("model.options.num_layers=2", "layout.dp_shard=4", "layout.tp=2", "precision.compute=bfloat16")
     return trace(BUILD, 3, 8, arguments_of(JOB, *layout, *overrides))
 
 

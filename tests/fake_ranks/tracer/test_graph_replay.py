@@ -28,7 +28,15 @@ LAYOUTS = {
             *PIPELINE,
         ),
     ),
-    "accumulated": (2, ("layout.dp_shard=2", "layout.microbatch_size=4", "layout.gradient_sync=step")),
+    "accumulated": (
+        2,
+        (
+            "model.options.num_layers=2",
+            "layout.dp_shard=2",
+            "layout.microbatch_size=4",
+            "layout.gradient_sync=step",
+        ),
+    ),
     "interleaved": (4, ("layout.dp_shard=2", "model.options.num_layers=4", *PIPELINE)),
     "ring": (4, ("layout.dp_shard=2", "layout.cp=2", "layout.cp_method=ring")),
     "split backward": (

@@ -26,10 +26,11 @@ from trained_step import BUILD, arguments_of
 EXAMPLES = ROOT / "examples"
 SMALL = (str(EXAMPLES / "tiny.toml"), "train.seq_len=64", "train.global_batch_size=4", "layout.dp_shard=1")
 EXPERTS = (str(EXAMPLES / "tiny-moe.toml"), "train.seq_len=64", "train.global_batch_size=4", "layout.dp_shard=1")
+FEW_BLOCKS = "model.options.num_layers=2"
 QUICK = {
-    "fsdp, recomputed": (*SMALL, "layout.dp_shard=2", "layout.activation_checkpoint=full"),
-    "tp": (*SMALL, "layout.tp=2"),
-    "pp": (*SMALL, "layout.pp=2"),
+    "fsdp, recomputed": (*SMALL, FEW_BLOCKS, "layout.dp_shard=2", "layout.activation_checkpoint=full"),
+    "tp": (*SMALL, FEW_BLOCKS, "layout.tp=2"),
+    "pp": (*SMALL, FEW_BLOCKS, "layout.pp=2"),
     "ep": (*EXPERTS, "layout.dp_shard=2", "layout.ep=2"),
 }
 LONG = {

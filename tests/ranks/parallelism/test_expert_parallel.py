@@ -200,14 +200,21 @@ def test_experts_that_ranks_do_not_divide(kept: str | int) -> None:
     check(Case(num_experts=6), 4, {"dp_shard": 4, "reshard_after_forward": kept}, num_steps=2)
 
 
-@pytest.mark.parametrize("degrees", [{"dp_shard": 4, "ep": 2}, {"dp_shard": 2, "tp": 2, "ep": 4}], ids=str)
+@pytest.mark.parametrize(
+    "degrees",
+    [pytest.param({"dp_shard": 4, "ep": 2}, marks=pytest.mark.long), {"dp_shard": 2, "tp": 2, "ep": 4}],
+    ids=str,
+)
 def test_gradients_are_close_in_float32(degrees: dict[str, Any]) -> None:
     check(Case(dtype="float32"), 4, degrees)
 
 
 @pytest.mark.parametrize(
     "degrees",
-    [{"dp_shard": 2, "tp": 2, "ep": 2}, {"dp_shard": 2, "tp": 2, "ep": 2, "etp": 2}],
+    [
+        pytest.param({"dp_shard": 2, "tp": 2, "ep": 2}, marks=pytest.mark.long),
+        {"dp_shard": 2, "tp": 2, "ep": 2, "etp": 2},
+    ],
     ids=str,
 )
 def test_biases_and_loads_are_those_of_one_process(degrees: dict[str, Any]) -> None:
@@ -215,7 +222,7 @@ def test_biases_and_loads_are_those_of_one_process(degrees: dict[str, Any]) -> N
     assert all(row["router_skew"] > row["router_skew_mean"] > 1 and row["balance_loss"] > 0 for row in metrics)
 
 
-@pytest.mark.parametrize("num_shared_experts", [0, 1])
+@pytest.mark.parametrize("num_shared_experts", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_ranks_whose_experts_no_token_chooses_take_part(num_shared_experts: int) -> None:
     metrics = check(Case(num_shared_experts=num_shared_experts, same_tokens=True), 4, {"dp_shard": 4, "ep": 4})
     # Two experts of eight have everything, so that two ranks of four, or more, have nothing to compute.

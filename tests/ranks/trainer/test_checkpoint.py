@@ -18,7 +18,6 @@ from torch.distributed.tensor import DTensor
 import hand_made
 from meshwright.checkpoint.checkpoint import load, load_parameters, save
 from meshwright.errors import CheckpointError
-from meshwright.parallelism.torch_private.torch_compat import canonical_parameters, local_box
 from meshwright.spec.layout.layout import Layout
 from run_ranks import run_ranks
 
@@ -112,41 +111,21 @@ def save_until_killed(folder: Path) -> None:
     save(folder, state_of(model, optimizer), METADATA)
 
 
-def sharded_state(layout: Layout, *, factor: float) -> dict[str, Any]:
-    """Return hand-made parameters times `factor` and the like of an optimizer's state of them; a collective."""
-    model, _ = hand_made.build(layout)
-    parameters: dict[str, list[Tensor]] = {}
-    for name, parameter in canonical_parameters(model):
-        parameters.setdefault(name, []).append(parameter.detach().mul_(factor))
-    moments = {
-        name: {"step": [torch.full((), factor) for _ in copies], "exp_avg": [2 * tensor for tensor in copies]}
-        for name, copies in parameters.items()
-    }
-    return {"model": parameters, "optimizer": moments}
-
-
 def save_sharded(folder: Path, layout: Layout) -> None:
-    save(folder, sharded_state(layout, factor=1.0), METADATA)
+    save(folder, hand_made.state(layout, factor=1.0), METADATA)
 
 
 def load_sharded(folder: Path, layout: Layout) -> int:
     """Return how many tensors this rank has filled, all of them rightly."""
-    state = sharded_state(layout, factor=0.0)
+    state = hand_made.state(layout, factor=0.0)
     load(folder, state)
-    values = hand_made.all_values()
-    for name, copies in state["model"].items():
-        for tensor, step, moment in zip(copies, *state["optimizer"][name].values(), strict=True):
-            local, offsets = local_box(tensor)
-            box = tuple(slice(start, start + size) for start, size in zip(offsets, local.shape, strict=True))
-            assert torch.equal(local, values[name][box]), name
-            assert torch.equal(local_box(moment)[0], 2 * values[name][box]), name
-            assert step == 1.0, name
+    hand_made.assert_state(state)
     return sum(len(copies) for copies in state["model"].values())
 
 
 def load_without_the_last_stage(folder: Path) -> str:
     layout = Layout(pp=2, dp_shard=2)
-    state = sharded_state(layout, factor=0.0)
+    state = hand_made.state(layout, factor=0.0)
     for section in state.values():
         section.pop("blocks.3.norm", None)
     with pytest.raises(CheckpointError) as caught:

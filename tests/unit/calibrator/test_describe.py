@@ -72,6 +72,7 @@ def test_seconds_become_rates() -> None:
     assert device.measured_memory_bytes_per_s.value == pytest.approx(28e9)
 
 
+@pytest.mark.slow
 @given(st.floats(2e-6, 1e-2), st.floats(1e-12, 1e-8))
 def test_a_collective_that_is_a_line_is_that_line(latency_s: float, s_per_byte: float) -> None:
     _, cluster = described(measurements(latency_s, s_per_byte))
@@ -88,6 +89,7 @@ def test_an_fsdp_unit_costs_what_it_adds_to_a_step() -> None:
     assert point(cluster, "reduce-grads").latency_s.value == pytest.approx(0.1)
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(-1, 1), min_size=9, max_size=9))
 def test_noise_never_makes_a_cluster_that_cannot_be(noise: list[float]) -> None:
     measured = measurements()

@@ -22,6 +22,7 @@ def added(num_elements: int, seconds: float, op: str = "aten.add.Tensor") -> OpS
     return OpSample(signature.replace(written_bytes=num_bytes), 10, seconds)
 
 
+@pytest.mark.slow
 @given(st.floats(1e-5, 1e-3), st.floats(1e-11, 1e-9))
 def test_samples_on_a_line_become_it(start_s: float, s_per_byte: float) -> None:
     samples = [added(size, start_s + s_per_byte * 12 * size) for size in SIZES]

@@ -20,7 +20,7 @@ from hf_models import (
     write_run,
 )
 from meshwright.checkpoint.checkpoint import load_parameters
-from meshwright.checkpoint.hf.export import export
+from meshwright.checkpoint.hf.export import ExportFormat, export
 from meshwright.checkpoint.hf.import_ import import_folder
 from meshwright.data.tokenizer import load_tokenizer
 from meshwright.errors import CheckpointError, ConfigError, UnsupportedError
@@ -52,7 +52,7 @@ def test_transformers_computes_the_same_logits(tmp_path: Path, changes: dict[str
 
 def test_small_files_hold_the_same_model(tmp_path: Path) -> None:
     model = write_run(tmp_path / "run", architecture())
-    exported = export(tmp_path / "run", tmp_path / "out", max_shard_bytes=20_000)
+    exported = export(tmp_path / "run", tmp_path / "out", weights=ExportFormat(max_shard_bytes=20_000))
     files = sorted((tmp_path / "out").glob("*.safetensors"))
     assert [file.name for file in files] == [f"model-{n:05d}-of-{len(files):05d}.safetensors" for n in range(1, 6)]
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
@@ -68,7 +68,7 @@ def test_small_files_hold_the_same_model(tmp_path: Path) -> None:
 
 def test_bfloat16_is_the_rounded_model(tmp_path: Path) -> None:
     write_run(tmp_path / "run", architecture())
-    export(tmp_path / "run", tmp_path / "out", dtype="bfloat16")
+    export(tmp_path / "run", tmp_path / "out", weights=ExportFormat("bfloat16"))
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     expected = load_parameters(Run(tmp_path / "run").checkpoint(3))["blocks.1.attention.key.weight"].bfloat16()
     assert torch.equal(tensors["model.layers.1.self_attn.k_proj.weight"], expected)
@@ -150,7 +150,7 @@ def test_a_class_of_the_users_own_is_refused_with_the_way_out(tmp_path: Path) ->
     run = Run(tmp_path / "run")
     job = Job.from_dict({"model": {"source": "my_module:MyModel"}})
     run.manifest.write_text(Manifest(job=job, seed=0, num_parameters=1).to_json())
-    with pytest.raises(UnsupportedError, match=r"the class my_module:MyModel: .*load_parameters\('"):
+    with pytest.raises(UnsupportedError, match=r"the class my_module:MyModel: .*load_parameters\(Path\('"):
         export(tmp_path / "run", tmp_path / "out")
 
 
@@ -196,7 +196,7 @@ def test_what_was_imported_goes_out_to_the_bit(tmp_path: Path, kind: str, dtype:
     write_hf(tmp_path / "theirs", kind, dtype, max_shard_size="20KB", eos_token_id=[7, 9], bos_token_id=5)
     import_folder(tmp_path / "theirs", tmp_path / "run")
     name = str(dtype).removeprefix("torch.")
-    export(tmp_path / "run", tmp_path / "out", dtype="bfloat16" if name == "bfloat16" else "float32")
+    export(tmp_path / "run", tmp_path / "out", weights=ExportFormat("bfloat16" if name == "bfloat16" else "float32"))
     before = {k: v for file in (tmp_path / "theirs").glob("*.safetensors") for k, v in load_file(file).items()}
     after = load_file(tmp_path / "out" / "model.safetensors")
     assert before.keys() == after.keys()

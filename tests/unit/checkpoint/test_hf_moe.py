@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hf_models import moe_architecture, require_transformers, some_tokens, their_logits, write_hf, write_run
 from meshwright.checkpoint.checkpoint import load_parameters
-from meshwright.checkpoint.hf.export import export
+from meshwright.checkpoint.hf.export import ExportFormat, export
 from meshwright.checkpoint.hf.import_ import import_folder
 from meshwright.checkpoint.hf.side_files import keep_side_files
 from meshwright.checkpoint.hf.weights import load_hf_parameters
@@ -87,7 +87,7 @@ def test_logits_and_choices_are_those_of_transformers(tmp_path: Path, kind: str,
 @pytest.mark.parametrize("name", OURS)
 def test_transformers_computes_the_same_from_an_export(tmp_path: Path, name: str) -> None:
     model = write_run(tmp_path / "run", OURS[name])
-    export(tmp_path / "run", tmp_path / "out", max_shard_bytes=200_000)
+    export(tmp_path / "run", tmp_path / "out", weights=ExportFormat(max_shard_bytes=200_000))
     with torch.inference_mode():
         logits_BSV = model(some_tokens())
     assert logits_BSV.std() > 0.1
@@ -98,7 +98,7 @@ def test_transformers_computes_the_same_from_an_export(tmp_path: Path, name: str
 def test_an_export_can_be_checked_in_bfloat16(tmp_path: Path, name: str) -> None:
     require_transformers()
     model = write_run(tmp_path / "run", OURS[name])
-    export(tmp_path / "run", tmp_path / "out", dtype="bfloat16")
+    export(tmp_path / "run", tmp_path / "out", weights=ExportFormat("bfloat16"))
     assert max_logits_difference(model, tmp_path / "out", torch.bfloat16) < 1e-5
 
 

@@ -53,6 +53,7 @@ def test_numbers_go_both_ways(number: int) -> None:
     assert LLAMA.ours(theirs) == ours
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), st.integers(1, 300))
 def test_experts_are_stacked(number: int, num_experts: int) -> None:
     ours = f"blocks.{number}.ffn.experts.down"

@@ -152,6 +152,7 @@ def test_a_truncated_file_is_refused(run: Run, remains: float) -> None:
         load(run.checkpoint(20), zeroed(make_state()))
 
 
+@pytest.mark.slow
 def test_every_flipped_byte_is_refused(run: Run) -> None:
     path = run.checkpoint(20) / "rank-00000.bin"
     data = path.read_bytes()
@@ -161,6 +162,7 @@ def test_every_flipped_byte_is_refused(run: Run) -> None:
             load(run.checkpoint(20), zeroed(make_state()))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(position=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_a_flipped_bit_of_the_index_is_refused_or_harmless(run: Run, position: float, bit: int) -> None:

@@ -101,7 +101,7 @@ def test_a_verb_that_ends_well_ends_with_0(monkeypatch: pytest.MonkeyPatch, caps
         (["zzz"], f"error: unknown command 'zzz': commands are {', '.join(VERBS)}"),
         (["--nonsense"], "error: No such option"),
         (["check"], "error: Missing argument 'JOB_FILE'"),
-        (["check", "job.toml", "--ranks", "0"], "error: Invalid value for '--ranks'"),
+        (["check", "job.toml", "--ranks", "x"], "error: Invalid value for '--ranks'"),
     ],
 )
 def test_a_wrong_command_line_ends_with_2(

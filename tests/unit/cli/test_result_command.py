@@ -16,6 +16,7 @@ from questions import SMALL_PLAN
 from repository import ROOT
 
 TINY = str(ROOT / "examples" / "tiny.toml")
+PLAN = pytest.param([*SMALL_PLAN], marks=pytest.mark.slow)
 SHARED = {"--json", "-q", "--quiet", "-v", "--verbose"}
 
 
@@ -38,7 +39,7 @@ def test_every_command_has_the_shared_options(verb: str) -> None:
         ["check", TINY],
         ["check", TINY, "--ranks", "3"],
         ["init", "llama-1m", "--out", "job.toml"],
-        [*SMALL_PLAN],
+        PLAN,
         ["doctor"],
     ],
     ids=lambda arguments: " ".join(arguments[:1]),
@@ -59,6 +60,7 @@ def test_check_says_what_is_wrong_as_json(capsys: pytest.CaptureFixture[str]) ->
     assert captured.err == f"error: {found['error']}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("option", "is_shown"), [((), True), (("-q",), False), (("--quiet",), False)])
 def test_quiet_prints_no_progress(
     option: tuple[str, ...], is_shown: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -81,7 +83,7 @@ def test_verbose_shows_where_an_error_came_from(capsys: pytest.CaptureFixture[st
     assert said.splitlines()[-1].startswith("error: there is no job file")
 
 
-PAGES = [[*SMALL_PLAN], ["list", "models"], ["show", TINY], ["doctor"]]
+PAGES = [PLAN, ["list", "models"], ["show", TINY], ["doctor"]]
 
 
 @pytest.mark.parametrize("arguments", PAGES, ids=lambda arguments: arguments[0])
@@ -97,7 +99,7 @@ def test_no_color_turns_colors_off(
     assert not [code for code in codes if re.search(r"(^|;)(3|4|9|10)\d", code)]
 
 
-@pytest.mark.parametrize("arguments", [[*SMALL_PLAN], ["show", TINY]], ids=lambda arguments: arguments[0])
+@pytest.mark.parametrize("arguments", [PLAN, ["show", TINY]], ids=lambda arguments: arguments[0])
 @pytest.mark.parametrize("width", [70, 200])
 def test_columns_sets_the_width(
     arguments: list[str], width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

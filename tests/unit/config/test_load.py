@@ -250,6 +250,7 @@ _values = st.recursive(
 _overrides = st.lists(st.text("=.[]{}\"'trainsteps.options#\n ", max_size=20) | _names, max_size=2)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.dictionaries(_names, _values, max_size=4), _overrides)
 def test_whatever_toml_says_is_read_or_explained(values: dict[str, Any], overrides: list[str]) -> None:

@@ -3,6 +3,7 @@
 import tomllib
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -94,6 +95,7 @@ statements = (
 )
 
 
+@pytest.mark.slow
 @given(st.lists(statements, max_size=8).map("\n".join))
 def test_the_keys_are_those_that_tomllib_reads(text: str) -> None:
     try:

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.app.job.job_problems import object_problems
+from meshwright.app.job.object_problems import object_problems
+from meshwright.spec.job.sections import ModelSection
+from meshwright.spec.layout.layout import LayoutRequest
 
 MODULE = """\
 raise RuntimeError("importing this would be a mistake")
@@ -33,12 +35,12 @@ def folder(tmp_path: Path) -> Path:
      "collections:OrderedDict"],
 )  # fmt: skip
 def test_what_is_there_is_no_problem(folder: Path, source: str) -> None:
-    assert object_problems("model.source", source, folder) == []
+    assert object_problems("model", ModelSection(source=source), folder) == []
 
 
 def test_what_is_not_there_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refusal(source: str) -> str:
-        [problem] = object_problems("model.source", source, folder)
+        [problem] = object_problems("model", ModelSection(source=source), folder)
         return problem
 
     assert refusal("mine:MyModle") == (
@@ -51,4 +53,48 @@ def test_what_is_not_there_is_named(folder: Path, monkeypatch: pytest.MonkeyPatc
     )
     assert refusal("broken:Model").startswith(f"model.source = 'broken:Model': {folder}/broken.py:2 is not Python (")
     monkeypatch.chdir(folder)
-    assert object_problems("model.source", "mine:MyModel", Path("/")) == []
+    assert object_problems("model", ModelSection(source="mine:MyModel"), Path("/")) == []
+
+
+CLASSES = """\
+from torch import nn
+class Mine(nn.Module):
+    def __init__(self, dim: int = 8, *, depth=2): self.dim = dim
+class Free(nn.Module):
+    def __init__(self, **options): ...
+class Derived(Mine): ...
+@wrapped
+class Wrapped(nn.Module):
+    def __init__(self): ...
+def build(width): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "layout", "message"),
+    [
+        ("mine:Mine", {"dim": 4, "depth": 1}, {"dp_shard": 2}, None),
+        ("mine:Mine", {"dmi": 3}, {}, "model.options = {'dmi': 3} do not fit mine:Mine(dim=8, *, depth=2): got an une"),
+        ("mine:build", {}, {}, "model.options = {} do not fit mine:build(width): missing a required argument: 'width'"),
+        ("json:dumps", {}, {}, "model.options = {} do not fit json:dumps(obj, *, skipkeys=False, "),
+        ("mine:Mine", {}, {"tp": 2}, "layout.tp = 2: Mine ({file}) has no attribute tensor_parallel: add it (see "),
+        ("mine:Mine", {}, {"pp": 2}, "layout.pp = 2: Mine ({file}) has no attribute first_parts: add it (see "),
+        ("mine:Free", {"dmi": 3}, {}, None),
+        # What a base class or a decorator adds is not known.
+        ("mine:Derived", {"dmi": 3}, {"tp": 2}, None),
+        ("mine:Wrapped", {"dmi": 3}, {"tp": 2}, None),
+        ("mine:build", {"width": 1}, {"tp": 2}, None),
+    ],
+)
+def test_options_and_layouts_are_compared_with_the_definition(
+    tmp_path: Path, name: str, options: dict[str, int], layout: dict[str, int], message: str | None
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(CLASSES)
+    section = ModelSection(source=name, options=options)
+    found = object_problems("model", section, tmp_path, LayoutRequest(**layout))
+    if message is None:
+        assert found == []
+    else:
+        [problem] = found
+        assert problem.startswith(message.replace("{file}", str(file)))

@@ -75,6 +75,7 @@ class Recorded(Mapping[str, float]):
         return len(self.values_by_name)
 
 
+@pytest.mark.slow
 def test_every_constant_is_used() -> None:
     recorded = Recorded()
     of = training_setup("mixtral-8x7b")

@@ -117,6 +117,7 @@ def test_better_hardware_is_never_slower(
     assert faster <= own * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(SOME_LAYOUTS, st.sampled_from(sorted(stacks())))
 def test_computing_again_is_never_faster(case: tuple[str, Layout], stack: str) -> None:

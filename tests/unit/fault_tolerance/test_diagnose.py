@@ -188,7 +188,10 @@ def test_a_run_that_moves_or_has_ended_does_not_hang() -> None:
     moving = [heartbeat(rank, silent_s=1.0) for rank in range(4)]
     assert diagnose(evidence([], moving)).verdict == "moving"
     ended = [heartbeat(rank, phase="ended") for rank in range(4)]
-    assert diagnose(evidence([], ended, dict.fromkeys(range(4), "gone"))).verdict == "ended"
+    found = evidence([], ended, dict.fromkeys(range(4), "gone"))
+    assert diagnose(found).verdict == "ended"
+    # A resume that finds all steps done begins none.
+    assert diagnose(replace(found, saved_step=12)).headline == "all ranks exited normally after step 12"
 
 
 def test_the_first_error_of_several_is_told() -> None:
@@ -225,6 +228,7 @@ def test_a_timeout_of_all_ranks_is_the_networks_or_the_first_ones() -> None:
         assert diagnose(evidence(records, beats, dict.fromkeys(range(4), "gone"))).verdict == verdict
 
 
+@pytest.mark.slow
 def test_a_hang_is_diagnosed_without_torch() -> None:
     script = (
         "import sys, meshwright.fault_tolerance.diagnose, meshwright.fault_tolerance.launcher_watch;"

@@ -42,6 +42,7 @@ def test_a_bare_device_takes_its_commonest_network(text: str, name: str) -> None
     assert (cluster.name, cluster.num_devices) == (name, int(text.split(":")[1]))
 
 
+@pytest.mark.slow
 @given(st.sampled_from(range(1, 9)), st.sampled_from(["h100-ib400", "dgx-h100", "h100", "l40s"]))
 def test_a_part_of_a_node_is_a_cluster(count: int, name: str) -> None:
     assert choose_cluster(f"{name}:{count}").num_devices == count

@@ -53,6 +53,7 @@ def test_tokens_come_one_by_one() -> None:
     assert [next(tokens) for _ in range(3)] == list(generate(build(), [5], Sampling(3, temperature=0)))
 
 
+@pytest.mark.slow
 def test_rows_that_the_tokenizer_has_no_token_for_are_never_drawn() -> None:
     model = build()
     assert max(generate(model, [5], Sampling(200, temperature=5.0), num_tokens=10)) < 10

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hf_models import architecture, some_tokens, write_hf, write_run
-from meshwright.checkpoint.hf.export import export
+from meshwright.checkpoint.hf.export import ExportFormat, export
 from meshwright.checkpoint.hf.import_ import import_folder
 from meshwright.errors import CheckpointError, ConfigError
 from meshwright.inference.loaded_model import LoadedModel, load_model
@@ -35,7 +35,7 @@ def logits(loaded: LoadedModel) -> Any:
 
 def test_run_checkpoint_and_exported_folder_hold_the_same_model(tmp_path: Path) -> None:
     model = write_run(tmp_path / "run", architecture(tie_embeddings=True))
-    export(tmp_path / "run", tmp_path / "out", max_shard_bytes=30_000)
+    export(tmp_path / "run", tmp_path / "out", weights=ExportFormat(max_shard_bytes=30_000))
     for source in (tmp_path / "run", tmp_path / "run" / "checkpoints" / "step-3", tmp_path / "out"):
         loaded = load_model(source, device=CPU)
         assert torch.equal(logits(loaded), model(some_tokens()))

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hf_models import require_transformers, some_tokens, their_logits, write_run
 from meshwright.checkpoint.checkpoint import load_parameters
-from meshwright.checkpoint.hf.export import export
+from meshwright.checkpoint.hf.export import ExportFormat, export
 from meshwright.checkpoint.hf.gpt2 import GPT2 as NAMES
 from meshwright.checkpoint.hf.import_ import import_folder
 from meshwright.checkpoint.hf.weights import load_hf_parameters
@@ -87,7 +87,7 @@ def test_an_exported_model_computes_the_logits_of_ours(
     tmp_path: Path, architecture: GPT2Architecture, max_shard_bytes: int
 ) -> None:
     model = write_run(tmp_path / "run", architecture)
-    exported = export(tmp_path / "run", tmp_path / "out", max_shard_bytes=max_shard_bytes)
+    exported = export(tmp_path / "run", tmp_path / "out", weights=ExportFormat(max_shard_bytes=max_shard_bytes))
     assert (exported.num_files > 3) == (max_shard_bytes == 4_000)
     torch.testing.assert_close(their_logits(tmp_path / "out", some_tokens()), model(some_tokens()), rtol=0, atol=1e-5)
     # Bit by bit the same, transposed and split once each way.

@@ -28,6 +28,7 @@ def shape_and_cuts(draw: st.DrawFn) -> tuple[tuple[int, ...], list[list[int]]]:
     return shape, cuts
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(shape_and_cuts(), st.integers(0, 2**40), st.text(max_size=5))
 def test_shards_are_slices_of_the_whole(cut: tuple[tuple[int, ...], list[list[int]]], seed: int, name: str) -> None:

@@ -41,6 +41,7 @@ def test_blocks_hold_most_of_the_model(job: Job) -> None:
     assert in_blocks > 0.5 * sum(parameter.numel() for parameter in model.parameters())
 
 
+@pytest.mark.slow
 def test_loss_falls(job: Job) -> None:
     model = _build(job)
     loss_function, read = loss_of(model), _reader(job)

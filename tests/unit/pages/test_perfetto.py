@@ -115,6 +115,7 @@ def test_a_counter_is_written_when_it_changes(timeline: Timeline, events: list[d
     assert any(len(values) < len(timeline.memory[0].at_s) for values in counters.values())
 
 
+@pytest.mark.slow
 def test_long_curves_are_thinned_to_their_peaks(tmp_path: Path) -> None:
     timeline = simulated_step(num_ranks=2, num_microbatches=400, num_ops=1)
     write_perfetto(timeline, tmp_path / "step.json")

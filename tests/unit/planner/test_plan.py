@@ -68,6 +68,7 @@ def test_the_estimate_of_the_pick_is_what_judging_its_layout_gives() -> None:
     assert judge(pick.layout, QUESTION) == pick
 
 
+@pytest.mark.slow
 def test_mfu_is_the_floor_as_a_share_of_the_step() -> None:
     estimate = plan().pick.estimate
     flops = QUESTION.setup.model.flops_per_token(8192) * 64 * 8192
@@ -79,6 +80,7 @@ def test_mfu_is_the_floor_as_a_share_of_the_step() -> None:
     assert estimate.hfu >= estimate.mfu
 
 
+@pytest.mark.slow
 def test_runners_up_are_of_different_splits_and_in_order() -> None:
     splits = [
         runner.layout.model_dump(include={"pp", "dp_replicate", "dp_shard", "cp", "tp"}) for runner in plan().runners_up
@@ -106,6 +108,7 @@ def test_each_layout_of_the_pareto_list_leaves_more_memory_for_more_time(is_floa
         assert other.free_bytes < most_bytes + 3 * 2**30, layout_text(other.layout)
 
 
+@pytest.mark.slow
 def test_contrasts_name_another_value_and_where_the_difference_comes_from() -> None:
     pick = plan().pick
     for contrast in plan().alternatives:
@@ -119,6 +122,7 @@ def test_contrasts_name_another_value_and_where_the_difference_comes_from() -> N
         assert math.fsum(contrast.change_by_component_s.values()) == pytest.approx(difference, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_names_the_class_and_fixes_that_fit() -> None:
     found = [rejection for rejection in plan().rejections if rejection.step_s is not None]
     assert found
@@ -135,6 +139,7 @@ def test_a_degree_that_cannot_be_is_named_with_its_rule() -> None:
     assert outside["tp=16"].startswith("reaches beyond the 8 devices that NVLink")
 
 
+@pytest.mark.slow
 def test_slower_hardware_is_never_faster_and_the_best_is_no_worse_than_the_pick() -> None:
     found = {one.what: one for one in plan().sensitivities}
     assert set(found) == {
@@ -165,6 +170,7 @@ def test_lower_precision_is_only_a_what_if() -> None:
     assert of_others.is_runnable
 
 
+@pytest.mark.slow
 def test_memory_is_told_for_every_pipeline_rank_and_the_fullest_is_the_picks() -> None:
     ranks = plan().memory_by_pipeline_rank
     assert len(ranks) == plan().pick.layout.pp
@@ -190,6 +196,7 @@ def test_a_layout_that_was_set_and_does_not_fit_is_the_first_to_be_rejected() ->
     assert answer.rejections[0].fixes
 
 
+@pytest.mark.slow
 def test_a_plan_can_be_written_and_read() -> None:
     assert Plan.from_json(plan().to_json()) == plan()
 
@@ -202,10 +209,11 @@ def test_state_waits_in_the_hosts_memory_only_if_nothing_fits_without() -> None:
 
 
 @pytest.mark.slow
-def test_a_replayed_pipeline_is_near_its_closed_form() -> None:
+@pytest.mark.parametrize("every", [1999, pytest.param(499, marks=pytest.mark.long)])
+def test_a_replayed_pipeline_is_near_its_closed_form(every: int) -> None:
     question = ask("llama3-8b", 16, batch=64)
     table = layout_space(question, menu_of(question))
-    rows = range(0, len(table), 499)
+    rows = range(0, len(table), every)
     priced = price(table.take(list(rows)), question, only_fitting=False)  # type: ignore[arg-type]
     for row in range(len(priced)):
         layout = priced.layouts.layout(row)

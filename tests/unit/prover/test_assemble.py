@@ -5,16 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.prover.assemble import Box, Boxes, Incomparable, Record, assemble
+from meshwright.prover.assemble import Incomparable, Record, RecordedShard, RecordedShards, assemble
 
 WHOLE = np.arange(24, dtype=np.float32).reshape(6, 4)
 
 
-def box(rows: slice, columns: slice = slice(0, 4), shift: float = 0.0) -> Box:
-    return Box((6, 4), (rows.start, columns.start), WHOLE[rows, columns] + np.float32(shift))
+def box(rows: slice, columns: slice = slice(0, 4), shift: float = 0.0) -> RecordedShard:
+    return RecordedShard((6, 4), (rows.start, columns.start), WHOLE[rows, columns] + np.float32(shift))
 
 
-def of(boxes: Boxes, loss: float = 1.0) -> Record:
+def of(boxes: RecordedShards, loss: float = 1.0) -> Record:
     return Record(boxes, [loss], [2.0], [boxes], boxes)
 
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import StringIO
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+from pydantic import Field
+
+from meshwright.app.arguments import checked
 from meshwright.errors import ConfigError
 from meshwright.extras import import_extra
+from meshwright.log import MIN_WIDTH
 from meshwright.units import GiB, format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -48,7 +52,8 @@ class Result(ABC):
     def __str__(self) -> str:
         return self.table()
 
-    def table(self, width: int | None = None) -> str:
+    @checked
+    def table(self, width: Annotated[int, Field(ge=MIN_WIDTH)] | None = None) -> str:
         """Return the text that the command prints, without colours; `width` in columns, None for the terminal's."""
         from meshwright.pages.console import page_console
 

@@ -35,7 +35,8 @@ class ReportResult(PlottedResult, RunReport):
     def to_json(self) -> str:
         """Return what `meshwright report --json` prints."""
         by_component = {name: one.to_dict() for name, one in self.parts.items()}
-        record = {"measured_step_s": self.measured_s, "predicted": self.predicted.to_dict(), "parts": by_component}
+        predicted = None if self.predicted is None else self.predicted.to_dict()
+        record = {"measured_step_s": self.measured_s, "predicted": predicted, "parts": by_component}
         return json.dumps(record | ({} if self.example is None else {"rates_of": self.example}), indent=2)
 
     def to_html(self, file: Path | str) -> None:
@@ -43,13 +44,14 @@ class ReportResult(PlottedResult, RunReport):
         write_run_html(self, Path(file))
 
     def _summary(self) -> str:
-        layout = layout_text(self.predicted.layout.effective)
-        off = 100 * (self.predicted_s / self.measured_s - 1)
-        return (
-            f"Report {self.folder}: {layout}, {counted(len(self.metrics), 'step')}, "
-            f"{format_duration(self.measured_s)}/step measured, {format_duration(self.predicted_s)} predicted "
-            f"({off:+.1f} %)"
+        text = (
+            f"Report {self.folder}: {layout_text(self.layout.effective)}, {counted(len(self.metrics), 'step')}, "
+            f"{format_duration(self.measured_s)}/step measured"
         )
+        if self.predicted_s is None:
+            return text
+        off = 100 * (self.predicted_s / self.measured_s - 1)
+        return f"{text}, {format_duration(self.predicted_s)} predicted ({off:+.1f} %)"
 
     def _page(self) -> Iterator[RenderableType]:
         yield from run_page(self)
@@ -59,8 +61,11 @@ class ReportResult(PlottedResult, RunReport):
         return _columns(self.metrics)
 
     def _figures(self) -> Mapping[str, Callable[[], Any]]:
-        parts = partial(parts_figure, self.parts, shown_parts(self.parts), self.measured_s)
-        steps = {"waterfall": partial(run_waterfall_figure, self), "parts": parts}
+        steps: dict[str, Callable[[], Any]] = {}
+        if self.predicted is not None:
+            steps["waterfall"] = partial(run_waterfall_figure, self)
+        if self.parts:
+            steps["parts"] = partial(parts_figure, self.parts, shown_parts(self.parts), self.measured_s)
         return steps | _curves(self.metrics, self.predicted_s)
 
 

@@ -44,6 +44,8 @@ class Subject:
     workload: Workload | None
     request: PlanRequest | None
     """What the planner would be asked; None, too, for a model that its formulas do not know."""
+    overrides: tuple[str, ...] = ()
+    """section.key=value, which distinguish its timeline from others of the job."""
 
 
 def simulate_traces(
@@ -56,7 +58,11 @@ def simulate_traces(
     problems = mismatches(traces, conditions)
     classes = traces if problems or conditions.faults else group_equivalent(traces)
     try:
-        timeline = None if problems else simulate(classes, subject.cluster, subject.name, conditions)
+        timeline = (
+            None
+            if problems
+            else simulate(classes, subject.cluster, " ".join((subject.name, *subject.overrides)), conditions)
+        )
     except Deadlock:
         # Of all ranks, so that the ones to blame are named.
         timeline, problems = None, check(traces, conditions)

@@ -21,6 +21,7 @@ from meshwright.spec.trace.traces import Traces
 from meshwright.tracer.programs.fork_server import server_socket, share
 from meshwright.tracer.programs.trace_ranks import device_type_of
 from meshwright.tracer.trace_job import TraceOptions, trace_job
+from meshwright.trainer.launch.hidden_script import hidden_script
 from meshwright.trainer.step.step_builder import TRAINER_STEP
 
 
@@ -41,7 +42,8 @@ def simulate_layouts(
     num_workers = min(num_cores + 1, len(layouts))
     # A fork of a process that may have threads can deadlock; spawned ones have none, and never import torch.
     with ProcessPoolExecutor(num_workers, get_context("spawn"), _begin, (server_socket(),)) as pool:
-        futures = {pool.submit(simulate_layout, steps, layout, num_cores): n for n, layout in enumerate(layouts)}
+        with hidden_script():  # submit() starts the workers
+            futures = {pool.submit(simulate_layout, steps, layout, num_cores): n for n, layout in enumerate(layouts)}
         found: dict[int, SimulatedStep] = {}
         for future in as_completed(futures):
             position = futures[future]

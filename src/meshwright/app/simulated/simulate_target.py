@@ -99,7 +99,7 @@ def trace_of_job(words: tuple[str, ...], given: dict[str, Any], conditions: Cond
         layout_on(cluster, resolved.job, Options(given["cluster"]))
         raise_problems(resolved.path, layout_problems_of(resolved, cluster.num_devices))
     layout = layout_of(resolved.job, cluster.num_devices)
-    subject = Subject(files[0], resolved.job.model.source, cluster, layout, resolved.job.workload, request)
+    subject = Subject(files[0], resolved.job.model.source, cluster, layout, resolved.job.workload, request, overrides)
     progress.info("tracing %s", " ".join(words))
     traces = trace_job(
         TRAINER_STEP,

@@ -49,7 +49,7 @@ class Finished(NamedTuple):
     folder: Path
     error: str | None
     """None for a committed checkpoint."""
-    seconds: float
+    duration_s: float
     """From the call of `save` to the answer of the writer process."""
 
 
@@ -187,7 +187,7 @@ class BackgroundSaver:
         return StagingBuffer(num_bytes)
 
     def _report(self, number: int, what: str) -> str:
-        """Tell the writer processes of all ranks that this rank's part of a save failed; return the message."""
+        """Let the save fail on the writer processes of all ranks; return the message."""
         reason = f"saving failed on rank {self._peers.rank}: {what}"
         if self._store is not None:
             report_failure(self._store, f"save-{number}", self._peers.rank, reason)

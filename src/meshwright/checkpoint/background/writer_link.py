@@ -16,7 +16,7 @@ class Answer(NamedTuple):
     number: int
     error: str | None
     """None for a committed checkpoint."""
-    seconds: float
+    duration_s: float
     """Seconds that the writer process spent on it."""
 
 

@@ -41,7 +41,7 @@ def main(options: dict[str, Any]) -> None:
     while (request := requests.get()) is not None:
         started_s = time.perf_counter()
         error = _write(request, options, store)
-        answer = {"number": request["number"], "error": error, "seconds": time.perf_counter() - started_s}
+        answer = {"number": request["number"], "error": error, "duration_s": time.perf_counter() - started_s}
         print(json.dumps(answer), flush=True)
 
 

@@ -10,6 +10,7 @@ from meshwright.checkpoint.hf.gpt2 import GPT2
 from meshwright.checkpoint.hf.llama import HEAD, LLAMA
 from meshwright.checkpoint.hf.moe import DEEPSEEK_V3, MIXTRAL, QWEN3_MOE
 from meshwright.checkpoint.hf.name_map import Drop, NameMap
+from meshwright.checkpoint.hf.phi3 import phi3_map
 from meshwright.models.build import build_architecture
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.hf.hf_config import hf_model_type
@@ -17,7 +18,10 @@ from meshwright.spec.model.hf.hf_config import hf_model_type
 BUFFER = "buffer."
 """Prefix of a buffer's name in a checkpoint; parameters have none."""
 
-_MAPS = {
+COPY = "a copy of the embedding, checked to be equal before it is dropped"
+"""Why the head of a model that ties it is dropped."""
+
+_MAPS: dict[str, NameMap] = {
     "gpt2": GPT2,
     "llama": LLAMA,
     "mistral": LLAMA,
@@ -27,17 +31,25 @@ _MAPS = {
     "qwen3_moe": QWEN3_MOE,
     "deepseek_v3": DEEPSEEK_V3,
 }
+_MAPS_BY_SIZES = {"phi3": phi3_map}
+"""Families whose fused tensors are divided by the sizes of the model."""
 
 
-def name_map(architecture: LlamaArchitecture) -> NameMap:
-    """Return the name map of `architecture`, without the head if it is tied."""
-    names = _MAPS[hf_model_type(architecture)]
+def name_map(architecture: LlamaArchitecture, model_type: str | None = None) -> NameMap:
+    """Return the name map of `architecture` in folders of `model_type`, without the head if it is tied.
+
+    None, or a type that no map is of, means the type that an export has.
+    """
+    if model_type in _MAPS_BY_SIZES:
+        names = _MAPS_BY_SIZES[model_type](architecture)
+    else:
+        names = _MAPS[hf_model_type(architecture)]
     if not architecture.tie_embeddings:
         return names
     return replace(
         names,
         renames=tuple(rename for rename in names.renames if rename.theirs != HEAD),
-        drops=(*names.drops, Drop(HEAD, "a copy of the embedding, checked to be equal before it is dropped")),
+        drops=(*names.drops, Drop(HEAD, COPY)),
     )
 
 

@@ -1,108 +1,146 @@
-"""Tensors of a Hugging Face folder, in one or several safetensors files, read one at a time."""
+"""HfFolder: the tensors of a Hugging Face folder, in one or several safetensors files, each key accounted for."""
 
 from __future__ import annotations
 
 import json
+import re
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+import torch
 from torch import Tensor
 
+from meshwright.checkpoint.hf.block_fp8 import BlockScales, block_of, find_scales
+from meshwright.checkpoint.hf.safetensors_file import DTYPES, SafetensorsFile, StoredEntry, unique_keys
 from meshwright.errors import CheckpointError, ConfigError, UnsupportedError
+from meshwright.units import first_of
 
+CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
 _READABLE = ("F64", "F32", "BF16", "F16")
+_SHARD = re.compile(r"model-[0-9]{5}-of-[0-9]{5}\.safetensors")
+_AGAIN = "copy the whole folder again"
 
 
 class HfFolder:
-    """A folder with checked files and headers; tensors are read on request."""
+    """A folder with checked files and headers; tensors are read on request, block-fp8 ones dequantised.
+
+    Raises CheckpointError for missing, truncated or stray files and for keys that the index and the files do not both
+    have exactly once, ConfigError for a folder without weights.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._files: dict[str, Any] = {}
-        self._file_of: dict[str, str] = {}
+        self.others: list[str] = []
+        self._file_of: dict[str, SafetensorsFile] = {}
         for name, keys in self._expected_keys().items():
-            self._files[name] = self._open(name)
-            present = set(self._files[name].keys())
-            lost = sorted((keys or set()) - present)
-            if lost:
-                raise CheckpointError(
-                    f"{path / name} lacks {lost[0]}, which {INDEX} assigns to it: copy the whole folder again"
-                )
-            for key in present if keys is None else keys:
-                self._file_of[key] = name
+            file = SafetensorsFile(path / name)
+            if keys is not None:
+                self._require_keys(file, keys)
+            self._file_of |= dict.fromkeys(file.entries, file)
 
     @property
     def names(self) -> set[str]:
-        """Return the names of all tensors."""
-        return set(self._file_of)
+        """Return the names of all tensors, without the scales of quantised ones."""
+        return set(self._file_of) - set(self._scales.values())
+
+    @property
+    def is_quantised(self) -> bool:
+        """Return whether some tensors are stored in block-fp8."""
+        return bool(self._scales)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape in the file's header."""
-        return tuple(self._slice(name).get_shape())
+        return self._entry(name).shape
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the dtype that `read` returns."""
+        return torch.bfloat16 if name in self._scales else DTYPES[self._entry(name).dtype]
 
     def require_floats(self) -> None:
-        """Raise UnsupportedError for a tensor in a quantised or integer format."""
+        """Raise UnsupportedError for a tensor in an integer format or one that is not dequantised here."""
         for name in sorted(self.names):
-            stored_as = self._slice(name).get_dtype()
-            if stored_as not in _READABLE:
+            stored_as = self._entry(name).dtype
+            if stored_as not in _READABLE and name not in self._scales:
                 raise UnsupportedError(
-                    f"{self.path / self._file_of[name]} holds {name} as {stored_as}, but only "
-                    f"{', '.join(_READABLE)} can be read: take a folder that is not quantised"
+                    f"{self._file_of[name].path} holds {name} as {stored_as}, but only {', '.join(_READABLE)} and "
+                    "F8_E4M3 with block scales (quant_method fp8) can be read: take a folder that is not quantised"
                 )
 
-    def read(self, name: str) -> Tensor:
-        """Return one tensor as stored, memory-mapped from the file."""
-        try:
-            tensor: Tensor = self._files[self._file_of[name]].get_tensor(name)
-        except SafetensorError as error:
-            raise CheckpointError(f"{self.path / self._file_of[name]} is damaged ({error}): copy it again") from error
-        return tensor
+    def read(self, name: str, rows: tuple[int, int] | None = None) -> Tensor:
+        """Return one tensor, or its `rows` (start, end) of dim 0; dequantised in float32 and rounded to bfloat16."""
+        stored = self._file_of[name].read(name, rows)
+        if name not in self._scales:
+            return stored
+        scales = self._file_of[self._scales[name]].read(self._scales[name])
+        block = block_of(self._config, str(self.path / CONFIG))
+        return BlockScales(scales, block).apply(stored, 0 if rows is None else rows[0]).to(torch.bfloat16)
 
-    def _slice(self, name: str) -> Any:
-        return self._files[self._file_of[name]].get_slice(name)
+    @cached_property
+    def _config(self) -> dict[str, Any]:
+        return read_json(self.path / CONFIG) if (self.path / CONFIG).is_file() else {}
+
+    @cached_property
+    def _scales(self) -> dict[str, str]:
+        entries = {name: self._entry(name) for name in self._file_of}
+        return find_scales(entries, self._config, self.path)
+
+    def _entry(self, name: str) -> StoredEntry:
+        return self._file_of[name].entries[name]
+
+    def _require_keys(self, file: SafetensorsFile, keys: set[str]) -> None:
+        """Raise CheckpointError unless `file` holds exactly the keys that the index assigns to it."""
+        present = set(file.entries)
+        if lost := sorted(keys - present):
+            raise CheckpointError(f"{file.path} lacks {first_of(lost)}, which {INDEX} assigns to it: {_AGAIN}")
+        if extra := sorted(present - keys):
+            raise CheckpointError(
+                f"{file.path} holds {first_of(extra)}, which {INDEX} assigns to another file or to none: {_AGAIN}"
+            )
 
     def _expected_keys(self) -> dict[str, set[str] | None]:
         """Return the files, each with the keys that the index assigns to it; None without an index."""
-        if not (self.path / INDEX).is_file():
-            if (self.path / SINGLE).is_file():
-                return {SINGLE: None}
-            others = sorted(path.name for path in self.path.glob("*.bin"))
-            hint = f" ({others[0]} is a pickle, which is not read: convert it to safetensors)" if others else ""
+        has_index, has_single = ((self.path / name).is_file() for name in (INDEX, SINGLE))
+        shards = {path.name for path in self.path.glob("*.safetensors") if _SHARD.fullmatch(path.name)}
+        if has_single and (has_index or shards):
+            other = INDEX if has_index else sorted(shards)[0]
             raise ConfigError(
-                f"{self.path} holds neither {SINGLE} nor {INDEX}{hint}: name the folder of a Hugging Face model"
+                f"{self.path} holds both {SINGLE} and {other}, which may be different models: remove one of them"
             )
-        index = read_json(self.path / INDEX)
-        weight_map = index.get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise CheckpointError(f"{self.path / INDEX} has no weight_map: copy the whole folder again")
-        by_file: dict[str, set[str] | None] = {}
-        for name in sorted(set(weight_map.values())):
-            if not (self.path / name).is_file():
-                count = sum(1 for file in weight_map.values() if file == name)
-                raise CheckpointError(
-                    f"{self.path} lacks {name}, which holds {count} of its {len(weight_map)} tensors: "
-                    "copy the whole folder again"
-                )
-            by_file[name] = {key for key, file in weight_map.items() if file == name}
-        return by_file
+        if has_single:
+            return {SINGLE: None}
+        if not has_index:
+            raise ConfigError(_no_weights(self.path, sorted(shards)))
+        by_file = self._index()
+        if stray := sorted(shards - by_file.keys()):
+            raise CheckpointError(f"{self.path} holds {first_of(stray)}, which {INDEX} does not name: {_AGAIN}")
+        return dict(by_file)
 
-    def _open(self, name: str) -> Any:
-        try:
-            return safe_open(self.path / name, framework="pt", device="cpu")
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(
-                f"{self.path / name} cannot be read as safetensors ({error}): copy it again"
-            ) from error
+    def _index(self) -> dict[str, set[str]]:
+        """Return the keys of each file by the index; raises CheckpointError for an invalid index or a missing file."""
+        weight_map = read_json(self.path / INDEX).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise CheckpointError(f"{self.path / INDEX} has no weight_map: {_AGAIN}")
+        by_file: dict[str, set[str]] = {}
+        for key, name in weight_map.items():
+            if not isinstance(name, str) or Path(name).name != name:
+                raise CheckpointError(f"{self.path / INDEX} assigns {key} to {name!r}, which is no file name: {_AGAIN}")
+            by_file.setdefault(name, set()).add(key)
+        for name, keys in sorted(by_file.items()):
+            if not (self.path / name).is_file():
+                raise CheckpointError(
+                    f"{self.path} lacks {name}, which holds {len(keys)} of its {len(weight_map)} tensors: {_AGAIN}"
+                )
+        return dict(sorted(by_file.items()))
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file; raises ConfigError if missing, CheckpointError if damaged."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique_keys)
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist: name the folder of a Hugging Face model") from None
     except (OSError, ValueError) as error:
@@ -110,3 +148,13 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds a {type(value).__name__}, not a JSON object: copy it again")
     return value
+
+
+def _no_weights(path: Path, shards: list[str]) -> str:
+    """Return what is wrong with a folder that has neither an index nor a single file."""
+    what = f"{path} holds neither {SINGLE} nor {INDEX}"
+    if shards:
+        return f"{what}, but {first_of(shards)}: copy {INDEX}, which names all of the files, too"
+    others = sorted(file.name for pattern in ("*.bin", "*.pth", "*.pt") for file in path.glob(pattern))
+    hint = f" ({others[0]} is a pickle, which is not read: convert it to safetensors)" if others else ""
+    return f"{what}{hint}: name the folder of a Hugging Face model"

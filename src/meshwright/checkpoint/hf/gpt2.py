@@ -5,11 +5,12 @@ values in one layer, each a third of its outputs.
 """
 
 from meshwright.checkpoint.hf.llama import HEAD
-from meshwright.checkpoint.hf.name_map import Drop, NameMap, Rename
+from meshwright.checkpoint.hf.name_map import Drop, NameMap, Part, Rename
 
 _BLOCK, _THEIR_BLOCK = "blocks.{i}", "transformer.h.{i}"
 _LINEAR = {"attention.output": "attn.c_proj", "ffn.up": "mlp.c_fc", "ffn.down": "mlp.c_proj"}
 _FUSED = ("attention.query", "attention.key", "attention.value")
+_THIRDS = (1, 1, 1)
 _NORMS = {"attention_norm": "ln_1", "ffn_norm": "ln_2"}
 
 GPT2 = NameMap(
@@ -27,9 +28,9 @@ GPT2 = NameMap(
         ),
         *(Rename(f"{_BLOCK}.{ours}.bias", f"{_THEIR_BLOCK}.{theirs}.bias") for ours, theirs in _LINEAR.items()),
         *(
-            Rename(f"{_BLOCK}.{ours}.{kind}", f"{_THEIR_BLOCK}.attn.c_attn.{kind}", kind == "weight", (index, 3))
+            Rename(f"{_BLOCK}.{ours}.{kind}", f"{_THEIR_BLOCK}.attn.c_attn.{kind}", dim == 1, Part(index, _THIRDS, dim))
             for index, ours in enumerate(_FUSED)
-            for kind in ("weight", "bias")
+            for kind, dim in (("weight", 1), ("bias", 0))
         ),
         Rename("norm.weight", "transformer.ln_f.weight"),
         Rename("norm.bias", "transformer.ln_f.bias"),

@@ -1,24 +1,36 @@
-"""Import of a Hugging Face folder as a run, which every command that reads a run accepts."""
+"""Import of a Hugging Face folder, tensor by tensor, as a run, which every command that reads a run accepts."""
 
 from __future__ import annotations
 
-import shutil
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
+from typing import Any
 
-from meshwright.checkpoint.checkpoint import save
-from meshwright.checkpoint.durable import commit, temporary_sibling, write_durably
+from meshwright.checkpoint.boxes import Box
+from meshwright.checkpoint.checkpoint import read_metadata
+from meshwright.checkpoint.dtypes import dtype_name
+from meshwright.checkpoint.durable import write_durably
 from meshwright.checkpoint.find_checkpoint import model_folder
-from meshwright.checkpoint.hf.families import num_parameters
-from meshwright.checkpoint.hf.folder import read_json
-from meshwright.checkpoint.hf.side_files import CONFIG, TOKENIZER, copy_side_files
-from meshwright.checkpoint.hf.weights import load_hf_parameters
+from meshwright.checkpoint.hf.families import num_parameters, stored_shapes
+from meshwright.checkpoint.hf.folder import CONFIG, read_json
+from meshwright.checkpoint.hf.layouts import row_ranges
+from meshwright.checkpoint.hf.output_folder import output_folder, require_target
+from meshwright.checkpoint.hf.side_files import TOKENIZER, copy_side_files
+from meshwright.checkpoint.hf.weights import HfWeights, load_hf_parameters
+from meshwright.checkpoint.peers import GroupPeers
+from meshwright.checkpoint.save import Extent, SaveRequest, with_bytes, write_checkpoint
 from meshwright.checkpoint.saved_model import IMPORTED_FROM
+from meshwright.checkpoint.shards import Shard
+from meshwright.checkpoint.torch_formats.torch_weights import is_torch_checkpoint, load_torch_parameters
 from meshwright.config.write import to_toml
 from meshwright.errors import CheckpointError, ConfigError, ExitCode
 from meshwright.spec.job.job import Job
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.hf.hf_config import architecture_from_hf
+from meshwright.spec.model.hf.hf_quantization import QUANTIZATION
 from meshwright.spec.run.run import Manifest, Run
 
 
@@ -30,49 +42,100 @@ class Imported:
     architecture: LlamaArchitecture
     num_parameters: int
     dtypes: list[str]
+    dropped: dict[str, list[str]] = field(default_factory=dict)
+    """Tensors of the folder that are not in the checkpoint, by reason."""
 
 
-def import_folder(hf_folder: Path, run_folder: Path) -> Imported:
-    """Write the weights of `hf_folder`, bitwise unchanged, as checkpoint step-0 of the new run `run_folder`.
+def import_folder(source: Path, run_folder: Path, *, config: Path | None = None, overwrite: bool = False) -> Imported:
+    """Write the weights of `source`, bitwise unchanged, as checkpoint step-0 of the new run `run_folder`.
 
-    `hf_folder` may also be the hub id of a downloaded model. The run is created atomically. Its job names `hf_folder`
-    as initial_weights, so training from it starts with a copy of job.toml. Raises ConfigError if `run_folder` exists,
-    CheckpointError for a damaged folder, UnsupportedError for an unknown model.
+    `source` is a Hugging Face folder, whose block-fp8 weights become bfloat16, the hub id of a downloaded model, a
+    torch.save file or a torch.distributed.checkpoint folder; `config` is the folder of its config.json and tokenizer,
+    if another. Memory is that of the largest tensor whose layout changes, or of some 64 MiB. The run is created
+    atomically; with `overwrite` it may replace an imported run that was not trained. Raises ConfigError if `run_folder`
+    exists, CheckpointError for a damaged source or a full disk, UnsupportedError for an unknown model.
     """
-    if run_folder.exists():
-        raise ConfigError(f"{run_folder} exists, and import never overwrites: name a new folder, or move it away")
-    named, hf_folder = str(hf_folder), model_folder(hf_folder)
-    config = read_json(hf_folder / CONFIG)
-    architecture = architecture_from_hf(config, str(hf_folder / CONFIG))
-    # As stored and memory-mapped, except stacked experts, which are copies.
-    parameters = dict(load_hf_parameters(hf_folder, architecture, dtype=None))
+    require_target(run_folder, "import", _is_untrained_import if overwrite else None)
+    is_hf = not is_torch_checkpoint(source)
+    folder = model_folder(source) if is_hf else source
+    side = config or (source.parent if source.is_file() else folder)
+    if not is_hf and not (side / CONFIG).is_file():
+        raise ConfigError(
+            f"{side} has no {CONFIG}, and {source} does not describe its model: give --config FOLDER, the folder of one"
+        )
+    side = model_folder(side)
+    values = read_json(side / CONFIG)
+    architecture = architecture_from_hf(values, str(side / CONFIG))
+    weights = (
+        load_hf_parameters(folder, architecture, dtype=None) if is_hf else load_torch_parameters(folder, architecture)
+    )
+    shapes = stored_shapes(architecture)
     count = num_parameters(architecture)
-    temporary = temporary_sibling(run_folder)
-    run = Run(temporary)
-    try:
-        temporary.mkdir(parents=True)
-        copy_side_files(hf_folder, temporary)
-        save(run.checkpoint(0), {"model": parameters}, {"step": 0, IMPORTED_FROM: named})
-        job = _job(named, run_folder, has_tokenizer=(temporary / TOKENIZER).is_file())
+    num_bytes = sum(prod(shape) * weights.dtype(name).itemsize for name, shape in shapes.items())
+    with output_folder(run_folder, num_bytes) as temporary:
+        run = Run(temporary)
+        copy_side_files(side, temporary)
+        if QUANTIZATION in values:
+            _write_config(values, temporary / CONFIG)
+        _write_weights(weights, shapes, run.checkpoint(0), {"step": 0, IMPORTED_FROM: str(source)})
+        # Training starts from Hugging Face folders only.
+        job = _job(str(source) if is_hf else None, run_folder, has_tokenizer=(temporary / TOKENIZER).is_file())
         manifest = Manifest(job=job, seed=job.train.seed, num_parameters=count, exit=ExitCode.DONE)
         write_durably(run.manifest, manifest.to_json())
         write_durably(run.job, to_toml(job))
-        commit(temporary, run_folder)
-    except OSError as error:
-        raise CheckpointError(
-            f"{run_folder} could not be written ({error.strerror}), and was removed: free space there, or name a "
-            "folder that you may write"
-        ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in parameters.values()})
-    return Imported(Run(run_folder), architecture, count, dtypes)
+    dtypes = sorted({dtype_name(weights.dtype(name)) for name in shapes})
+    return Imported(Run(run_folder), architecture, count, dtypes, weights.dropped)
 
 
-def _job(weights: str, run_folder: Path, *, has_tokenizer: bool) -> Job:
+def _write_weights(
+    weights: HfWeights, shapes: dict[str, tuple[int, ...]], checkpoint: Path, metadata: dict[str, Any]
+) -> None:
+    """Write all tensors as one checkpoint; a problem of the source is raised as it is."""
+    tensors = {f"model/{name}": (dtype_name(weights.dtype(name)), shape) for name, shape in shapes.items()}
+    problems: list[CheckpointError] = []
+    extents = _extents(weights, shapes, problems)
+    try:
+        write_checkpoint(SaveRequest(checkpoint, metadata, ["model"], tensors), extents, GroupPeers())
+    except CheckpointError as error:
+        if problems:
+            raise problems[0] from error
+        what = str(error).partition("; ")[0].removeprefix("saving failed on rank 0: ")
+        raise CheckpointError(f"{what}, and was removed: free space there, or name a folder on another disk") from error
+
+
+def _extents(
+    weights: HfWeights, shapes: dict[str, tuple[int, ...]], problems: list[CheckpointError]
+) -> Iterator[tuple[Extent, memoryview]]:
+    """Yield all tensors piece by piece, and append what the source raises to `problems`."""
+    try:
+        for name, shape in shapes.items():
+            dtype = weights.dtype(name)
+            for rows in row_ranges(weights.table.rename_of(name), shape, dtype.itemsize):
+                data = weights.read(name, rows)
+                box = Box((rows[0], *(0 for _ in shape[1:])) if shape else (), tuple(data.shape))
+                yield from with_bytes([Shard(f"model/{name}", dtype_name(dtype), shape, box, data)])
+    except CheckpointError as error:
+        problems.append(error)
+        raise
+
+
+def _write_config(config: dict[str, Any], path: Path) -> None:
+    """Replace a copied config by `config` without its quantisation."""
+    plain = {key: value for key, value in config.items() if key != QUANTIZATION}
+    path.write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
+
+
+def _is_untrained_import(folder: Path) -> bool:
+    run = Run(folder)
+    is_new = run.manifest.is_file() and run.checkpoint_steps() == [0]
+    return is_new and IMPORTED_FROM in read_metadata(run.checkpoint(0))
+
+
+def _job(weights: str | None, run_folder: Path, *, has_tokenizer: bool) -> Job:
+    model = {"source": str(run_folder / CONFIG)}
     return Job.from_dict(
         {
-            "model": {"source": str(run_folder / CONFIG), "initial_weights": weights},
+            "model": model if weights is None else {**model, "initial_weights": weights},
             "data": {"tokenizer": str(run_folder / TOKENIZER)} if has_tokenizer else {},
             # -1: sharded over all ranks.
             "layout": {"dp_shard": -1},

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-
-import torch
-from torch import Tensor
+from functools import cache
 
 from meshwright.errors import CheckpointError
 from meshwright.units import first_of
@@ -17,30 +15,61 @@ _NUMBER = "(0|[1-9][0-9]*)"
 
 
 @dataclass(frozen=True)
-class Rename:
-    """One tensor under two names; {i} is the same layer number in both.
+class Part:
+    """A range of one dim of a fused tensor of theirs."""
 
-    {e} in theirs is the number of an expert: our tensor stacks theirs of all experts along dim 0.
+    index: int
+    """Position among the parts."""
+    shares: tuple[int, ...]
+    """Relative sizes of all parts, in their order: (1, 1, 1) for thirds."""
+    dim: int = 0
+    """Dim of their tensor that is divided."""
+
+    def range_of(self, size: int) -> tuple[int, int]:
+        """Return (start, end) of this part of `size` elements."""
+        each = size // sum(self.shares)
+        start = each * sum(self.shares[: self.index])
+        return start, start + each * self.shares[self.index]
+
+    def fused_size(self, size: int) -> int:
+        """Return the elements of all parts together, where this one has `size`."""
+        return size * sum(self.shares) // self.shares[self.index]
+
+
+@dataclass(frozen=True)
+class Rename:
+    """One tensor under two names and in two layouts; {i} is the same layer number in both.
+
+    {e} in theirs is the number of an expert: our tensor stacks theirs of all experts along dim 0. Their layout follows
+    from ours in this order: stacked experts apart, rows of RoPE interleaved, transposed, parts fused.
     """
 
     ours: str
     theirs: str
     is_transposed: bool = False
     """Whether theirs is the transposed matrix."""
-    part: tuple[int, int] | None = None
-    """(index, number): ours is one of `number` equal parts of theirs along its last dim."""
+    part: Part | None = None
+    """Which part of theirs ours is; None where ours is the whole."""
+    interleaved_heads: int | None = None
+    """Number of heads in whose rows their RoPE turns neighbours (2i, 2i + 1), and ours i and i + head_dim / 2."""
 
     @property
     def is_stacked(self) -> bool:
         """Return whether ours stacks several of theirs."""
         return "{e}" in self.theirs
 
+    @property
+    def keeps_rows(self) -> bool:
+        """Return whether each row of ours (an expert, if stacked) is the same row of theirs."""
+        return self.is_stacked or not (self.is_transposed or self.part or self.interleaved_heads)
+
 
 @dataclass(frozen=True)
 class Drop:
-    """A redundant tensor of theirs, which is ignored by name."""
+    """A tensor of theirs that is ignored by name."""
 
     theirs: str
+    """Its name; {i} is any layer number, {rest} any text."""
     reason: str
 
 
@@ -85,9 +114,17 @@ class NameMap:
                 return rename.ours.replace("{i}", number)
         return None
 
-    def is_dropped(self, theirs: str) -> bool:
-        """Return whether this tensor is ignored."""
-        return any(_number_in(theirs, drop.theirs) is not None for drop in self.drops)
+    def drop_of(self, theirs: str) -> Drop | None:
+        """Return why this tensor is ignored; None if it is not."""
+        return next((drop for drop in self.drops if _number_in(theirs, drop.theirs) is not None), None)
+
+    def dropped(self, present: Collection[str]) -> dict[str, list[str]]:
+        """Return the names that are ignored, by reason."""
+        found: dict[str, list[str]] = {}
+        for name in sorted(present):
+            if (drop := self.drop_of(name)) is not None:
+                found.setdefault(drop.reason, []).append(name)
+        return found
 
     def account(
         self, present: Collection[str], expected: Mapping[str, Collection[int]], source: str
@@ -98,7 +135,7 @@ class NameMap:
         """
         theirs = {name: self.theirs(name, shape) for name, shape in expected.items()}
         known = {part for parts in theirs.values() for part in parts}
-        unknown = sorted(name for name in set(present) - known if not self.is_dropped(name))
+        unknown = sorted(name for name in set(present) - known if self.drop_of(name) is None)
         missing = sorted(known - set(present))
         problems = []
         if unknown:
@@ -113,54 +150,16 @@ class NameMap:
         return theirs
 
 
-def to_ours(rename: Rename, theirs: Sequence[Tensor]) -> Tensor:
-    """Return our tensor, contiguous; `theirs` is one tensor, or one per expert."""
-    if rename.is_stacked:
-        return torch.stack(list(theirs))
-    [tensor] = theirs
-    if rename.part is not None:
-        index, number = rename.part
-        tensor = tensor.chunk(number, dim=-1)[index]
-    return (tensor.T if rename.is_transposed else tensor).contiguous()
-
-
-def to_theirs(names: NameMap, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return their tensors, contiguous, by name; `ours` holds all parts of each (`written_together`)."""
-    whole: dict[str, Tensor] = {}
-    parts: dict[str, dict[int, Tensor]] = {}
-    for name, tensor in ours.items():
-        rename, theirs = names.rename_of(name), names.theirs(name, tensor.shape)
-        if rename.is_stacked:
-            whole |= zip(theirs, tensor.unbind(), strict=True)
-            continue
-        laid_out = tensor.T if rename.is_transposed else tensor
-        if rename.part is None:
-            whole[theirs[0]] = laid_out.contiguous()
-        else:
-            parts.setdefault(theirs[0], {})[rename.part[0]] = laid_out
-    joined = {name: torch.cat([of[index] for index in sorted(of)], dim=-1) for name, of in parts.items()}
-    return {**whole, **joined}
-
-
-def their_shape(rename: Rename, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape of each of their tensors that make up one of ours, of `shape`."""
-    if rename.is_stacked:
-        return tuple(shape[1:])
-    *others, last = reversed(shape) if rename.is_transposed else shape
-    return (*others, last * (1 if rename.part is None else rename.part[1]))
-
-
-def written_together(names: NameMap, ours: Collection[str]) -> list[list[str]]:
-    """Return our names in order, grouped by the tensor of theirs that they are parts of."""
-    groups: dict[str, list[str]] = {}
-    for name in ours:
-        rename = names.rename_of(name)
-        groups.setdefault(name if rename.part is None else names.theirs(name)[0], []).append(name)
-    return list(groups.values())
+@cache
+def _expression(pattern: str) -> re.Pattern[str]:
+    fields = {r"\{i\}": f"(?P<i>{_NUMBER})", r"\{e\}": _NUMBER, r"\{rest\}": ".+"}
+    text = re.escape(pattern)
+    for field, expression in fields.items():
+        text = text.replace(field, expression)
+    return re.compile(text)
 
 
 def _number_in(name: str, pattern: str) -> str | None:
     """Return {i} in `name` ("" if the pattern has none), None if the pattern does not match."""
-    expression = re.escape(pattern).replace(r"\{i\}", f"(?P<i>{_NUMBER})").replace(r"\{e\}", _NUMBER)
-    match = re.fullmatch(expression, name)
+    match = _expression(pattern).fullmatch(name)
     return None if match is None else match.groupdict().get("i", "")

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from meshwright.checkpoint.hf.folder import read_json
+from meshwright.checkpoint.hf.folder import CONFIG, read_json
 from meshwright.checkpoint.saved_model import SavedModel
 from meshwright.data.tokenizer import BYTES, Tokenizer
 from meshwright.errors import ConfigError
@@ -18,7 +18,6 @@ from meshwright.spec.model.hf.hub_cache import local_path
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.run.run import Run
 
-CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_FILES = (

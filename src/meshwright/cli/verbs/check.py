@@ -11,7 +11,7 @@ from meshwright.cli.result_command import print_json, result_command
 @result_command
 @click.argument("job_file", type=click.Path())
 @click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...", shell_complete=job_words)
-@click.option("--ranks", type=click.IntRange(min=1), help="Check the layout and the batch against this many ranks.")
+@click.option("--ranks", type=int, help="Check the layout and the batch against this many ranks.")
 @click.option("--resume", is_flag=True, help="Check as for train --resume.")
 @click.option("--overwrite", is_flag=True, help="Check as for train --overwrite.")
 def command(

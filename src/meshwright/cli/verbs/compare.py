@@ -8,13 +8,13 @@ import click
 
 from meshwright.cli.result_command import result_command
 
-_PATH = click.Path(exists=True, path_type=Path)
+_PATH = click.Path(path_type=Path)
 
 
 @result_command
 @click.argument("a", metavar="A", type=_PATH)
 @click.argument("b", metavar="B", type=_PATH)
-@click.option("--step", type=click.IntRange(min=1), help="Step of a profile; default: its last one.")
+@click.option("--step", type=int, help="Step of a profile; default: its last one.")
 def command(a: Path, b: Path, step: int | None, as_json: bool) -> None:
     """Show where step A and step B differ: by component, by operation, by rank.
 

@@ -7,32 +7,19 @@ from pathlib import Path
 
 import click
 
-from meshwright.cli.finite_range import FiniteRange
 from meshwright.cli.result_command import print_json, result_command
 from meshwright.log import progress
-
-_SHARE = FiniteRange(min=0, max=1, min_open=True)
 
 
 @result_command
 @click.argument("source", metavar="RUN_OR_FOLDER", type=click.Path(path_type=Path))
 @click.option("--prompt", default="", help="Text to continue; without it the model begins a text of its own.")
-@click.option(
-    "--max-new-tokens", type=click.IntRange(min=1), default=128, show_default=True, help="Tokens after which to stop."
-)
-@click.option(
-    "--temperature",
-    type=FiniteRange(min=0),
-    default=0.8,
-    show_default=True,
-    help="0 always takes the most likely token.",
-)
-@click.option("--top-k", type=click.IntRange(min=1), help="Draw from this many most likely tokens; default: all.")
-@click.option(
-    "--top-p", type=_SHARE, default=1.0, show_default=True, help="Draw from the likeliest of this probability."
-)
+@click.option("--max-new-tokens", default=128, show_default=True, help="Tokens after which to stop.")
+@click.option("--temperature", default=0.8, show_default=True, help="0 always takes the most likely token.")
+@click.option("--top-k", type=int, help="Draw from this many most likely tokens; default: all.")
+@click.option("--top-p", default=1.0, show_default=True, help="Draw from the likeliest of this probability.")
 @click.option("--seed", default=0, show_default=True, help="The same seed gives the same text.")
-@click.option("--step", type=click.IntRange(min=0), help="Checkpoint of a run to use; default: the newest.")
+@click.option("--step", type=int, help="Checkpoint of a run to use; default: the newest.")
 def command(
     source: Path,
     prompt: str,

@@ -1,4 +1,4 @@
-"""`meshwright import`: a Hugging Face folder as a run."""
+"""`meshwright import`: weights of a Hugging Face folder or a checkpoint of torch as a run."""
 
 from __future__ import annotations
 
@@ -10,30 +10,47 @@ from meshwright.cli.result_command import print_json, result_command
 
 
 @result_command
-@click.argument("hf_folder", metavar="HF_FOLDER", type=click.Path(path_type=Path))
+@click.argument("source", metavar="SOURCE", type=click.Path(path_type=Path))
 @click.argument("run_folder", metavar="RUN_FOLDER", type=click.Path(path_type=Path))
-def command(hf_folder: Path, run_folder: Path, as_json: bool) -> None:
-    """Write the weights of HF_FOLDER, bit by bit, as checkpoint step-0 of the new run RUN_FOLDER.
+@click.option("--config", type=click.Path(path_type=Path), help="Folder of config.json and tokenizer, if not SOURCE.")
+@click.option("--overwrite", is_flag=True, help="Replace RUN_FOLDER if it is an import that was not trained.")
+def command(source: Path, run_folder: Path, config: Path | None, overwrite: bool, as_json: bool) -> None:
+    """Write the weights of SOURCE, bit by bit, as checkpoint step-0 of the new run RUN_FOLDER.
 
-    HF_FOLDER may also be the id of a model of the Hugging Face Hub that was downloaded to this machine.
+    SOURCE is a Hugging Face folder or the id of a model of the Hugging Face Hub that was downloaded to this machine. It
+    may also be a torch.save file (read with weights_only) or a torch.distributed.checkpoint folder, with the names of
+    Hugging Face, of Meta's Llama and torchtitan, or of Meshwright; --config names the folder of its config.json.
+
+    Weights in block-fp8 become bfloat16. Tensors are read and written one after the other, so memory does not grow with
+    the model. Every tensor of SOURCE is mapped, or dropped and named, or an error.
 
     Training from them needs no import: set model.source to the folder's config.json and model.initial_weights to
-    HF_FOLDER.
+    SOURCE.
     """
     from meshwright.checkpoint.find_checkpoint import model_folder
-    from meshwright.units import format_count
+    from meshwright.units import counted, first_of, format_count
 
     # Before torch is imported, which takes seconds.
-    model_folder(hf_folder)
+    is_hf = not (source.is_file() or (source / ".metadata").is_file())
+    if is_hf:
+        model_folder(config or source)
     from meshwright.checkpoint.hf.import_ import import_folder
 
-    done = import_folder(hf_folder, run_folder)
+    done = import_folder(source, run_folder, config=config, overwrite=overwrite)
     if as_json:
         checkpoint = str(done.run.checkpoint(0))
-        print_json({"checkpoint": checkpoint, "num_parameters": done.num_parameters, "dtypes": done.dtypes})
+        result = {"checkpoint": checkpoint, "num_parameters": done.num_parameters, "dtypes": done.dtypes}
+        print_json({**result, "dropped": done.dropped})
         return
     click.echo(
-        f"{hf_folder} -> {done.run.checkpoint(0)}: {format_count(done.num_parameters)} parameters "
+        f"{source} -> {done.run.checkpoint(0)}: {format_count(done.num_parameters)} parameters "
         f"in {' and '.join(done.dtypes)}"
     )
-    click.echo(f"next: meshwright generate {run_folder}, or train from it: meshwright train {done.run.job} run.dir=NEW")
+    for reason, names in done.dropped.items():
+        click.echo(f"dropped {counted(len(names), 'tensor')} ({first_of(names, 2)}): {reason}")
+    if is_hf:
+        train = f"meshwright train {done.run.job} run.dir=NEW"
+    else:
+        # initial_weights takes Hugging Face folders only.
+        train = f"meshwright export {run_folder} HF_FOLDER, then set model.initial_weights to HF_FOLDER"
+    click.echo(f"next: meshwright generate {run_folder}, or train from it: {train}")

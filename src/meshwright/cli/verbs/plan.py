@@ -40,9 +40,9 @@ _RATE = FiniteRange(min=0, max=1e9)
     shell_complete=cluster_names,
     help="NAME:COUNT of devices, such as h100:256; several with --tokens.",
 )
-@click.option("--seq-len", type=click.IntRange(min=1), help="Tokens in one sequence; default 8192.")
+@click.option("--seq-len", type=int, help="Tokens in one sequence; default 8192.")
 @click.option("--global-batch-tokens", help="Tokens of a step, such as 4M; rounded so that ranks divide it.")
-@click.option("--global-batch-size", type=click.IntRange(min=1), help="Sequences of a step.")
+@click.option("--global-batch-size", type=int, help="Sequences of a step.")
 @click.option("--precision", help="Format of the matmuls, such as bfloat16 or float8-rowwise.")
 @click.option("--stack", help="Software to predict; default: meshwright.")
 @click.option(
@@ -54,8 +54,8 @@ _RATE = FiniteRange(min=0, max=1e9)
 @click.option("--frontier", is_flag=True, help="With --tokens: the same run on fewer devices and on more.")
 @click.option("--failures-per-gpu-day", type=_RATE, help="Default: Llama 3's, 4.7e-4.")
 @click.option("--restart-minutes", type=_RATE, help="From a failure to new steps; default 15.")
-@click.option("--top", type=click.IntRange(min=1), default=8, show_default=True, help="Layouts to show.")
-@click.option("--simulate", type=click.IntRange(min=0), help="Finalists to trace and simulate before one is picked.")
+@click.option("--top", type=int, default=8, show_default=True, help="Layouts to show.")
+@click.option("--simulate", type=int, help="Finalists to trace and simulate before one is picked.")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with tables and plots.")
 @click.option("--write", is_flag=True, help="Put the layout into the job file.")
 def command(words: tuple[str, ...], **given: Any) -> None:

@@ -16,7 +16,7 @@ from meshwright.cli.result_command import print_json, result_command
 @result_command
 @click.argument("job_file", type=click.Path())
 @click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...", shell_complete=job_words)
-@click.option("--ranks", type=click.IntRange(min=1), help="Local ranks to start; default: the layout's, or all GPUs.")
+@click.option("--ranks", type=int, help="Local ranks to start; default: the layout's, or all GPUs.")
 @click.option("--resume", is_flag=True, help="Continue from the newest checkpoint of the run folder, if there is one.")
 @click.option("--overwrite", is_flag=True, help="Rename an existing run folder out of the way and start again.")
 @click.option(

@@ -15,11 +15,9 @@ from meshwright.errors import ConfigError
 from meshwright.evaluation.dataset.read import MeasuredRun
 from meshwright.evaluation.dataset.row import RunRow
 from meshwright.planner.read_request import Options, plan_request
-from meshwright.planner.request import PlanRequest
-from meshwright.spec.layout.layout import Layout, LayoutRequest
-from meshwright.spec.model.model_source import resolve_architecture
+from meshwright.spec.layout.layout import LayoutRequest
 from meshwright.spec.run.run import Manifest, Run
-from meshwright.spec.run.run_report import read_metrics
+from meshwright.spec.run.run_report import RunMetrics, read_metrics
 
 _NUM_WARM_UP, _FEWEST_STEPS = 3, 3
 """First steps of an attempt, which compile and allocate, and the least that must be left."""
@@ -30,8 +28,8 @@ def read_own_run(folder: Path) -> MeasuredRun:
     run = Run(folder)
     manifest = read_manifest(run)
     layout = manifest.attempts[-1].layout
-    step_s = _median_step_s(run, len(manifest.attempts))
-    setup = _setup(run, manifest, layout)
+    step_s = median_step_s(run, read_metrics(run), len(manifest.attempts))
+    setup = setup_of_run(run, manifest)
     cells = {
         "id": folder.name,
         "source": str(folder),
@@ -59,9 +57,8 @@ def read_manifest(run: Run) -> Manifest:
     return manifest
 
 
-def _median_step_s(run: Run, attempt: int) -> float:
-    """Return the median of the attempt's steps, the first few left out."""
-    metrics = read_metrics(run)
+def median_step_s(run: Run, metrics: RunMetrics, attempt: int) -> float:
+    """Return the median of the attempt's steps, the first few left out; raises ConfigError where too few are left."""
     times_s = metrics.step_s[metrics.attempt == attempt].tolist()
     timed = times_s[_NUM_WARM_UP:]
     if len(timed) < _FEWEST_STEPS:
@@ -72,8 +69,9 @@ def _median_step_s(run: Run, attempt: int) -> float:
     return float(median(timed))
 
 
-def _setup(run: Run, manifest: Manifest, layout: Layout) -> TrainingSetup:
+def setup_of_run(run: Run, manifest: Manifest) -> TrainingSetup:
     """Return what was trained, and on what; raises MeshwrightError where it cannot be priced."""
+    layout = manifest.attempts[-1].layout
     job = manifest.job.replace(layout=LayoutRequest.model_validate(layout.model_dump()))
     setup = plan_request(ResolvedJob(job, {}, run.job), Options(stack=OURS, takes_example=True)).setup
     stack = setup.stack.replace(kernels="compiled" if layout.compiles_blocks else "eager")
@@ -81,12 +79,3 @@ def _setup(run: Run, manifest: Manifest, layout: Layout) -> TrainingSetup:
     found = TrainingSetup(setup.model, setup.workload, cluster, stack)
     peaks_of((found,))  # raises for a device without the rates that pricing needs
     return found
-
-
-def request_of_run(run: MeasuredRun) -> PlanRequest:
-    """Return the request that the layout of an own run answered."""
-    assert run.setup is not None
-    manifest = read_manifest(Run(Path(run.row.text("source"))))
-    architecture = resolve_architecture(manifest.job.model)
-    assert architecture is not None  # its setup could not have been read otherwise
-    return PlanRequest(manifest.job.model.source, architecture, run.setup)

@@ -77,6 +77,7 @@ def parts_figure(parts: Mapping[str, StepDecomposition], shown: Sequence[str], m
 
 def run_waterfall_figure(report: RunReport) -> Any:
     """Return the predicted step from the time at peak FLOP/s up, with the predicted and the measured total below."""
+    assert report.predicted is not None
     step = report.predicted.estimate.step
     totals_s = {"step, predicted": step.total_s, f"step, {MEDIAN}": report.measured_s}
     return waterfall_figure({"predicted": StepBars(step.to_dict())}, COMPONENT_NAMES, totals_s)

@@ -9,7 +9,7 @@ from pathlib import Path
 from meshwright.pages.figures.run_figures import MEDIAN, curve_figure, parts_figure, run_waterfall_figure
 from meshwright.pages.html.html_page import cards, paragraph, plot, section, table, write_page
 from meshwright.pages.tables.page_table import percent
-from meshwright.pages.tables.run_table import MEASURED, difference_words
+from meshwright.pages.tables.run_table import MEASURED, difference_words, not_predicted_words
 from meshwright.pages.tables.waterfall import MFU_MEANS, NO_PEAK
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.run import HOW_TO_PROFILE, Manifest
@@ -35,14 +35,14 @@ def write_run_html(report: RunReport, file: Path) -> None:
         _cards(report),
         *_curves(report),
         _waterfall(report),
-        _parts(report),
+        *_parts(report),
         _attempts(report.manifest),
     ]
     write_page(f"Run {report.folder}", body, file)
 
 
 def _head(report: RunReport) -> Iterator[str]:
-    job, layout = report.manifest.job, report.manifest.attempts[-1].layout
+    job, layout = report.manifest.job, report.layout
     yield f"<h1>{escape(str(report.folder))}</h1>"
     words = layout_text(layout) or "one rank"
     source = f"{job.model.source}, {format_count(report.manifest.num_parameters)} parameters"
@@ -50,20 +50,26 @@ def _head(report: RunReport) -> Iterator[str]:
 
 
 def _cards(report: RunReport) -> str:
-    metrics, estimate, off = report.metrics, report.predicted.estimate, report.predicted_s / report.measured_s
-    predicted = "predicted step of an example machine: this one is not calibrated"
-    if report.example is None:
-        predicted = f"predicted step, {100 * (off - 1):+.1f} %"
+    metrics = report.metrics
     named = {
         "steps": f"{len(metrics):,}",
         "last loss": f"{metrics.loss[-1]:.4f}",
         "step, median": format_duration(report.measured_s),
-        predicted: format_duration(report.predicted_s),
+        **_predicted(report),
         "memory, peak of rank 0": format_bytes(float(metrics.memory_bytes.max())),
     }
-    if estimate.mfu is not None:
-        named["MFU"] = percent(estimate.mfu * off)
     return cards(named)
+
+
+def _predicted(report: RunReport) -> dict[str, str]:
+    if report.predicted is None:
+        return {}
+    off = report.predicted.step_s / report.measured_s
+    title = "predicted step of an example machine: this one is not calibrated"
+    if report.example is None:
+        title = f"predicted step, {100 * (off - 1):+.1f} %"
+    mfu = report.predicted.estimate.mfu
+    return {title: format_duration(report.predicted.step_s)} | ({} if mfu is None else {"MFU": percent(mfu * off)})
 
 
 def _curves(report: RunReport) -> Iterator[str]:
@@ -74,13 +80,17 @@ def _curves(report: RunReport) -> Iterator[str]:
 
 
 def _waterfall(report: RunReport) -> str:
+    if report.predicted is None:
+        return paragraph(not_predicted_words(report))
     note = f"{NO_PEAK if report.predicted.estimate.mfu is None else MFU_MEANS}."
     drawn = plot(run_waterfall_figure(report)) + paragraph(difference_words(report))
     return section("Predicted step, from the time at peak FLOP/s up", note, drawn)
 
 
-def _parts(report: RunReport) -> str:
+def _parts(report: RunReport) -> Iterator[str]:
     parts = report.parts
+    if not parts:
+        return
     note = f"By component. The measured step is the median, {format_duration(report.measured_s)}."
     if MEASURED not in parts:
         note += f" No step of this run was profiled, so only its total is measured: {HOW_TO_PROFILE}."
@@ -90,7 +100,7 @@ def _parts(report: RunReport) -> str:
     rows.append(("step", *(format_duration(one.total_s) for one in parts.values()), format_duration(report.measured_s)))
     headers = ("component", *(f"{name}#" for name in parts), f"{MEDIAN}#")
     drawn = plot(parts_figure(parts, shown, report.measured_s))
-    return section("Where the step goes", note, drawn + table(headers, rows))
+    yield section("Where the step goes", note, drawn + table(headers, rows))
 
 
 def shown_parts(parts: Mapping[str, StepDecomposition]) -> list[str]:

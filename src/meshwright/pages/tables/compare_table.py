@@ -40,9 +40,8 @@ def compare_page(found: Comparison) -> Iterator[RenderableType]:
 
 def _side(side: Side) -> str:
     source = side.source
-    where = f" on {source.cluster}" if source.cluster else ""
     ranks = "1 rank" if side.num_ranks == 1 else f"{side.num_ranks:,} ranks"
-    return f"{escape(source.name)}{where}, {source.kind}: {ranks}, a step of {format_duration(side.step_s)}"
+    return f"{escape(source.place)}, {source.kind}: {ranks}, a step of {format_duration(side.step_s)}"
 
 
 def parts_table(columns: dict[str, StepDecomposition]) -> Table:

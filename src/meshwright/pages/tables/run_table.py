@@ -20,10 +20,15 @@ from meshwright.units import format_bytes, format_count, format_duration
 
 def run_page(report: RunReport) -> Iterator[RenderableType]:
     """Yield the parts of the page: the layout, the waterfall up to the measured step, what is left unexplained."""
-    estimate, measured_s = report.predicted.estimate, report.measured_s
-    total_s = estimate.step.total_s
-    yield f"[bold]{report.folder}[/], {layout_text(report.predicted.layout) or 'one rank'}"
+    measured_s = report.measured_s
+    yield f"[bold]{report.folder}[/], {layout_text(report.layout) or 'one rank'}"
     yield ""
+    if report.predicted is None:
+        yield f"measured, the median     {format_duration(measured_s)}"
+        yield not_predicted_words(report)
+        return
+    estimate = report.predicted.estimate
+    total_s = estimate.step.total_s
     yield waterfall(estimate)
     yield f"measured, the median     {format_duration(measured_s)}"
     yield difference_words(report)
@@ -38,6 +43,15 @@ def run_page(report: RunReport) -> Iterator[RenderableType]:
         yield f"HFU {percent(estimate.hfu * total_s / measured_s)} measured. {HFU_MEANS}."
 
 
+def not_predicted_words(report: RunReport) -> str:
+    """Return why nothing is predicted of the run's model."""
+    source = report.manifest.job.model.source
+    return (
+        f"no prediction: the formulas do not know the operations of {source}, a class of your own; `meshwright report "
+        "--simulate` traces its step"
+    )
+
+
 def difference_words(report: RunReport) -> str:
     """Return how far the predicted step is from the measured one, or that it is of another machine."""
     if report.example is not None:
@@ -45,6 +59,8 @@ def difference_words(report: RunReport) -> str:
             f"This machine is not calibrated: the step above is predicted for an example, {report.example}, and says "
             "little about this machine. `meshwright calibrate` measures it."
         )
+    assert report.predicted is not None
+    assert report.predicted_s is not None
     return (
         f"predicted and measured differ by {percent(report.predicted_s / report.measured_s - 1)} of the measured step "
         f"(the interval is ±{percent(report.predicted.estimate.relative_error, 0)})"
@@ -56,7 +72,8 @@ def parts_section(
 ) -> Iterator[RenderableType]:
     """Yield the step by component: what each prediction in `parts` says, and last, where it is there, the profile."""
     yield ""
-    yield parts_table(parts)
+    if parts:
+        yield parts_table(parts)
     if MEASURED not in parts:
         yield f"measured by component: no step of this run was profiled; {how_to_profile}"
         return

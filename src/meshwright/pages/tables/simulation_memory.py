@@ -50,6 +50,12 @@ def rank_memory_table(run: SimulationReport, outcome: Outcome) -> Table:
         rows.append((rank.rank, rank.num_ranks, (stage, *sizes, f"{where}: {held}" if where else held)))
     for first, num_ranks, (stage, *cells) in shown_ranks(merge_identical(rows)):
         table.add_row(f"rank {first}{stage}", f"{num_ranks:,}", *cells)
+    if outcome.predicted is not None:
+        predicted = outcome.predicted.memory
+        table.caption = (
+            f"predicted of the fullest rank: {format_bytes(predicted.allocated_bytes)} allocated, "
+            f"{format_bytes(predicted.reserved_bytes)} reserved"
+        )
     return table
 
 

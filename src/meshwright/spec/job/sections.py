@@ -173,7 +173,7 @@ class CheckpointSection(Frozen):
     """Checkpoints with the lowest validation loss to keep as well; needs one measured at steps that are saved."""
     mode: Literal["auto", "async", "sync"] = "auto"
     """Whether training goes on while a checkpoint is written; auto does so from 64 MiB of state a rank on."""
-    niceness: int = Field(10, ge=0, le=19)
+    niceness: NonNegativeInt = 10
     """Niceness of the processes that write in the background; 19 yields the CPU to anything else."""
     max_bytes_per_s: PositiveFloat | None = Field(None, examples=[500e6])
     """Most bytes that each rank writes in a second in the background; no limit by default."""

@@ -55,16 +55,21 @@ def make_object(section: str, source: str, options: dict[str, Any]) -> Any:
             f"{key} = {source!r} is {type(make).__name__}, but a class, or a function that makes an object, "
             f"is needed: correct {key}"
         )
-    try:
-        inspect.signature(make).bind(**options)
-    except TypeError as error:
-        raise ConfigError(
-            f"{section}.options = {options} do not fit {source}{inspect.signature(make)}: {error}"
-        ) from None
+    if (problem := options_problem(section, source, options, inspect.signature(make))) is not None:
+        raise ConfigError(problem)
     try:
         return make(**options)
     except Exception as error:
         raise ConfigError(f"{key} = {source!r}: building it raised {_place(error)}: correct it") from error
+
+
+def options_problem(section: str, source: str, options: dict[str, Any], signature: inspect.Signature) -> str | None:
+    """Return why `source`, which is called with `signature`, does not take its options; None where it does."""
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        return f"{section}.options = {options} do not fit {source}{signature}: {error}: correct {section}.options"
+    return None
 
 
 def _place(error: Exception) -> str:

@@ -38,7 +38,8 @@ def parse_layout(text: str) -> Layout:
         if not equals or not name or not value:
             raise ConfigError(f"layout {text!r}: {pair.strip()!r} must be key=value, such as dp_shard=2,tp=2")
         if name not in Layout.model_fields:
-            raise ConfigError(f"layout {text!r}: unknown key {name}: did you mean {_meant_keys(name)}?")
+            advice = "give keys of [layout] alone" if "." in name else f"did you mean {_meant_keys(name)}?"
+            raise ConfigError(f"layout {text!r}: unknown key {name}: {advice}")
         if name in values:
             raise ConfigError(f"layout {text!r}: {name} is given twice: write it once")
         values[name] = _value(name, value)

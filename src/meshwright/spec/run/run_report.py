@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import ConfigError
+from meshwright.spec.layout.layout import Layout
 from meshwright.spec.run.layout_plan import Candidate
 from meshwright.spec.run.run import Manifest, Run
 from meshwright.spec.step.step_decomposition import StepDecomposition
@@ -78,8 +79,8 @@ class RunReport:
     folder: Path
     manifest: Manifest
     metrics: RunMetrics
-    predicted: Candidate
-    """The layout that the run took, with its predicted step and memory."""
+    predicted: Candidate | None
+    """The layout that the run took, with its predicted step and memory; None for a model of the user's own."""
     measured_s: float
     """Median of the newest attempt's steps, the first few left out."""
     parts: Mapping[str, StepDecomposition]
@@ -89,6 +90,11 @@ class RunReport:
     """The machine whose rates the prediction takes, where the one that ran is not calibrated."""
 
     @property
-    def predicted_s(self) -> float:
-        """Return the predicted step time."""
-        return self.predicted.step_s
+    def layout(self) -> Layout:
+        """Return the layout of the newest attempt."""
+        return self.manifest.attempts[-1].layout
+
+    @property
+    def predicted_s(self) -> float | None:
+        """Return the predicted step time; None where there is no prediction."""
+        return None if self.predicted is None else self.predicted.step_s

@@ -58,11 +58,16 @@ class TimelineSource(Frozen):
 
     kind: Literal["simulated", "measured"]
     name: str
-    """The job or the run."""
+    """The job with its overrides, or the run."""
     world_size: PositiveInt
     cluster: str | None = None
     """Its name and number of devices, where it was simulated."""
     versions: dict[str, str] = {}
+
+    @property
+    def place(self) -> str:
+        """Return its name, and where it was simulated."""
+        return f"{self.name} on {self.cluster}" if self.cluster else self.name
 
 
 @dataclass(frozen=True)

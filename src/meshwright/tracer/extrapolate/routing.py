@@ -43,7 +43,7 @@ def exponent_of(text: str) -> float:
         exponent = {"balanced": 0.0, "worst": np.inf}[name] if not parameter else float(parameter)
     except (KeyError, ValueError):
         exponent = -1.0
-    if exponent < 0 or (parameter and name != "zipf"):
+    if not exponent >= 0 or (parameter and name != "zipf"):
         raise ConfigError(
             f"routing = {text!r}: must be balanced, worst, zipf:1.2 (any exponent of 0 or more), or a .json file "
             "with the rows that a real run sent and received"

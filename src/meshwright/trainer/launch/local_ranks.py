@@ -17,7 +17,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import meshwright
+from meshwright.trainer.launch.hidden_script import hidden_script
 from meshwright.trainer.launch.local_rank_process import Failure, Order, rank_main
 from meshwright.units import counted
 
@@ -108,18 +109,6 @@ def _require_named(fn: Callable[..., Any]) -> None:
         )
 
 
-@contextlib.contextmanager
-def _hidden_script() -> Iterator[None]:
-    """Keep a process that starts from importing the caller's script: without a __main__ guard it would run again."""
-    script = sys.modules["__main__"]
-    kept: dict[str, Any] = {name: vars(script).pop(name) for name in ("__file__", "__spec__") if name in vars(script)}
-    script.__spec__ = None
-    try:
-        yield
-    finally:
-        vars(script).update(kept)
-
-
 @functools.cache
 def _fork_server(preload: tuple[str, ...]) -> multiprocessing.context.ForkServerContext:
     """Return the context whose server has torch and the package's run half imported."""
@@ -140,7 +129,7 @@ def _start(order: Order, number: int, preload: tuple[str, ...]) -> _Rank:
     ours, theirs = context.Pipe(duplex=False)
     output = Path(order.folder) / f"rank-{number}.log"
     process = context.Process(target=rank_main, args=(order, number, theirs, output), name=f"rank-{number}")
-    with _hidden_script() if order.module != "__main__" else contextlib.nullcontext():
+    with hidden_script() if order.module != "__main__" else contextlib.nullcontext():
         process.start()
     theirs.close()
     return _Rank(number, process, ours, output)

@@ -97,7 +97,7 @@ class RunCheckpoints:
         logger.error("checkpoint %s failed, training goes on: %s", finished.folder, finished.error)
 
     def _committed(self, finished: Finished) -> None:
-        logger.info("checkpoint %s in %s", finished.folder, format_duration(finished.seconds))
+        logger.info("checkpoint %s in %s", finished.folder, format_duration(finished.duration_s))
         if self._training.ranks.is_first:
             in_use = []
             if self._uploader is not None:

@@ -75,6 +75,7 @@ def test_a_large_all_reduce_is_a_reduce_scatter_and_an_all_gather(fabric: Fabric
     assert all_reduce_s(num_bytes, group, fabric) >= reduce_scatter_s(num_bytes, group, fabric)
 
 
+@pytest.mark.slow
 @given(collectives, st.lists(st.tuples(st.integers(0, 2), powers, powers, sizes), min_size=1, max_size=20))
 def test_many_cases_cost_what_each_does_alone(collective: Any, cases: list[tuple[int, int, int, float]]) -> None:
     which, strides, num_ranks, num_bytes = map(np.array, zip(*cases, strict=True))

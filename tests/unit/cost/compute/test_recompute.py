@@ -38,6 +38,7 @@ def priced_flops(model: str, again: Recomputed) -> float:
     return float((of_block * share)[blocks.kind == BLOCK].sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["llama-1m", "moe-4m", "mla-moe-4m"])
 @pytest.mark.parametrize("policy", ["full", "selective"])
 def test_flops_are_those_that_torch_counts(model: str, policy: Any) -> None:

@@ -1,6 +1,7 @@
 """The memory of a rank: exact where it can be counted, and in the order that physics asks for where it cannot."""
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -104,8 +105,21 @@ PIPELINES += [layout.replace(activation_checkpoint="full") for layout in PIPELIN
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stack", ["megatron", "ours"])
-@pytest.mark.parametrize("model", ["llama3-8b", "deepseek-v3", "qwen3-30b-a3b", "llama3.1-405b"])
+@pytest.mark.parametrize(
+    ("model", "stack"),
+    [
+        ("llama3-8b", "megatron"),
+        ("deepseek-v3", "ours"),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in [
+                ("llama3-8b", "ours"),
+                ("deepseek-v3", "megatron"),
+                *product(("qwen3-30b-a3b", "llama3.1-405b"), ("megatron", "ours")),
+            ]
+        ),
+    ],
+)
 def test_the_fullest_of_all_pipeline_ranks_is_weighed(model: str, stack: str) -> None:
     setup = _setup(model, MEGATRON if stack == "megatron" else load_stack("meshwright"))
     configs = Configurations.of_one(setup, layout_table(PIPELINES))
@@ -371,6 +385,7 @@ _SETTINGS = st.sampled_from(
 _OURS = st.sampled_from([_setup(name, load_stack("meshwright")) for name in ("llama3-8b", "deepseek-v3")])
 
 
+@pytest.mark.slow
 @given(_SETTINGS, _LAYOUTS)
 def test_everything_is_finite_and_not_negative(setup: TrainingSetup, layout: Layout) -> None:
     memory = _footprint(setup, layout)
@@ -398,6 +413,7 @@ def test_more_tensor_parallelism_needs_less(setup: TrainingSetup, layout: Layout
     assert four < one
 
 
+@pytest.mark.slow
 @given(_SETTINGS | _OURS, _LAYOUTS)
 def test_more_recomputation_never_needs_more(setup: TrainingSetup, layout: Layout) -> None:
     layouts = [layout.replace(activation_checkpoint=policy) for policy in ("none", "selective", "full")]
@@ -418,6 +434,7 @@ def test_equal_stages_recompute_equally_many_blocks() -> None:
     assert kept[0] - kept[1] == pytest.approx(kept[1] - kept[2])
 
 
+@pytest.mark.slow
 @given(_SETTINGS, _LAYOUTS)
 def test_fewer_blocks_under_recomputation_need_more(setup: TrainingSetup, layout: Layout) -> None:
     each, some = (layout.replace(activation_checkpoint="full", activation_checkpoint_every=every) for every in (1, 4))

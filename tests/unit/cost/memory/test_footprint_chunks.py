@@ -30,6 +30,7 @@ PIPELINES = [(layout, number) for layout, number in LOOPED + V if not schedule_p
 ONE, NONE = np.ones(1), np.zeros(1)
 
 
+@pytest.mark.slow
 @given(st.sampled_from(PIPELINES), st.data())
 def test_chunks_of_unequal_stages_are_those_of_the_order(pipeline: tuple[Layout, int], data: st.DataObject) -> None:
     layout, number = pipeline

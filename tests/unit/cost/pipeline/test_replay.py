@@ -135,6 +135,7 @@ def test_the_slowest_stage_sets_the_pace() -> None:
     assert replay_s(ops("1F1B", 2, 50), times, 0.0) == pytest.approx(50 * 6 + 3)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(SCHEDULES),

@@ -63,6 +63,7 @@ def test_split_backwards_wait_as_replayed_with_few_and_many_microbatches(schedul
         assert closed == pytest.approx(replayed / (2 * (5 if repeats else 3)), rel=0.005)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     st.sampled_from(SCHEDULES),

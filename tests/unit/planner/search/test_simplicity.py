@@ -105,6 +105,7 @@ def test_what_no_run_backs_is_named_and_widens_the_interval(layout: Layout, word
     assert candidate.estimate.relative_error == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_no_published_run_has_what_is_called_unmeasured(published_runs: list[MeasuredRun]) -> None:
     layouts = [run.layout for run in published_runs if run.layout is not None]
     assert len(layouts) > 600

@@ -67,6 +67,7 @@ def test_a_sound_program_has_no_problem_and_no_warning(program: list[Collective]
     assert check(group_equivalent(traces)) == ()
 
 
+@pytest.mark.slow
 @given(programs, st.data())
 def test_one_mutation_of_one_rank_is_found_and_blamed(program: list[Collective], data: st.DataObject) -> None:
     wrong = data.draw(st.integers(0, len(program) - 1))

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -88,6 +89,7 @@ class Oracle:
         return float(end_s)
 
 
+@pytest.mark.slow
 @given(st.lists(ACTIONS, max_size=60))
 def test_the_engine_plays_any_step_as_the_rules_say(actions: list[tuple[object, ...]]) -> None:
     oracle = Oracle()

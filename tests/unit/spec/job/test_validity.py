@@ -246,6 +246,7 @@ def test_pipeline_ranks_are_suggested_for_boundaries_that_they_would_fill(layout
     assert ("or set layout.pp to" in text) == has_other
 
 
+@pytest.mark.slow
 @given(cases)
 def test_a_message_names_a_key_and_a_cure(case: tuple[Layout, LlamaArchitecture, int, int]) -> None:
     for text in problems_of(*case):
@@ -272,12 +273,28 @@ def test_what_is_suggested_works(case: tuple[Layout, LlamaArchitecture, int, int
             assert problem not in left
 
 
+requests = (layouts, st.integers(1, 40), st.integers(1, 100), st.booleans(), st.integers(1, 24))
+
+
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
-@given(layouts, st.integers(1, 40), st.integers(1, 100), st.booleans(), st.integers(1, 24))
+@settings(max_examples=10, deadline=None)
+@given(*requests)
 def test_what_is_suggested_works_on_a_number_of_ranks(
     layout: Layout, seq_len: int, batch: int, in_tokens: bool, num_ranks: int
 ) -> None:
+    assert_what_is_suggested_works(layout, seq_len, batch, in_tokens, num_ranks)
+
+
+@pytest.mark.long
+@settings(max_examples=200, deadline=None)
+@given(*requests)
+def test_what_is_suggested_works_on_a_number_of_ranks_for_many_jobs(
+    layout: Layout, seq_len: int, batch: int, in_tokens: bool, num_ranks: int
+) -> None:
+    assert_what_is_suggested_works(layout, seq_len, batch, in_tokens, num_ranks)
+
+
+def assert_what_is_suggested_works(layout: Layout, seq_len: int, batch: int, in_tokens: bool, num_ranks: int) -> None:
     """The degrees that are not named are then changed as well: dp_shard takes what the fix leaves."""
     size = {"global_batch_tokens": batch} if in_tokens else {"global_batch_size": batch}
     request = {name: value for name, value in layout.to_dict().items() if name != "dp_shard" and value is not None}

@@ -119,6 +119,7 @@ def test_a_concrete_layout_has_no_rest() -> None:
         Layout(tp=-1)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 500), st.integers(2, 50))
 def test_nearest_multiples_enclose_the_value(value: int, divisor: int) -> None:
     assume(value % divisor)

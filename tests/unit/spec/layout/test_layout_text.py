@@ -57,6 +57,7 @@ def test_spaces_and_order_are_no_matter() -> None:
         ("", "layout '': '' must be key=value, such as dp_shard=2,tp=2"),
         ("tp=2,pp", "layout 'tp=2,pp': 'pp' must be key=value, such as dp_shard=2,tp=2"),
         ("tpp=2", "layout 'tpp=2': unknown key tpp: did you mean tp?"),
+        ("train.steps=3", "layout 'train.steps=3': unknown key train.steps: give keys of [layout] alone"),
         ("dp=2", "layout 'dp=2': unknown key dp: did you mean dp_replicate or dp_shard?"),
         ("tp=2,tp=3", "layout 'tp=2,tp=3': tp is given twice: write it once"),
         ("tp=0", "layout 'tp=0': tp=0 must be a whole number, 1 or more: write tp=1, for one"),

@@ -140,6 +140,7 @@ SPAN = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(rows=st.lists(SPAN, max_size=30), step_s=st.floats(1e-3, 2.5))
 def test_the_parts_of_every_rank_are_its_whole_step(rows: list[dict[str, float]], step_s: float) -> None:
     spans = [row | {"end_s": row["start_s"] + row["length_s"]} for row in rows]

@@ -18,6 +18,7 @@ from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.gpt2_architecture import GPT2Architecture
 from meshwright.spec.model.hf.hf_families import ALIASES, FAMILIES
 from meshwright.spec.model.hf.hf_family import ELSEWHERE, HARMLESS, ONLY, WIDTH_OF_HEADS, Family
+from meshwright.spec.model.hf.hf_quantization import QUANTIZATION, require_readable
 from meshwright.spec.model.hf.hf_rope import ROPE_KEYS, rope_from_hf, rope_to_hf, yarn_obstacle
 from meshwright.spec.model.moe_architecture import MoEArchitecture
 
@@ -143,6 +144,7 @@ def _require_sizes(config: dict[str, Any], written: dict[str, str], family: Fami
 
 
 def _refuse_unsupported(config: dict[str, Any], family: Family, source: str) -> None:
+    require_readable(config, source)
     only = {**ONLY, **family.only}
     window = {"sliding_attention"} if _window(config, family) else set()
     if window:
@@ -160,7 +162,7 @@ def _refuse_unsupported(config: dict[str, Any], family: Family, source: str) -> 
             f"only: {ELSEWHERE}"
         )
     of_family = {*family.sizes, *family.optional, *family.dropouts, *family.only, *family.harmless}
-    known = {*of_family, *ONLY, *ROPE_KEYS, *HARMLESS}
+    known = {*of_family, *ONLY, *ROPE_KEYS, *HARMLESS, QUANTIZATION}
     unknown = sorted(key for key in config if key not in known and not key.startswith("_"))
     if unknown:
         raise UnsupportedError(

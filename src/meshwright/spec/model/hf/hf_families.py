@@ -85,6 +85,16 @@ FAMILIES: dict[str, Family] = {
         has_window_switch=True,
         written={**_NO_BIAS, "use_sliding_window": False},
     ),
+    "phi3": Family(
+        title="Phi3",
+        # An export is a Llama or, with a window, a Mistral. Here a window counts without use_sliding_window.
+        optional={**OPTIONAL, "sliding_window": "sliding_window"},
+        defaults={"head_dim": WIDTH_OF_HEADS, "norm_eps": 1e-5, "max_seq_len": 4096},
+        implied={"qk_norm": False},
+        only={"resid_pdrop": 0.0, "embd_pdrop": 0.0},
+        # This one counts only with rope_type longrope, which is refused.
+        harmless=frozenset({"original_max_position_embeddings", "auto_map"}),
+    ),
     "mixtral": Family(
         title="Mixtral",
         architecture=MoEArchitecture,

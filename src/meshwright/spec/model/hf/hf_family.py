@@ -68,7 +68,6 @@ ONLY: dict[str, Any] = {
     "attention_dropout": 0.0,
     "use_sliding_window": False,
     "is_encoder_decoder": False,
-    "quantization_config": None,
     "partial_rotary_factor": 1.0,
 }
 

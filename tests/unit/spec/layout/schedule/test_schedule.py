@@ -187,6 +187,7 @@ def test_receives_are_posted_while_the_computation_before_them_runs() -> None:
         assert len(late) <= 2, late
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(st.integers(1, 6), st.integers(1, 20))
 def test_1f1b_holds_at_most_as_many_microbatches_as_ranks_are_left(pp: int, num_microbatches: int) -> None:

@@ -18,6 +18,7 @@ GOOD = "0F0,0F1,,0B0,0B1\n,1F0,1B0,1F1,1B1\n"
 actions = st.builds(Action, st.sampled_from(COMPUTE_KINDS), st.integers(0, 99), st.integers(0, 99))
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(st.lists(actions, min_size=1), min_size=1))
 def test_what_is_written_is_read_back(orders: list[list[Action]]) -> None:

@@ -1,0 +1,1 @@
+"""Checkpoints next to those of torch and safetensors: corruption, kills, speed, scale."""

@@ -1,0 +1,151 @@
+"""What is wrong with a `my_module:MyName` of a job, read from its source: nothing of the user's is imported or run."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import sys
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from meshwright.spec.job.sections import DataSection, ModelSection
+from meshwright.spec.job.user_object import options_problem
+from meshwright.spec.layout.layout import LayoutRequest
+
+_ATTRIBUTES = {"tp": "tensor_parallel", "pp": "first_parts", "cp": "takes_positions"}
+"""What a model needs for a parallelism (models/contract.py)."""
+
+
+def object_problems(
+    name: str, section: ModelSection | DataSection, folder: Path, layout: LayoutRequest | None = None
+) -> list[str]:
+    """Return what is wrong with the source of the section `name`, looked for in `folder`, here and on sys.path.
+
+    What only running the module would show is not known, such as what a base class of the user's adds.
+    """
+    key, source = f"{name}.source", section.source
+    module = source.partition(":")[0]
+    places = [str(folder.resolve()), str(Path.cwd()), *sys.path]
+    spec = _find(module, places)
+    if spec is None:
+        return [
+            f"{key} = {source!r}: there is no module {module} in {places[0]}, the working directory or the "
+            f"environment: put {module.replace('.', '/')}.py there, or change {key}"
+        ]
+    if spec.origin is None or not spec.origin.endswith(".py"):
+        return []
+    try:
+        tree = ast.parse(Path(spec.origin).read_bytes(), filename=spec.origin)
+    except SyntaxError as error:
+        return [f"{key} = {source!r}: {spec.origin}:{error.lineno} is not Python ({error.msg}): correct that line"]
+    except OSError as error:
+        return [f"{key} = {source!r}: {spec.origin} cannot be read ({error.strerror}): check its permissions"]
+    return list(_definition_problems(name, section, spec.origin, tree, layout))
+
+
+def _find(module: str, places: Sequence[str]) -> ModuleSpec | None:
+    importlib.invalidate_caches()
+    spec = None
+    for part in module.split("."):
+        # By its last name alone: with the whole name, Python looks for the packages above among those imported.
+        spec = PathFinder.find_spec(part, places)
+        if spec is None:
+            return None
+        places = list(spec.submodule_search_locations or [])
+    return spec
+
+
+def _definition_problems(
+    section_name: str,
+    section: ModelSection | DataSection,
+    file: str,
+    tree: ast.Module,
+    layout: LayoutRequest | None,
+) -> Iterator[str]:
+    key, (module, _, name) = f"{section_name}.source", section.source.partition(":")
+    bindings = list(_top_level_bindings(tree))
+    found = [node for bound, node in bindings if bound in (name, "*")]
+    if not found:
+        close = get_close_matches(name, [bound for bound, _ in bindings], n=1)
+        advice = f"did you mean {module}:{close[0]}?" if close else f"define it there, or change {key}"
+        yield f"{key} = {section.source!r}: {file} defines no {name}: {advice}"
+    if len(found) != 1:
+        return
+    signature = _signature(found[0])
+    if (
+        signature is not None
+        and (problem := options_problem(section_name, section.source, section.options, signature)) is not None
+    ):
+        yield problem
+    if layout is None or not _derives_from_module_alone(found[0]):
+        return
+    words = {
+        node.id if isinstance(node, ast.Name) else node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name | ast.Attribute)
+    }
+    for axis, attribute in _ATTRIBUTES.items():
+        if (degree := getattr(layout, axis)) > 1 and attribute not in words:
+            yield (
+                f"layout.{axis} = {degree}: {name} ({file}) has no attribute {attribute}: add it (see "
+                f"meshwright/models/contract.py), or set layout.{axis} to 1"
+            )
+
+
+def _top_level_bindings(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
+    """Yield every name bound outside functions and classes, also under if and try, and where; "*" for any name."""
+    pending: list[ast.AST] = list(tree.body)
+    while pending:
+        node = pending.pop()
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield name, node
+                continue
+            case ast.alias(name=name, asname=asname):
+                yield asname or name.partition(".")[0], node
+            case ast.Name(id=name, ctx=ast.Store()):
+                yield name, node
+        pending.extend(ast.iter_child_nodes(node))
+
+
+class _SourceText(str):
+    """A default as it is written."""
+
+    __repr__ = str.__str__
+
+
+def _signature(node: ast.AST) -> inspect.Signature | None:
+    """Return what a class or a function is called with; None where a decorator or a base class may change that."""
+    method: list[ast.arg] = []
+    if isinstance(node, ast.ClassDef) and not node.decorator_list and not node.keywords:
+        node = next((part for part in node.body if getattr(part, "name", "") == "__init__"), node)
+        method = node.args.args[:1] if isinstance(node, ast.FunctionDef) else []
+    if not isinstance(node, ast.FunctionDef) or node.decorator_list:
+        return None
+    arguments, kinds = node.args, inspect.Parameter
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults
+    parameters = [
+        kinds(one.arg, kind, default=kinds.empty if default is None else _SourceText(ast.unparse(default)))
+        for kind, names, values in (
+            (kinds.POSITIONAL_OR_KEYWORD, positional, defaults),
+            (kinds.VAR_POSITIONAL, [arguments.vararg], [None]),
+            (kinds.KEYWORD_ONLY, arguments.kwonlyargs, arguments.kw_defaults),
+            (kinds.VAR_KEYWORD, [arguments.kwarg], [None]),
+        )
+        for one, default in zip(names, values, strict=True)
+        if one is not None and one not in method
+    ]
+    return inspect.Signature(parameters)
+
+
+def _derives_from_module_alone(node: ast.AST) -> bool:
+    """Return whether all that a class has is in its own file, apart from what every torch.nn.Module has."""
+    return (
+        isinstance(node, ast.ClassDef)
+        and not node.decorator_list
+        and [ast.unparse(base).rpartition(".")[2] for base in node.bases] == ["Module"]
+    )

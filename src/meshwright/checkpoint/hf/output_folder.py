@@ -1,0 +1,67 @@
+"""output_folder: a new folder that is written next to its final name and renamed when it is complete."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from meshwright.checkpoint.durable import commit, remove, temporary_sibling
+from meshwright.errors import CheckpointError, ConfigError
+from meshwright.units import format_bytes
+
+
+def require_target(target: Path, verb: str, is_replaceable: Callable[[Path], bool] | None) -> None:
+    """Raise ConfigError if `target` exists, unless it may be replaced; `is_replaceable` is None without --overwrite."""
+    if not target.exists():
+        return
+    if is_replaceable is None:
+        raise ConfigError(
+            f"{target} exists, and {verb} never overwrites: name a new folder, move it away, or give --overwrite"
+        )
+    if not target.is_dir() or not (is_replaceable(target) or not any(target.iterdir())):
+        raise ConfigError(
+            f"{target} is nothing that {verb} writes, so --overwrite does not replace it: name a new folder, or move "
+            "it away"
+        )
+
+
+@contextmanager
+def output_folder(target: Path, num_bytes: int) -> Iterator[Path]:
+    """Yield an empty folder that becomes `target` at the end of the block, atomically; an older one is then removed.
+
+    On any error the new folder is removed and `target` is as it was. Raises CheckpointError if the disk has less than
+    `num_bytes` free, or for an OSError in the block.
+    """
+    temporary = temporary_sibling(target)
+    try:
+        temporary.mkdir(parents=True)
+        free = shutil.disk_usage(temporary).free
+        if free < num_bytes:
+            raise CheckpointError(
+                f"{target} needs {format_bytes(num_bytes)}, and its disk has {format_bytes(free)} free: free space "
+                "there, or name a folder on another disk"
+            )
+        yield temporary
+        _put_in_place(temporary, target)
+    except OSError as error:
+        raise CheckpointError(
+            f"{target} could not be written ({error.strerror or error}), and was removed: free space "
+            "there, or name a folder that you may write"
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _put_in_place(temporary: Path, target: Path) -> None:
+    if not target.exists():
+        commit(temporary, target)
+        return
+    aside = target.rename(temporary_sibling(target))
+    try:
+        commit(temporary, target)
+    except OSError:
+        aside.rename(target)
+        raise
+    remove(aside)

@@ -1,0 +1,80 @@
+"""Export of a checkpoint as a plain torch.distributed.checkpoint folder, tensor by tensor."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import MetadataIndex
+
+from meshwright.checkpoint.hf.export import DTYPES, ExportDType, Exported
+from meshwright.checkpoint.hf.families import BUFFER, num_parameters, stored_shapes
+from meshwright.checkpoint.hf.output_folder import output_folder, require_target
+from meshwright.checkpoint.hf.side_files import write_side_files
+from meshwright.checkpoint.saved_model import find_saved_model
+from meshwright.checkpoint.section import SectionReader
+from meshwright.checkpoint.torch_formats.dcp_metadata import FILE_NAME
+from meshwright.errors import CheckpointError
+from meshwright.spec.model.hf.hf_config import hf_obstacles
+
+
+class _ReadingPlanner(dcp.DefaultSavePlanner):
+    """Planner that reads each tensor when its turn to be written has come; the state holds none of them."""
+
+    def __init__(self, read: Callable[[str], Tensor]) -> None:
+        super().__init__()
+        self._read = read
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        return self._read(index.fqn)
+
+
+def export_dcp(
+    source: Path, out: Path, *, step: int | None = None, dtype: ExportDType = "float32", overwrite: bool = False
+) -> Exported:
+    """Write the model in `source` as the new folder `out`, which torch.distributed.checkpoint.load reads.
+
+    Names are those of the model's state_dict. `out` also holds config.json and the tokenizer where transformers has
+    such a model, so it can be imported again. With `overwrite` it may replace another such folder. Raises ConfigError
+    if `out` exists, CheckpointError for a damaged source or a full disk.
+    """
+    require_target(out, "export", _is_dcp if overwrite else None)
+    model = find_saved_model(source, step)
+    saved = SectionReader(model.checkpoint, "model")
+    shapes = stored_shapes(model.architecture)
+    saved.require(shapes)
+    dtypes = {name: torch.float32 if name.startswith(BUFFER) else DTYPES[dtype] for name in shapes}
+    ours = {name.removeprefix(BUFFER): name for name in shapes}
+    state = {name: torch.empty(shapes[own], dtype=dtypes[own], device="meta") for name, own in ours.items()}
+    num_bytes = sum(tensor.nbytes for tensor in state.values())
+    with output_folder(out, num_bytes) as folder:
+        _save(state, folder, lambda name: saved.read(ours[name]).to(state[name].dtype))
+        if not hf_obstacles(model.architecture):
+            write_side_files(model, folder, dtype)
+    return Exported(model, num_parameters(model.architecture), len(state), num_bytes)
+
+
+def _save(state: dict[str, Tensor], folder: Path, read: Callable[[str], Tensor]) -> None:
+    with warnings.catch_warnings():
+        # That it runs in one process is meant.
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        # torch's writer keeps the tensors of a file until it is complete, so each tensor has a file.
+        writer = dcp.FileSystemWriter(folder, single_file_per_rank=False, sync_files=True)
+        try:
+            dcp.save(state, storage_writer=writer, planner=_ReadingPlanner(read), no_dist=True)
+        except CheckpointException as error:
+            # The only rank's own error, with its traceback as text.
+            cause = next(iter(error.failures.values()))[0]
+            if isinstance(cause, (CheckpointError, OSError)):
+                raise cause from None
+            raise CheckpointError(f"{folder.parent} could not be written to ({cause}): free space there") from error
+
+
+def _is_dcp(folder: Path) -> bool:
+    return (folder / FILE_NAME).is_file()

@@ -1,0 +1,58 @@
+"""Weights of a torch.save file or a torch.distributed.checkpoint folder under our names, each key accounted for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from meshwright.checkpoint.hf.families import BUFFER, name_map, stored_shapes
+from meshwright.checkpoint.hf.meta_llama import meta_map
+from meshwright.checkpoint.hf.name_map import Drop, NameMap, Rename
+from meshwright.checkpoint.hf.weights import HfWeights, checked_weights
+from meshwright.checkpoint.torch_formats.dcp_folder import DcpFolder
+from meshwright.checkpoint.torch_formats.dcp_metadata import FILE_NAME
+from meshwright.checkpoint.torch_formats.torch_file import TorchFile
+from meshwright.errors import CheckpointError
+from meshwright.spec.model.architecture import LlamaArchitecture
+from meshwright.units import first_of
+
+_PREFIXES = ("", "model.", "module.", "_orig_mod.", "state_dict.", "model.module.", "model._orig_mod.")
+"""What training programs put before a parameter's name."""
+_TRAINING_STATE = ("optimizer", "optim", "lr_scheduler", "scheduler", "dataloader", "train_state", "ema", "rng")
+
+
+def is_torch_checkpoint(source: Path) -> bool:
+    """Return whether `source` is a torch.distributed.checkpoint folder, or a file."""
+    return source.is_file() or (source / FILE_NAME).is_file()
+
+
+def load_torch_parameters(source: Path, architecture: LlamaArchitecture) -> HfWeights:
+    """Return the tensors of `source` by our names, as stored; each is read on access.
+
+    Names may be ours, those of Hugging Face or, for a Llama, Meta's, with a prefix of a wrapper. Raises CheckpointError
+    for other names, missing or unknown tensors and damaged files, ConfigError for tensors of another architecture.
+    """
+    opened = TorchFile(source) if source.is_file() else DcpFolder(source)
+    table = _table_for(opened.names, architecture, source)
+    drops = [Drop(f"{name}.{{rest}}", "training state, which an import leaves out") for name in _TRAINING_STATE]
+    table = replace(table, drops=(*table.drops, *drops))
+    return checked_weights(opened, table, architecture)
+
+
+def _table_for(names: set[str], architecture: LlamaArchitecture, source: Path) -> NameMap:
+    """Return the name map whose name of the embedding is in `names`, with its prefix."""
+    shapes = stored_shapes(architecture)
+    tables = [NameMap(tuple(Rename(name, name.removeprefix(BUFFER)) for name in shapes)), name_map(architecture)]
+    if type(architecture) is LlamaArchitecture and not (architecture.qk_norm or architecture.qkv_bias):
+        tables.append(meta_map(architecture))
+    for prefix in _PREFIXES:
+        for table in tables:
+            if f"{prefix}{table.theirs('embedding.weight')[0]}" in names:
+                renames = tuple(replace(rename, theirs=f"{prefix}{rename.theirs}") for rename in table.renames)
+                drops = tuple(replace(drop, theirs=f"{prefix}{drop.theirs}") for drop in table.drops)
+                return NameMap(renames, drops)
+    expected = [table.theirs("embedding.weight")[0] for table in tables]
+    raise CheckpointError(
+        f"{source} holds {first_of(sorted(names)) or 'no tensor'}, but no embedding under a name that is known "
+        f"({', '.join(expected)}): rename its tensors to those of Hugging Face first"
+    )
