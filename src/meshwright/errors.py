@@ -15,6 +15,7 @@
 A message has three parts: the values given, the rule they break, the field to change.
 """
 
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 
 
@@ -32,6 +33,8 @@ class MeshwrightError(Exception):
     """Any error that Meshwright explains itself; shown without a traceback."""
 
     exit_code = ExitCode.DO_NOT_RETRY
+    listed: Sequence[str] = ()
+    """The problems of a message that lists several."""
 
 
 class ConfigError(MeshwrightError):
@@ -80,3 +83,12 @@ class LostPeer(Retryable):
 
 class Preempted(Retryable):
     """The run was asked to stop and stopped cleanly after a checkpoint."""
+
+
+def problems_raised_by(action: Callable[[], object]) -> list[str]:
+    """Return each thing that is wrong according to the error that `action` raises; none if it raises none."""
+    try:
+        action()
+    except MeshwrightError as error:
+        return [*error.listed] or str(error).splitlines()
+    return []

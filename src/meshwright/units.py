@@ -75,8 +75,10 @@ def format_duration(duration_s: float) -> str:
     return f"{days} d {hours:02d} h"
 
 
-def format_duration_range(low_s: float, high_s: float) -> str:
-    """Return both ends of a range of durations in the largest unit that `high_s` reaches: "34.3 to 49.6 min"."""
+def format_interval(duration_s: float, relative_error: float) -> tuple[str, str]:
+    """Return a duration and both ends of its interval in one unit: ("53.9 s", "40.4 to 67.4 s")."""
     units = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"))
-    size, unit = next((one for one in units if high_s >= one[0]), (1e-6, "us"))
-    return f"{low_s / size:.3g} to {high_s / size:.3g} {unit}"
+    size, unit = next((one for one in units if duration_s >= 0.9995 * one[0]), (1e-6, "us"))
+    factors = (1.0, max(0.0, 1 - relative_error), 1 + relative_error)
+    value, low, high = (f"{duration_s * factor / size:.3g}" for factor in factors)
+    return f"{value} {unit}", f"{low} to {high} {unit}"

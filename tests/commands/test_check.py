@@ -226,6 +226,12 @@ def catalogue(kind: str) -> Path:
         ('[cluster]\nname = "h100-ib400"\nnum_devices = 16\n[layout]\ndp_shard = 8\n',
          "job.toml:3: cluster.num_devices = 16 but the layout has 8 ranks: set both to one number, or a degree in "
          "[layout] to -1, which takes the devices that the others leave"),
+        (
+            '[cluster]\nname = "h100-ib400"\nnum_devices = 256\n'
+            "[layout]\ndp_shard = -1\n[train]\nglobal_batch_size = 16",
+            "job.toml:7: train.global_batch_size = 16 does not divide by 256 data-parallel ranks x "
+            "layout.microbatch_size = 1: set train.global_batch_size to 256 or 512",
+        ),
         ('[cluster]\nname = "h100-ib400"\nnum_devices = 12\n',
          "job.toml:3: cluster.num_devices = 12 fills no whole number of h100-ib400 nodes (8 devices each): set it to 8 "
          "or 16"),
@@ -377,3 +383,9 @@ def test_check_never_imports_torch() -> None:
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=600, capture_output=True)
+
+
+def test_a_schedule_that_is_unknown_is_reported_with_other_problems(capsys: pytest.CaptureFixture[str]) -> None:
+    text = '[model]\nsauce = "x"\n[layout]\npp = 2\ncp_method = "rings"\nschedule = "1F1"\n'
+    shown = refusal(capsys, job_file(text))
+    assert all(key in shown for key in ("3 problems", "model.sauce", "layout.cp_method", "layout.schedule = "))

@@ -86,6 +86,13 @@ def test_export_import_generate_is_the_same_text(
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1] == texts[2]
 
+    tokenizer = (tmp_path / "out" / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    assert run(["import", str(tmp_path / "out"), str(tmp_path / "mute")]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("next: meshwright train ")
+    assert run(["generate", str(tmp_path / "mute")]) == 2
+    assert f"put the model's tokenizer.json into {tmp_path / 'mute'}\n" in capsys.readouterr().err
+    tokenizer.rename(tmp_path / "out" / "tokenizer.json")
+
     # The same folder where huggingface_hub would have put it, named by its id.
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         monkeypatch.delenv(name, raising=False)

@@ -98,7 +98,8 @@ def test_a_run_of_an_own_model_has_no_prediction(tmp_path: Path, capsys: pytest.
     page = tmp_path / "page.html"
     assert run(["report", str(folder), "--html", str(page)]) == ExitCode.DONE
     shown = " ".join(capsys.readouterr().out.split())
-    assert "measured, the median 1 s no prediction: the formulas do not know the operations of mine:Model" in shown
+    assert "measured, the median 1 s (steps 4 to 9) no prediction: the formulas do not know the" in shown
+    assert "operations of mine:Model" in shown
     assert "no prediction" in page.read_text(encoding="utf-8")
     report = mw.report(folder)
     assert (report.measured_s, report.predicted_s, json.loads(report.to_json())["predicted"]) == (1.0, None, None)

@@ -64,7 +64,8 @@ def check(
     inspection = inspect_job(path, (*job.overrides, *overrides) if isinstance(job, ResolvedJob) else overrides)
     resolved, unknown = inspection.resolved, inspection.unknown
     layout = resolved.job.layout
-    if ranks is None and layout.is_open and layout.num_ranks > 1:  # one rank is no layout: the planner is to choose it
+    # One rank is no layout: the planner is to choose it.
+    if ranks is None and (layout.rest_axis is not None or (layout.is_open and layout.num_ranks > 1)):
         ranks = resolved.job.cluster.num_devices
     found = check_job(resolved, ranks, resume=resume, overwrite=overwrite, unknown=unknown)
     found += [resolved.located(text) for text in rate_problems(resolved.job)]

@@ -16,9 +16,9 @@ from meshwright.app.job.jobs import as_job
 from meshwright.app.job.summary import precision_note
 from meshwright.app.progress import elapsed
 from meshwright.app.results.result import PlottedResult, memory_words, step_words, viewed
-from meshwright.config.load import COMMAND_LINE, ResolvedJob
+from meshwright.config.load import COMMAND_LINE, ResolvedJob, raise_problems
 from meshwright.cost.stacks import OURS
-from meshwright.errors import ConfigError
+from meshwright.errors import ConfigError, problems_raised_by
 from meshwright.hardware.choice import named_cluster
 from meshwright.log import logger
 from meshwright.pages.figures.plan_figures import Shown, memory_ranks_figure, pareto_figure, shown_layouts, step_figure
@@ -28,6 +28,7 @@ from meshwright.planner.plan import make_plan
 from meshwright.planner.read_request import (
     Named,
     Options,
+    option_problems,
     plan_request,
     resolve_named,
     set_layout_keys,
@@ -145,6 +146,11 @@ class PlanArguments:
 
     def resolved(self) -> ResolvedJob:
         """Return the job; raises ConfigError for arguments that do not belong together."""
+        if problems := option_problems(Options(precision=self.precision, stack=self.stack)):
+            raise_problems(Path("the command line"), [*problems, *problems_raised_by(self._read)])
+        return self._read()
+
+    def _read(self) -> ResolvedJob:
         named = [f"--{name.replace('_', '-')}" for name in _NAMES if getattr(self, name) is not None]
         if self.job is not None:
             if named:

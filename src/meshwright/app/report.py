@@ -7,7 +7,7 @@ from pathlib import Path
 
 from meshwright.app.arguments import checked
 from meshwright.app.results.run_result import ReportResult
-from meshwright.evaluation.dataset.own_run import median_step_s, read_manifest, setup_of_run
+from meshwright.evaluation.dataset.own_run import read_manifest, setup_of_run, timed_layout
 from meshwright.hardware.catalogue import example_of, with_example_rates
 from meshwright.planner.candidate import judge
 from meshwright.planner.read_request import Options, cluster_of
@@ -33,11 +33,10 @@ def report(folder: Path | str, *, simulate: bool = False) -> ReportResult:
     """
     run = Run(folder)
     manifest, metrics = read_manifest(run), read_metrics(run)
-    measured_s = median_step_s(run, metrics, len(manifest.attempts))
-    layout, architecture = manifest.attempts[-1].layout, resolve_architecture(manifest.job.model)
+    layout, architecture = timed_layout(run, manifest, metrics), resolve_architecture(manifest.job.model)
     predicted, parts, example = None, {}, None
     if architecture is not None:
-        setup = setup_of_run(run, manifest)
+        setup = setup_of_run(run, manifest, layout)
         predicted = judge(layout, PlanRequest(manifest.job.model.source, architecture, setup))
         parts["predicted"] = predicted.estimate.step.summed()
         example = example_of(setup.cluster.device)
@@ -48,7 +47,7 @@ def report(folder: Path | str, *, simulate: bool = False) -> ReportResult:
         from meshwright.profiler.profiled_timeline import profile_of_run
 
         parts[MEASURED] = decompose(profile_of_run(run.folder))
-    return ReportResult(run.folder, manifest, metrics, predicted, measured_s, parts, example)
+    return ReportResult(run.folder, manifest, metrics, predicted, metrics.median_step_s, parts, example)
 
 
 def _simulated(run: Run, job: Job, layout: Layout) -> StepDecomposition:

@@ -12,6 +12,7 @@ from difflib import get_close_matches
 import click
 
 from meshwright import __version__
+from meshwright.cli.result_command import HAS_PRINTED, print_json
 from meshwright.errors import ExitCode
 from meshwright.exits import exit_code_of, leave
 from meshwright.log import fitted
@@ -112,15 +113,27 @@ def _invoke(arguments: Sequence[str]) -> int:
     except click.exceptions.Exit as ending:
         return ending.exit_code
     except click.ClickException as error:
-        return _show_usage(error)
+        message = " ".join(error.format_message().split())  # click lists choices in lines of their own
+        _print_error(arguments, message)
+        return _show_usage(error, message)
+    except Exception as error:
+        if not context.meta.get(HAS_PRINTED):
+            _print_error(arguments, str(error), getattr(error, "listed", ()))
+        raise
     return ExitCode.DONE
 
 
-def _show_usage(error: click.ClickException) -> int:
+def _print_error(arguments: Sequence[str], message: str, problems: Sequence[str] = ()) -> None:
+    """Print with --json what went wrong, in place of the result."""
+    if "--json" in arguments and os.environ.get("RANK", "0") == "0":
+        print_json({"error": message, "problems": [*problems] or [message]})
+
+
+def _show_usage(error: click.ClickException, message: str) -> int:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
         return ExitCode.BAD_INPUT
     if isinstance(error, click.UsageError) and error.ctx is not None:
         click.echo(f"{error.ctx.get_usage()}\n", err=True)
-    click.echo(fitted(f"error: {error.format_message()}"), err=True)
+    click.echo(fitted(f"error: {message}"), err=True)
     return ExitCode.BAD_INPUT

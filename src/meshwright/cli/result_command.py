@@ -11,6 +11,9 @@ import click
 
 from meshwright.log import fitted, logger, progress
 
+HAS_PRINTED = "meshwright.has_printed"
+"""Of a click context's meta: whether the JSON of this command is printed."""
+
 
 class _StandardError(logging.Handler):
     """Writes each record as a line of standard error, wherever that leads now."""
@@ -20,7 +23,7 @@ class _StandardError(logging.Handler):
         click.echo(fitted(self.format(record)), err=True)
 
 
-_progress_handler, _debug_handler = _StandardError(), _StandardError()
+_progress_handler, _debug_handler, _notice_handler = _StandardError(), _StandardError(), _StandardError()
 _debug_handler.setFormatter(logging.Formatter("%(levelname)s %(module)s: %(message)s"))
 
 
@@ -38,12 +41,17 @@ def result_command(function: Callable[..., Any]) -> click.Command:
 def print_json(record: object) -> None:
     """Print a result."""
     click.echo(json.dumps(record, indent=2))
+    if (context := click.get_current_context(silent=True)) is not None:
+        context.meta[HAS_PRINTED] = True
 
 
 def _quiet(context: click.Context, option: click.Parameter, is_quiet: bool) -> None:
     progress.setLevel(logging.WARNING if is_quiet else logging.INFO)
     progress.addHandler(_progress_handler)
     progress.propagate = False
+    # For warnings where a command sets up no log of its own.
+    _notice_handler.setLevel(logging.ERROR if is_quiet else logging.WARNING)
+    logging.lastResort = _notice_handler
 
 
 def _verbose(context: click.Context, option: click.Parameter, is_verbose: bool) -> None:

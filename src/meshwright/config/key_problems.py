@@ -152,7 +152,7 @@ def _repairs(key: Key, value: Any) -> Iterator[Any]:
             yield math.ceil(value)  # half an interval is no request for 0, which often means never
         yield from _number_repairs(value)
         if key.kind == "integer" and value < 1:
-            yield from (0, 1)
+            yield from (0, abs(value), 1)
 
 
 def _text_repairs(key: Key, value: Any) -> Iterator[str]:

@@ -3,7 +3,7 @@
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,7 +16,7 @@ from meshwright.config.keys import SECTIONS, job_keys
 from meshwright.config.overrides import apply_overrides
 from meshwright.config.paths import searched, with_paths_of
 from meshwright.config.positions import KeyPath, key_lines
-from meshwright.errors import ConfigError, MeshwrightError
+from meshwright.errors import ConfigError, problems_raised_by
 from meshwright.spec.job.job import Job
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.model.presets import PRESETS
@@ -123,7 +123,8 @@ def inspect_text(path: Path, text: str, overrides: Sequence[str] = ()) -> Inspec
         [f"{place.name(problem)}: {problem.text}" for problem in problems],
         frozenset(name for problem in problems for name in _names_in(problem)),
     )
-    texts = [*job.problems_on_any_ranks(inspection.unknown), *_raised(lambda: resolve_architecture(job.model))]
+    of_model = problems_raised_by(lambda: resolve_architecture(job.model))
+    texts = [*job.problems_on_any_ranks(inspection.unknown), *of_model]
     inspection.problems.extend(
         inspection.resolved.located(text) for text in texts if not inspection.is_about_wrong(text)
     )
@@ -141,7 +142,9 @@ def raise_problems(path: Path, problems: Sequence[str]) -> None:
         raise ConfigError(problems[0])
     if problems:
         numbered = "".join(f"\n  {number}. {problem}" for number, problem in enumerate(problems, start=1))
-        raise ConfigError(f"{path} has {len(problems)} problems:{numbered}")
+        error = ConfigError(f"{path} has {len(problems)} problems:{numbered}")
+        error.listed = problems
+        raise error
 
 
 def _read(path: Path) -> str:
@@ -233,13 +236,6 @@ def _names_in(problem: KeyProblem) -> Iterator[str]:
     yield problem.meant_section
     if problem.path == ("train", "global_batch_tokens"):
         yield "train.global_batch_size"  # its default counts where the tokens are not known
-
-
-def _raised(action: Callable[[], object]) -> Iterator[str]:
-    try:
-        action()
-    except MeshwrightError as error:
-        yield from str(error).splitlines()
 
 
 class _Place:

@@ -100,7 +100,7 @@ def location_text(stack: Sequence[Frame]) -> str:
 
 
 def activity_text(beat: Heartbeat, waits: Sequence[Wait], record: FlightRecord | None, stack: Sequence[Frame]) -> str:
-    """Return what a rank waits for, or its location."""
+    """Return what a rank waits for, or its location; "-" where its process has ended."""
     if beat.waits_for_rank is not None:
         what = "exchange" if beat.phase.startswith(ACTION_MARK) else beat.phase
         return f"{what} with rank {beat.waits_for_rank}"
@@ -108,7 +108,7 @@ def activity_text(beat: Heartbeat, waits: Sequence[Wait], record: FlightRecord |
         wait = waits[-1]
         module = module_of_wait(wait, record)
         return collective_text(wait.collective, wait.group) + (f", {module}" if module else "")
-    return location_text(stack)
+    return location_text(stack) if stack else "-"
 
 
 def _unit(record: FlightRecord | None) -> str | None:

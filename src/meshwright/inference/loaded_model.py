@@ -45,7 +45,8 @@ class LoadedModel:
     def encode_prompt(self, text: str) -> list[int]:
         """Return the ids of a prompt, end of text for an empty one; raises ConfigError without a tokenizer."""
         if self.tokenizer is None:
-            raise ConfigError(f"{self.origin} has no tokenizer: put the model's {TOKENIZER} into its run folder")
+            folder = self.origin if is_hugging_face(self.origin) else self.origin.parent.parent
+            raise ConfigError(f"{self.origin} has no tokenizer: put the model's {TOKENIZER} into {folder}")
         ids = [*self.start, *(int(token) for token in self.tokenizer.encode(text))]
         return ids or [self.tokenizer.end_of_text]
 

@@ -53,7 +53,8 @@ def make_plan(
         found, page = more, _page(more, request, num_runners_up, chosen)
     pick, fastest, runners = page.pick, page.fastest, page.runners_up
     table = layout_table([pick.layout, *(runner.layout for runner in runners)])
-    given = None if request.given is None else judge(request.given, request)
+    refusal = "" if request.given is None else invalid_reason(request.given, request)
+    given = None if request.given is None or refusal else judge(request.given, request)
     fsdp_alone, fsdp_alone_refusal = _plain_layout(request)
     rejections = [*misfits(pick, given, request, found.menu), *invalid_neighbours(pick.layout, request)]
     return Plan(
@@ -77,6 +78,7 @@ def make_plan(
         fsdp_alone=fsdp_alone,
         fsdp_alone_refusal=fsdp_alone_refusal,
         given=given,
+        given_refusal=refusal,
         alternatives=tuple(page.contrasts.values()),
         rejections=tuple(rejections),
         sensitivities=tuple(sensitivities(table, request)),

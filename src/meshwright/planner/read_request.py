@@ -10,7 +10,7 @@ from typing import Any, get_args
 from meshwright.config.load import DEFAULT, ResolvedJob, inspect_text, raise_problems
 from meshwright.cost.stacks import OURS, load_stack
 from meshwright.cost.training_setup import TrainingSetup
-from meshwright.errors import ConfigError, InfeasibleLayout, UnsupportedError
+from meshwright.errors import ConfigError, InfeasibleLayout, UnsupportedError, problems_raised_by
 from meshwright.hardware.catalogue import LOCAL, load_device, with_example_rates
 from meshwright.hardware.choice import choose_cluster, named_cluster
 from meshwright.planner.rate import rate_problem
@@ -72,13 +72,27 @@ def resolve_named(named: Named, overrides: tuple[str, ...]) -> ResolvedJob:
     said = [
         f"model.source={named.model}",
         f"train.seq_len={seq_len}",
-        f"train.global_batch_size={num_sequences(named, seq_len)}",
         "precision.compute=bfloat16",
         "layout.search=true",
     ]
-    inspection = inspect_text(Path("plan"), "", (*said, *overrides))
-    raise_problems(Path("the command line"), inspection.problems)
+    inspection, of_batch = inspect_text(Path("plan"), "", (*said, *overrides)), []
+    if "train" not in inspection.unknown:
+        try:
+            said.append(f"train.global_batch_size={num_sequences(named, inspection.resolved.job.train.seq_len)}")
+            inspection = inspect_text(Path("plan"), "", (*said, *overrides))
+        except ConfigError as error:
+            of_batch.append(str(error))
+    raise_problems(Path("the command line"), [*inspection.problems, *of_batch])
     return inspection.resolved
+
+
+def option_problems(options: Options) -> list[str]:
+    """Return what is wrong with options whatever is planned."""
+    problems, precisions = problems_raised_by(lambda: load_stack(options.stack)), get_args(Precision)
+    if options.precision is not None and options.precision not in precisions:
+        meant = _meant_precision(options.precision, precisions)
+        problems.append(f"--precision {options.precision} is none of {', '.join(precisions)}{meant}")
+    return problems
 
 
 def num_sequences(named: Named, seq_len: int) -> int:
@@ -112,6 +126,7 @@ def _rounded(exact: float, count: int) -> int | None:
 
 def plan_request(resolved: ResolvedJob, options: Options) -> PlanRequest:
     """Return what a job asks; raises ConfigError or UnsupportedError for what cannot be planned."""
+    raise_problems(Path("the command line"), option_problems(options))
     job = resolved.job
     architecture = resolve_architecture(job.model)
     if architecture is None:
@@ -123,7 +138,7 @@ def plan_request(resolved: ResolvedJob, options: Options) -> PlanRequest:
     cluster = with_example_rates(cluster) if options.takes_example else cluster
     # A job that sets no layout, or searches, leaves it to the planner.
     layout = None if job.layout.search or not fixed else layout_on(cluster, job, options)
-    workload = _workload(job, options)
+    workload = job.workload if options.precision is None else job.workload.replace(precision=options.precision)
     request = PlanRequest(
         model_name=job.model.source,
         architecture=architecture,
@@ -197,16 +212,6 @@ def _misfit(request: LayoutRequest, cluster: Cluster) -> str:
         f"cannot run a layout of {request.product}: {advice}set one degree in [layout] to -1, which takes the devices "
         "that the others leave"
     )
-
-
-def _workload(job: Job, options: Options) -> Workload:
-    if options.precision is None:
-        return job.workload
-    choices = get_args(Precision)
-    if options.precision not in choices:
-        meant = _meant_precision(options.precision, choices)
-        raise ConfigError(f"--precision {options.precision} is none of {', '.join(choices)}{meant}")
-    return job.workload.replace(precision=options.precision)
 
 
 def _meant_precision(text: str, choices: Sequence[str]) -> str:

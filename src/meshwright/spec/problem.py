@@ -125,7 +125,7 @@ def shown_value(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple | list):
-        return str(list(value))
+        return f"[{', '.join(map(shown_value, value))}]"
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 

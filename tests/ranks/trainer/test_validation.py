@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 
 from meshwright.checkpoint.checkpoint import read_metadata
+from meshwright.checkpoint.examine.contents import stored_tensors
 from training_runs import FinishedRun, tiny_job, train_on_ranks
 
 
@@ -44,10 +44,10 @@ def dropping(dropout: float) -> dict[str, Any]:
 
 
 def stored_hashes(finished: FinishedRun) -> dict[str, Any]:
-    """Return the chunks' hashes of everything in the last checkpoint, buffers included."""
+    """Return the hashes of the shards of everything in the last checkpoint, buffers included."""
     checkpoint = finished.run.checkpoint(finished.run.checkpoint_steps()[-1])
-    tensors = json.loads((checkpoint / "checkpoint.json").read_text())["contents"]["tensors"]
-    return {name: [chunk["xxh3_128"] for chunk in tensor["chunks"]] for name, tensor in tensors.items()}
+    stored = stored_tensors(checkpoint)
+    return {name: [part.shard and part.shard.xxh3_128 for part in parts] for name, parts in stored.items()}
 
 
 def test_dropout_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,6 +101,7 @@ def test_a_verb_that_ends_well_ends_with_0(monkeypatch: pytest.MonkeyPatch, caps
         (["zzz"], f"error: unknown command 'zzz': commands are {', '.join(VERBS)}"),
         (["--nonsense"], "error: No such option"),
         (["check"], "error: Missing argument 'JOB_FILE'"),
+        (["list"], "error: Missing argument '{models|devices|clusters}'. Choose from: models, devices, clusters"),
         (["check", "job.toml", "--ranks", "x"], "error: Invalid value for '--ranks'"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -60,6 +61,29 @@ def test_check_says_what_is_wrong_as_json(capsys: pytest.CaptureFixture[str]) ->
     assert captured.err == f"error: {found['error']}\n"
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["check", TINY, "train.steps=0", "train.seq_len=0"],
+        ["plan", "--model", "llama3-8b", "--cluster", "h100:8", "layout.tpp=2"],
+        ["show", "nope.toml"],
+        ["report", "nope"],
+        ["list", "nope"],
+        ["nope"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_command_that_fails_prints_its_problems_as_json(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*arguments, "--json"]) == 2
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert captured.err.endswith(f"error: {found['error']}\n")
+    assert all(problem in found["error"] for problem in found["problems"])
+    assert len(found["problems"]) == (2 if arguments[0] in ("check", "plan") else 1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("option", "is_shown"), [((), True), (("-q",), False), (("--quiet",), False)])
 def test_quiet_prints_no_progress(
@@ -71,6 +95,16 @@ def test_quiet_prints_no_progress(
     captured = capsys.readouterr()
     assert captured.err == (f"the layout is now in {job}\n" if is_shown else "")
     assert "pick" in captured.out
+
+
+@pytest.mark.parametrize(("option", "is_shown"), [((), True), (("-q",), False)])
+def test_a_notice_is_wrapped_and_quiet_leaves_it_out(option: tuple[str, ...], is_shown: bool) -> None:
+    command = [sys.executable, "-m", "meshwright", "plan", TINY, *option]
+    shown = subprocess.run(
+        command, env=os.environ | {"COLUMNS": "60"}, capture_output=True, text=True, check=False
+    ).stderr
+    assert ("is not calibrated" in " ".join(shown.split())) == is_shown
+    assert max(map(len, shown.splitlines()), default=0) <= 60
 
 
 def test_verbose_shows_where_an_error_came_from(capsys: pytest.CaptureFixture[str]) -> None:

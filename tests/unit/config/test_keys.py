@@ -40,7 +40,7 @@ def test_a_suggestion_is_always_allowed(key: Key, value: object) -> None:
     [
         ("train.steps", "100", 100),
         ("train.steps", 100.0, 100),
-        ("train.steps", -5, 1),
+        ("train.steps", -5, 5),
         ("train.seed", -5, 0),
         ("train.steps", 2.5, 3),
         ("layout.compile", "yes", True),

@@ -70,7 +70,7 @@ def test_the_configs_end_counts_where_there_is_no_generation_config(tmp_path: Pa
 def test_a_folder_without_tokenizer_says_so_when_text_comes(tmp_path: Path) -> None:
     write_hf(tmp_path / "theirs", "llama")
     loaded = load_model(tmp_path / "theirs", device=CPU)
-    with pytest.raises(ConfigError, match=r"has no tokenizer: put the model's tokenizer\.json into"):
+    with pytest.raises(ConfigError, match=r"has no tokenizer: put the model's tokenizer\.json into .*theirs$"):
         loaded.encode_prompt("hi")
 
 

@@ -127,7 +127,7 @@ def test_what_does_not_fit_names_the_class_and_fixes_that_fit() -> None:
     found = [rejection for rejection in plan().rejections if rejection.step_s is not None]
     assert found
     for rejection in found:
-        assert re.fullmatch(r"takes \S+ GiB of [a-z ,]+: .+ are missing", rejection.reason)
+        assert re.fullmatch(r"takes \S+ GiB of [a-z ]+, \S+ GiB in all: .+ are missing", rejection.reason)
         assert len(rejection.fixes) <= 3
     assert any(rejection.fixes for rejection in found)
 
@@ -192,8 +192,14 @@ def test_a_layout_that_was_set_and_does_not_fit_is_the_first_to_be_rejected() ->
     answer = make_plan(ask("llama3-70b", 64, seq_len=16_384, batch=64, given=given), min_scored=0)
     assert answer.given is not None
     assert answer.given.free_bytes < 0
-    assert " GiB of gradients: " in answer.rejections[0].reason
+    assert " GiB of gradients, " in answer.rejections[0].reason
     assert answer.rejections[0].fixes
+
+
+def test_a_layout_that_was_set_and_is_invalid_has_a_reason_and_no_step() -> None:
+    answer = make_plan(ask("llama3-8b", 256, batch=16, given=Layout(dp_shard=256)), min_scored=0)
+    assert answer.given is None
+    assert answer.given_refusal.startswith("a global batch of 16 sequences does not divide by 256 data-parallel ranks")
 
 
 @pytest.mark.slow

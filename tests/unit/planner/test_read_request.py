@@ -60,6 +60,11 @@ def test_all_devices_share_the_batch_where_a_number_near_allows_it(cluster: str,
     assert num_sequences(named(cluster=cluster, global_batch_tokens=2_000_000), 8192) == sequences
 
 
+def test_tokens_of_a_step_are_those_of_the_length_that_an_override_sets() -> None:
+    job = resolve_named(named(global_batch_tokens=1_000_000), ("train.seq_len=4096",)).job
+    assert (job.train.seq_len, job.global_batch_size) == (4096, 256)
+
+
 def test_a_batch_is_needed_and_is_a_sequence_at_least() -> None:
     with pytest.raises(ConfigError, match="the batch is missing: give --global-batch-tokens"):
         num_sequences(named(), 4096)

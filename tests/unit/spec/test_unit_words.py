@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.units import GiB, counted, format_bytes, format_duration, format_duration_range
+from meshwright.units import GiB, counted, format_bytes, format_duration, format_interval
 
 
 @pytest.mark.parametrize(
@@ -16,11 +16,16 @@ def test_durations(seconds: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("low_s", "high_s", "text"),
-    [(0.0, 5e-6, "0 to 5 us"), (2059.0, 2975.0, "34.3 to 49.6 min"), (50.0, 61.0, "0.833 to 1.02 min")],
+    ("duration_s", "error", "step", "text"),
+    [
+        (2.5e-6, 1.2, "2.5 us", "0 to 5.5 us"),
+        (53.9, 0.25, "53.9 s", "40.4 to 67.4 s"),
+        (2500.0, 0.2, "41.7 min", "33.3 to 50 min"),
+        (0.9996, 0.1, "1 s", "0.9 to 1.1 s"),
+    ],
 )
-def test_a_range_of_durations_has_one_unit(low_s: float, high_s: float, text: str) -> None:
-    assert format_duration_range(low_s, high_s) == text
+def test_a_duration_and_its_interval_have_one_unit(duration_s: float, error: float, step: str, text: str) -> None:
+    assert format_interval(duration_s, error) == (step, text)
 
 
 def test_only_one_is_singular() -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from meshwright.app.job.object_problems import object_problems
 from meshwright.app.job.remote_checkpoints import remote_problems
 from meshwright.config.load import ResolvedJob
 from meshwright.data.data_problems import problems as data_problems
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, problems_raised_by
 from meshwright.hardware.catalogue import LOCAL, load_device
 from meshwright.hardware.choice import named_cluster
 from meshwright.hardware.machine import nearest_existing
@@ -92,7 +92,7 @@ def run_folder_problems(run: Run, *, resume: bool, overwrite: bool) -> list[str]
 
 def _model_problems(resolved: ResolvedJob) -> list[str]:
     section = resolved.job.model
-    problems = _lines_raised_by(lambda: resolve_architecture(section))
+    problems = problems_raised_by(lambda: resolve_architecture(section))
     if is_object_source(section.source):
         problems += object_problems("model", section, resolved.folder, resolved.job.layout)
     weights = section.initial_weights
@@ -112,22 +112,22 @@ def _problems_between(job: Job, num_ranks: int | None, unknown: Collection[str] 
         return problems
     # A schedule's file is read for a layout that could run it.
     layout = job.layout.resolve(num_ranks or job.layout.num_ranks)
-    return _lines_raised_by(lambda: build_schedule(layout, job.num_microbatches(layout), read_schedule(layout)))
+    return problems_raised_by(lambda: build_schedule(layout, job.num_microbatches(layout), read_schedule(layout)))
 
 
 def _cluster_problems(job: Job, num_ranks: int | None, unknown: Collection[str]) -> list[str]:
     section, problems = job.cluster, []
     device = section.device
     if device is not None:
-        problems += [f"cluster.device: {text}" for text in _lines_raised_by(lambda: load_device(device))]
+        problems += [f"cluster.device: {text}" for text in problems_raised_by(lambda: load_device(device))]
     if section.name == LOCAL:
         return problems
-    unnamed = [f"cluster.name: {text}" for text in _lines_raised_by(lambda: named_cluster(section.name))]
+    unnamed = [f"cluster.name: {text}" for text in problems_raised_by(lambda: named_cluster(section.name))]
     if unnamed:
         return [*problems, *unnamed]
     cluster = named_cluster(section.name)
     if (count := section.num_devices) is not None:
-        problems += _lines_raised_by(lambda: cluster.with_num_devices(count))
+        problems += problems_raised_by(lambda: cluster.with_num_devices(count))
     return problems if {"layout", "cluster"}.intersection(unknown) else [*problems, *_count_problems(job, num_ranks)]
 
 
@@ -157,14 +157,6 @@ def _data_problems(resolved: ResolvedJob, *, knows_model: bool) -> list[str]:
     except MeshwrightError:
         architecture = None  # reported by _model_problems
     return data_problems(job.data, job.train.seq_len, architecture.vocab_size if architecture else None)
-
-
-def _lines_raised_by(action: Callable[[], object]) -> list[str]:
-    try:
-        action()
-    except MeshwrightError as error:
-        return str(error).splitlines()
-    return []
 
 
 def _refusal_to_write(folder: Path) -> str | None:

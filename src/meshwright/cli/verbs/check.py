@@ -29,11 +29,12 @@ def command(
         found = check(job_file, *overrides, ranks=ranks, resume=resume, overwrite=overwrite)
     except MeshwrightError as error:
         if as_json:
-            print_json({"is_valid": False, "error": str(error)})
+            print_json({"is_valid": False, "error": str(error), "problems": [*error.listed] or [str(error)]})
         raise
     if as_json:
-        misfit = None if found.misfit is None else str(found.misfit)
-        print_json({"is_valid": misfit is None, "error": misfit, "lines": found.lines})
+        misfits = [] if found.misfit is None else [str(found.misfit)]
+        record = {"is_valid": not misfits, "error": misfits[0] if misfits else None, "problems": misfits}
+        print_json({**record, "lines": found.lines})
     else:
         click.echo(str(found))
     if found.misfit is not None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from meshwright.cli.result_command import print_json, result_command
+from meshwright.log import fitted
 
 
 @result_command
@@ -35,6 +36,7 @@ def command(source: Path, run_folder: Path, config: Path | None, overwrite: bool
     if is_hf:
         model_folder(config or source)
     from meshwright.checkpoint.hf.import_ import import_folder
+    from meshwright.checkpoint.hf.side_files import TOKENIZER
 
     done = import_folder(source, run_folder, config=config, overwrite=overwrite)
     if as_json:
@@ -42,15 +44,12 @@ def command(source: Path, run_folder: Path, config: Path | None, overwrite: bool
         result = {"checkpoint": checkpoint, "num_parameters": done.num_parameters, "dtypes": done.dtypes}
         print_json({**result, "dropped": done.dropped})
         return
-    click.echo(
-        f"{source} -> {done.run.checkpoint(0)}: {format_count(done.num_parameters)} parameters "
-        f"in {' and '.join(done.dtypes)}"
-    )
+    parameters = f"{format_count(done.num_parameters)} parameters in {' and '.join(done.dtypes)}"
+    click.echo(fitted(f"{source} -> {done.run.checkpoint(0)}: {parameters}"))
     for reason, names in done.dropped.items():
-        click.echo(f"dropped {counted(len(names), 'tensor')} ({first_of(names, 2)}): {reason}")
-    if is_hf:
-        train = f"meshwright train {done.run.job} run.dir=NEW"
-    else:
-        # initial_weights takes Hugging Face folders only.
-        train = f"meshwright export {run_folder} HF_FOLDER, then set model.initial_weights to HF_FOLDER"
-    click.echo(f"next: meshwright generate {run_folder}, or train from it: {train}")
+        click.echo(fitted(f"dropped {counted(len(names), 'tensor')} ({first_of(names, 2)}): {reason}"))
+    # initial_weights takes Hugging Face folders only.
+    export = f"meshwright export {run_folder} HF_FOLDER, then set model.initial_weights to HF_FOLDER"
+    train = f"meshwright train {done.run.job} run.dir=NEW" if is_hf else export
+    generate = f"meshwright generate {run_folder}, or train from it: " * (run_folder / TOKENIZER).is_file()
+    click.echo(fitted(f"next: {generate}{train}"))

@@ -112,22 +112,25 @@ def _check(words: tuple[str, ...], given: dict[str, Any]) -> None:
     files = [word for word in words if "=" not in word]
     if len(files) > 1:
         raise ConfigError(f"{' and '.join(files)} are {len(files)} job files: plan one at a time")
-    for text in given["cluster"]:
-        choose_cluster(text)
+    clusters = [choose_cluster(text) for text in given["cluster"]]
     if given["html"] is not None:
         require_page("--html", given["html"])
     if given["write"] and not files:
         raise ConfigError("--write puts the layout into a job file: name one in place of --model")
     others = [word for word in words if "=" in word and not word.startswith("layout.")]
-    if given["write"] and (others or given["cluster"] or given["precision"]):
-        said = ", ".join([*others, *(f"--{name}" for name in ("cluster", "precision") if given[name])])
-        raise ConfigError(f"--write would write a layout for what {files[0]} does not say ({said}): put it in first")
+    for cluster in clusters[:1]:
+        others += [f"cluster.name={cluster.name}", f"cluster.num_devices={cluster.num_devices}"]
+    others += [f"precision.compute={given['precision']}"] * bool(given["precision"])
+    if given["write"] and others:
+        raise ConfigError(
+            f"--write would write a layout for what {files[0]} does not say: first put {', '.join(others)} into it"
+        )
     for name in ("price_per_gpu_hour", "deadline", "frontier"):
         if given[name] and not given["tokens"]:
             raise ConfigError(f"--{name.replace('_', '-')} needs --tokens, the tokens of the whole run, such as 15T")
-    if len(given["cluster"]) > 1 and not given["tokens"]:
+    if len(clusters) > 1 and not given["tokens"]:
         raise ConfigError("several --cluster are compared by days and cost: give --tokens too, or one --cluster")
-    prices, clusters = given["price_per_gpu_hour"], given["cluster"]
+    prices = given["price_per_gpu_hour"]
     if len(prices) > 1 and len(prices) != len(clusters):
         raise ConfigError(
             f"{len(prices)} times --price-per-gpu-hour for {len(clusters)} times --cluster: give one for each, or one"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import median
 
 from pydantic import ValidationError
 
@@ -15,28 +14,25 @@ from meshwright.errors import ConfigError
 from meshwright.evaluation.dataset.read import MeasuredRun
 from meshwright.evaluation.dataset.row import RunRow
 from meshwright.planner.read_request import Options, plan_request
-from meshwright.spec.layout.layout import LayoutRequest
+from meshwright.spec.layout.layout import Layout, LayoutRequest
 from meshwright.spec.run.run import Manifest, Run
-from meshwright.spec.run.run_report import RunMetrics, read_metrics
-
-_NUM_WARM_UP, _FEWEST_STEPS = 3, 3
-"""First steps of an attempt, which compile and allocate, and the least that must be left."""
+from meshwright.spec.run.run_report import LEAST_STEPS, RunMetrics, read_metrics
 
 
 def read_own_run(folder: Path) -> MeasuredRun:
-    """Return the newest attempt of the run in `folder`; raises ConfigError where there is none that was timed."""
+    """Return the timed attempt of the run in `folder`; raises ConfigError where there is none."""
     run = Run(folder)
     manifest = read_manifest(run)
-    layout = manifest.attempts[-1].layout
-    step_s = median_step_s(run, read_metrics(run), len(manifest.attempts))
-    setup = setup_of_run(run, manifest)
+    metrics = read_metrics(run)
+    layout = timed_layout(run, manifest, metrics)
+    setup = setup_of_run(run, manifest, layout)
     cells = {
         "id": folder.name,
         "source": str(folder),
         "stack": OURS,
         "gpu": setup.cluster.device.name,
         "n_gpus": str(layout.num_ranks),
-        "step_time_s": f"{step_s:.9g}",
+        "step_time_s": f"{metrics.median_step_s:.9g}",
     }
     return MeasuredRun(RunRow(cells), setup, layout)
 
@@ -57,21 +53,18 @@ def read_manifest(run: Run) -> Manifest:
     return manifest
 
 
-def median_step_s(run: Run, metrics: RunMetrics, attempt: int) -> float:
-    """Return the median of the attempt's steps, the first few left out; raises ConfigError where too few are left."""
-    times_s = metrics.step_s[metrics.attempt == attempt].tolist()
-    timed = times_s[_NUM_WARM_UP:]
-    if len(timed) < _FEWEST_STEPS:
+def timed_layout(run: Run, manifest: Manifest, metrics: RunMetrics) -> Layout:
+    """Return the layout of the attempt that step times are of; raises ConfigError where none has enough steps."""
+    if len(metrics) == 0 or (metrics.attempt == metrics.timed_attempt).sum() < LEAST_STEPS:
         raise ConfigError(
-            f"{run.folder}: its newest attempt has {len(times_s)} steps, and the first {_NUM_WARM_UP} warm up: "
-            f"train at least {_NUM_WARM_UP + _FEWEST_STEPS} steps"
+            f"{run.folder} has {len(metrics)} steps and no attempt of {LEAST_STEPS} or more, the first of which warm "
+            "up: train longer"
         )
-    return float(median(timed))
+    return manifest.attempts[metrics.timed_attempt - 1].layout
 
 
-def setup_of_run(run: Run, manifest: Manifest) -> TrainingSetup:
+def setup_of_run(run: Run, manifest: Manifest, layout: Layout) -> TrainingSetup:
     """Return what was trained, and on what; raises MeshwrightError where it cannot be priced."""
-    layout = manifest.attempts[-1].layout
     job = manifest.job.replace(layout=LayoutRequest.model_validate(layout.model_dump()))
     setup = plan_request(ResolvedJob(job, {}, run.job), Options(stack=OURS, takes_example=True)).setup
     stack = setup.stack.replace(kernels="compiled" if layout.compiles_blocks else "eager")

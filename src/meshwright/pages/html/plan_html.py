@@ -13,12 +13,12 @@ from meshwright.pages.figures.plan_figures import memory_ranks_figure, pareto_fi
 from meshwright.pages.html.html_page import cards, paragraph, plot, rich_table, section, write_page
 from meshwright.pages.tables.memory_table import memory_table
 from meshwright.pages.tables.page_table import percent
-from meshwright.pages.tables.plan_table import interval, largest_speedup, pick_notes, plan_tables, request_words
+from meshwright.pages.tables.plan_table import largest_speedup, pick_notes, plan_tables, request_words
 from meshwright.pages.tables.simulated_table import simulated_page
 from meshwright.pages.tables.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.layout_plan import Plan
-from meshwright.units import format_bytes, format_count, format_duration
+from meshwright.units import format_bytes, format_count, format_interval
 
 _FRONTIER = (
     "Each point is a layout: lower is faster, further right leaves more memory free. The line is the Pareto front: "
@@ -45,8 +45,9 @@ def _head(plan: Plan) -> Iterator[str]:
 def _cards(plan: Plan) -> str:
     estimate = plan.pick.estimate
     shares = {"MFU": estimate.mfu, "HFU": estimate.hfu}
+    step, interval = format_interval(estimate.step.total_s, estimate.relative_error)
     return cards(
-        {f"step, 80 %: {interval(estimate)}": format_duration(estimate.step.total_s)}
+        {f"step, 80 %: {interval}": step}
         | {"tokens/s a device": f"{plan.tokens_per_s_per_device:,.0f}"}
         | {name: percent(share) for name, share in shares.items() if share is not None}
         | {f"memory of {format_bytes(plan.usable_memory_bytes)}": format_bytes(estimate.memory.reserved_bytes)}

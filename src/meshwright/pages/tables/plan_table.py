@@ -15,9 +15,8 @@ from meshwright.pages.tables.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK, wat
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.layout_plan import Candidate, Contrast, Plan
-from meshwright.spec.step.estimate import Estimate
 from meshwright.spec.step.step_decomposition import COMPONENT_NAMES
-from meshwright.units import counted, format_bytes, format_count, format_duration, format_duration_range
+from meshwright.units import counted, format_bytes, format_count, format_duration, format_interval
 
 _MAX_ALTERNATIVES = 8
 _MAX_COMPONENTS = 2
@@ -80,6 +79,8 @@ def _pick(plan: Plan) -> Iterator[RenderableType]:
     yield from pick_notes(plan)
     if plan.given is not None:
         yield f"given: {_spaced(plan.given.layout)}"
+    if plan.given_refusal:
+        yield f"given: invalid: {escape(plan.given_refusal)}"
 
 
 def pick_notes(plan: Plan) -> Iterator[str]:
@@ -100,7 +101,9 @@ def pick_notes(plan: Plan) -> Iterator[str]:
 def _memory_needed(plan: Plan) -> str:
     """Return how much more or less memory the fastest layout needs than the pick."""
     more_bytes = plan.pick.free_bytes - plan.fastest.free_bytes
-    return f"needs {format_bytes(abs(more_bytes))} {'more' if more_bytes >= 0 else 'less'}"
+    if not more_bytes:
+        return "needs as much memory"
+    return f"needs {format_bytes(abs(more_bytes))} {'more' if more_bytes > 0 else 'less'}"
 
 
 def _pareto(plan: Plan) -> Table:
@@ -138,21 +141,12 @@ def _numbers(candidate: Candidate, plan: Plan) -> list[str]:
     step_s, estimate = candidate.estimate.step.total_s, candidate.estimate
     rate = plan.workload.global_batch_tokens / step_s / plan.num_devices
     return [
-        format_duration(step_s),
-        interval(estimate),
+        *format_interval(step_s, estimate.relative_error),
         f"{rate:,.0f}",
         "-" if estimate.mfu is None else percent(estimate.mfu),
         "-" if estimate.hfu is None else percent(estimate.hfu),
         _free(candidate),
     ]
-
-
-def interval(estimate: Estimate) -> str:
-    """Return the interval that holds the step time with a chance of 80 %."""
-    low, high = (
-        estimate.step.total_s * factor for factor in (1 - estimate.relative_error, 1 + estimate.relative_error)
-    )
-    return format_duration_range(max(low, 0.0), high)
 
 
 def _runners_up(plan: Plan) -> Table:

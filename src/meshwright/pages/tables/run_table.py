@@ -24,13 +24,13 @@ def run_page(report: RunReport) -> Iterator[RenderableType]:
     yield f"[bold]{report.folder}[/], {layout_text(report.layout) or 'one rank'}"
     yield ""
     if report.predicted is None:
-        yield f"measured, the median     {format_duration(measured_s)}"
+        yield f"measured, the median     {format_duration(measured_s)} ({report.metrics.timed_words})"
         yield not_predicted_words(report)
         return
     estimate = report.predicted.estimate
     total_s = estimate.step.total_s
     yield waterfall(estimate)
-    yield f"measured, the median     {format_duration(measured_s)}"
+    yield f"measured, the median     {format_duration(measured_s)} ({report.metrics.timed_words})"
     yield difference_words(report)
     yield ""
     if estimate.mfu is None:
@@ -131,6 +131,7 @@ def _figures(found: RunComparison) -> Iterator[RenderableType]:
         change = "" if of_a is None or of_b is None or not of_a else signed_percent(of_b / of_a - 1)
         table.add_row(label_of(name), *cells, change)
     yield table
+    yield f"medians: A {found.a.timed_steps}, B {found.b.timed_steps}, without the first of an attempt, which warm up"
 
 
 def _settings(found: RunComparison) -> Iterator[RenderableType]:

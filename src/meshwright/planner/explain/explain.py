@@ -13,11 +13,12 @@ from meshwright.cost.layout_table import LayoutTable, concatenate, layout_table
 from meshwright.planner.candidate import candidate_at, layout_at
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.finalists import SHORT_PIPELINE
-from meshwright.planner.search.menu import Menu
+from meshwright.planner.search.menu import Menu, pipeline_options
 from meshwright.planner.search.price import Priced, price
 from meshwright.planner.search.rules import is_valid
 from meshwright.planner.search.space import is_needless, vary
 from meshwright.spec.layout.layout import Layout
+from meshwright.spec.problem import shown_value
 from meshwright.spec.run.layout_plan import Candidate, Fix, Rejection
 from meshwright.spec.step.estimate import MEMORY_CLASSES, MemoryUse
 from meshwright.units import format_bytes
@@ -113,12 +114,11 @@ def _other_degrees(layout: Layout, request: PlanRequest, menu: Menu) -> Iterator
 
 def _other_choices(layout: Layout, menu: Menu) -> Iterator[LayoutTable]:
     own = layout_table([layout])
-    schedules, numbers = zip(*menu.pipelines, strict=True)
     options: list[Mapping[str, Any]] = [
         {key: getattr(menu, key)}
         for key in ("microbatch_size", "cp_method", "is_resharded", "reduces_each_microbatch", "async_tp", "compile")
     ]
-    options += [{"schedule": schedules, "stages_per_rank": numbers}] if layout.pp > 1 else []
+    options += [pipeline_options(menu.pipelines)] if layout.pp > 1 else []
     options.append({"cpu_offload": (False, True)})
     kinds = [(kind, every) for kind in menu.activation_checkpoint for every in menu.activation_checkpoint_every]
     kinds = [(kind, every) for kind, every in kinds if kind != "none" or every == 1]
@@ -184,6 +184,7 @@ def _excess(candidate: Candidate, usual: MemoryUse, request: PlanRequest) -> str
     # A layout that is compared with itself breaks at what is largest.
     worst = max(more, key=lambda name: (more[name], getattr(memory, name)))
     taken = f"takes {format_bytes(getattr(memory, worst))} of {MEMORY_CLASSES[worst]}"
+    taken += f", {format_bytes(memory.reserved_bytes)} in all"
     if candidate.free_bytes >= 0:
         missing = format_bytes(request.margin_bytes - candidate.free_bytes)
         return f"{taken}: {missing} of planner.memory_margin are missing"
@@ -191,4 +192,4 @@ def _excess(candidate: Candidate, usual: MemoryUse, request: PlanRequest) -> str
 
 
 def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value) if isinstance(value, str) else shown_value(value)

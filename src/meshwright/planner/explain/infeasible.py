@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,6 +23,7 @@ from meshwright.spec.job.validity import split_problems
 from meshwright.spec.layout.layout import AXES, Layout
 from meshwright.spec.layout.schedule.schedule_rules import schedule_problems
 from meshwright.spec.model.moe_architecture import MoEArchitecture
+from meshwright.spec.problem import Fix, Problem, nearest_first, shown_value
 from meshwright.spec.run.layout_plan import Rejection
 from meshwright.units import counted, format_bytes, format_count
 
@@ -29,18 +31,40 @@ _MAX_DEVICES = 2**17
 _NUM_DEVICES_NAMED = 3
 _NUM_SAMPLED = 50
 _DENSE_AXES = ("tp", "pp", "cp")
+_LAYOUT = "layout."
+_QUOTED_KEY = re.compile(r"layout\.(\w+) = ")
 
 
 def no_layout(request: PlanRequest, menu: Menu) -> InfeasibleLayout:
-    """Return the error that says why none of the menu's layouts is valid and fits."""
-    candidates = splits(request, menu)
-    if len(candidates) and len(layout_space(request, replace(menu, microbatch_size=menu.microbatch_size[:1]))):
+    """Return the error that says why none of the menu's layouts is valid and fits; what it suggests works."""
+    if _has_layouts(request, menu):
         return InfeasibleLayout(_too_large(request, menu))
-    if len(candidates):
-        return InfeasibleLayout(f"{_asked(request)}: {_usual_reason(candidates, request)}{_kept(request)}")
+    problems = _problems(request, menu)
+    working = (problem.working(lambda fix: _has_layouts(_with_fix(request, fix))) for problem in problems)
+    problem = next((one for one in working if one.fixes), problems[0].working(lambda _: False))
+    return InfeasibleLayout(f"{_asked(request)}: {problem}{_kept(request)}")
+
+
+def _problems(request: PlanRequest, menu: Menu) -> list[Problem]:
+    """Return the rules that keep the menu from holding a valid layout, the most probable first."""
+    if len(candidates := splits(request, menu)):
+        return _usual_problems(candidates, request, menu)
     if len(sharing := model_splits(request, menu)):
-        return InfeasibleLayout(_no_batch(request, np.unique(sharing.dp)))
-    return InfeasibleLayout(_no_split(request))
+        return [_no_batch(request, np.unique(sharing.dp))]
+    return _no_split(request)
+
+
+def _has_layouts(request: PlanRequest, menu: Menu | None = None) -> bool:
+    """Return whether any layout is valid, by default of the request's own menu, whether it fits or not."""
+    menu = menu or menu_of(request)
+    return len(layout_space(request, replace(menu, microbatch_size=menu.microbatch_size[:1]))) > 0
+
+
+def _with_fix(request: PlanRequest, fix: Fix) -> PlanRequest:
+    keys = {key.removeprefix(_LAYOUT): value for key, value in fix.items() if key.startswith(_LAYOUT)}
+    of_train = {key.partition(".")[2]: value for key, value in fix.items() if not key.startswith(_LAYOUT)}
+    fixed = {key: value for key, value in {**request.fixed, **keys}.items() if value is not None}
+    return replace(request, fixed=fixed).with_setup(workload=request.workload.replace(**of_train))
 
 
 def _asked(request: PlanRequest) -> str:
@@ -51,51 +75,72 @@ def _kept(request: PlanRequest) -> str:
     """Return which keys were set, as a part of a sentence."""
     if not request.fixed:
         return ""
-    return "; set by you: " + ", ".join(f"layout.{key} = {value}" for key, value in request.fixed.items())
+    return "; set by you: " + ", ".join(f"layout.{key} = {shown_value(value)}" for key, value in request.fixed.items())
 
 
-def _usual_reason(candidates: LayoutTable, request: PlanRequest) -> str:
-    """Return the rule that most of the splits break with the choices that are set."""
+def _usual_problems(candidates: LayoutTable, request: PlanRequest, menu: Menu) -> list[Problem]:
+    """Return the rules that splits break with the choices that are set: those about set keys alone and common first."""
+    has_stages = (candidates.pp > 1) | (request.fixed.get("virtual_stages") in (None, 1))
+    candidates = candidates.take(has_stages) if has_stages.any() else candidates
     rows = np.linspace(0, len(candidates) - 1, _NUM_SAMPLED).astype(int)
-    layouts = [candidates.layout(row).replace(**request.fixed) for row in dict.fromkeys(rows.tolist())]
-    reasons = Counter(invalid_reason(layout, request) for layout in layouts)
-    return reasons.most_common(1)[0][0]
+    choices = {"schedule": menu.pipelines[0][0]} if menu.pipelines else {}
+    choices |= {"reshard_after_forward": "auto", "gradient_sync": "auto", **request.fixed}
+    layouts = [candidates.layout(row).replace(**choices) for row in dict.fromkeys(rows.tolist())]
+    reasons = Counter(_broken_rules(layout, request)[0] for layout in layouts)
+
+    def num_not_set(problem: Problem) -> int:
+        return len(set(_QUOTED_KEY.findall(problem.what)) - request.fixed.keys())
+
+    return sorted((problem for problem, _ in reasons.most_common()), key=num_not_set)
 
 
-def _no_batch(request: PlanRequest, degrees: np.ndarray) -> str:
-    """Return that no data-parallel degree divides the batch, and the nearest batches that one does."""
-    batch = request.workload.global_batch_size
-    below = [batch // int(dp) * int(dp) for dp in degrees if batch >= dp]
-    above = [-(-batch // int(dp)) * int(dp) for dp in degrees]
-    nearest = [*([max(below)] if below else []), min(above)]
-    choices = " or ".join(f"{size} ({size * request.workload.seq_len} tokens)" for size in dict.fromkeys(nearest))
-    return (
-        f"{_asked(request)}: a global batch of {batch} sequences divides among no number of data-parallel ranks that "
-        f"the model leaves ({', '.join(map(str, degrees[:8]))}{', ...' if len(degrees) > 8 else ''}): "
+def _no_batch(request: PlanRequest, degrees: np.ndarray) -> Problem:
+    """Return that no data-parallel degree divides the batch, with the nearest batches and microbatches that work."""
+    batch, size = request.workload.global_batch_size, request.fixed.get("microbatch_size", 1)
+    per_pass = [int(dp) * size for dp in degrees]
+    below, above = max(batch // one * one for one in per_pass), min(-(-batch // one) * one for one in per_pass)
+    choices = " or ".join(
+        f"{number} ({number * request.workload.seq_len} tokens)" for number in (below, above) if number
+    )
+    sizes = [n for n in divisors(batch) if any(batch % (int(dp) * n) == 0 for dp in degrees)]
+    fixes = [{f"{_LAYOUT}microbatch_size": n} for n in nearest_first(size, sizes)]
+    each = f" x layout.microbatch_size = {size}" if size > 1 else ""
+    after = (
         f"set the global batch to {choices} sequences, or change the number of devices (cluster.num_devices, or "
-        f"--cluster NAME:COUNT){_kept(request)}"
+        "--cluster NAME:COUNT)"
+    )
+    return Problem(
+        f"a global batch of {batch} sequences divides among no number of data-parallel ranks that the model leaves "
+        f"({', '.join(map(str, degrees[:8]))}{', ...' if len(degrees) > 8 else ''}){each}",
+        fixes,
+        after=f", or {after.removeprefix('set ')}",
+        otherwise=after,
     )
 
 
-def _no_split(request: PlanRequest) -> str:
-    """Return the rule that the keys set by the user violate, or that no degrees divide the number of devices."""
-    degrees = {axis: int(request.fixed.get(axis, 1)) for axis in AXES}
-    product, count = int(np.prod(list(degrees.values()))), request.num_devices
-    keys = {key: value for key, value in request.fixed.items() if key in Layout.model_fields and key not in AXES}
-    alone = split_problems(Layout.model_validate(degrees | keys), request.architecture, request.workload.seq_len)
+def _no_split(request: PlanRequest) -> list[Problem]:
+    """Return the rules that the keys set by the user break, or that no degrees divide the number of devices."""
+    fixed, count = request.fixed, request.num_devices
+    degrees = {axis: int(fixed.get(axis, 1)) for axis in AXES}
+    product = int(np.prod(list(degrees.values())))
+    free = next((axis for axis in ("dp_shard", "dp_replicate", "cp", "pp", "tp") if axis not in fixed), None)
+
+    def layout(rest: int) -> Layout:
+        return Layout.model_validate({**degrees, **fixed, **({free: rest} if free else {})})
+
+    def problems(rest: int) -> list[Problem]:
+        return split_problems(layout(rest), request.architecture, request.workload.seq_len)
+
+    others = [{one.what for one in problems(rest)} for rest in (2, 3)]
+    alone = [one for one in problems(1) if all(one.what in found for found in others)]
     if alone:  # on any number of devices
-        return f"{_asked(request)}: {alone[0]}{_kept(request)}"
+        return alone
     if count % product:
         factors = " x ".join(f"layout.{axis} = {degree}" for axis, degree in degrees.items() if degree > 1)
         nearest = " or ".join(map(str, request.cluster.nearest_multiples(product)))
         advice = "change a degree" + (f", or take {nearest} devices" if nearest else "")
-        return f"{_asked(request)}: {counted(count, 'device')} do not divide by {factors}: {advice}"
-    rest = count // product
-    free = next((axis for axis in ("dp_shard", "dp_replicate", "cp", "pp", "tp") if axis not in request.fixed), None)
-    if free is not None:
-        degrees[free] *= rest
-    layout = Layout.model_validate(degrees | keys)
-    return f"{_asked(request)}: {invalid_reason(layout, request)}{_kept(request)}"
+        return [Problem(f"{counted(count, 'device')} do not divide by {factors}", otherwise=advice)]
+    return _broken_rules(layout(count // product), request)
 
 
 def _too_large(request: PlanRequest, menu: Menu) -> str:
@@ -133,7 +178,7 @@ def _remedies(request: PlanRequest, needed_bytes: float) -> str:
     if spare >= 0:
         found.append(f"set planner.memory_margin to {math.floor(100 * spare) / 100:g} or less")
     free = replace(request, fixed={})
-    if request.fixed and (_fits(free) or (request.cluster.device.can_offload and _fits(free, offloads=True))):
+    if request.fixed and _fits(free):
         found.append("leave out what is set in [layout]")
     if request.cluster.inter_node is None:
         found.append("take a cluster whose nodes a network joins")
@@ -147,22 +192,23 @@ def _remedies(request: PlanRequest, needed_bytes: float) -> str:
 
 
 def _smallest_count(request: PlanRequest) -> int | None:
-    """Return the smallest doubling of the number of devices that the cluster takes and on which the model fits."""
-    count = 2 * request.num_devices
-    while count <= _MAX_DEVICES:
-        if request.cluster.takes(count):
-            larger = request.with_setup(cluster=request.cluster.with_num_devices(count))
-            if _fits(larger):
-                return count
-        count *= 2
+    """Return the smallest doubling of the number of devices, or of a node's, on which the model fits."""
+    cluster, own = request.cluster, request.num_devices
+    counts = {n << power for power in range(_MAX_DEVICES.bit_length()) for n in (own, cluster.devices_per_node)}
+    for count in sorted(n for n in counts if own < n <= _MAX_DEVICES and cluster.takes(n)):
+        if _fits(request.with_setup(cluster=cluster.with_num_devices(count))):
+            return count
     return None
 
 
-def _fits(request: PlanRequest, *, offloads: bool = False) -> bool:
+def _fits(request: PlanRequest) -> bool:
+    """Return whether a layout fits, its state in the host's memory where that is needed and left open."""
     menu = menu_of(request)
-    menu = replace(menu, cpu_offload=(True,)) if offloads else menu
-    _, headroom = weigh(leanest(splits(request, menu), menu), request)
-    return bool((headroom >= request.margin_bytes).any())
+    menus = [menu]
+    if "cpu_offload" not in request.fixed and request.cluster.device.can_offload:
+        menus.append(replace(menu, cpu_offload=(True,)))
+    tables = (leanest(splits(request, one), one) for one in menus)
+    return any(bool((weigh(table, request)[1] >= request.margin_bytes).any()) for table in tables)
 
 
 def _larger_devices(needed_bytes: float, request: PlanRequest) -> list[str]:
@@ -190,20 +236,25 @@ def invalid_neighbours(layout: Layout, request: PlanRequest) -> Iterator[Rejecti
 
 
 def invalid_reason(layout: Layout, request: PlanRequest) -> str:
-    """Return the first rule that an invalid layout breaks."""
-    problems: list[str] = [*split_problems(layout, request.architecture, request.workload.seq_len)]
+    """Return the first rule that a layout breaks; empty if it is valid."""
+    return next(iter(_broken_rules(layout, request)), "")
+
+
+def _broken_rules(layout: Layout, request: PlanRequest) -> list[Problem]:
+    problems = split_problems(layout, request.architecture, request.workload.seq_len)
     batch, per_pass = request.workload.global_batch_size, layout.dp * layout.microbatch_size
     if layout.num_ranks != request.num_devices:
         ranks, devices = counted(layout.num_ranks, "rank"), counted(request.num_devices, "device")
-        problems.insert(0, f"{ranks} on {devices}: change a degree")
+        problems.insert(0, Problem(f"{ranks} on {devices}", otherwise="change a degree"))
     if batch % per_pass:
-        problems.append(
-            f"a global batch of {batch} sequences does not divide by {layout.dp} data-parallel ranks x "
-            f"layout.microbatch_size = {layout.microbatch_size}"
-        )
-    else:
-        problems += schedule_problems(layout, batch // per_pass)
-    return problems[0]
+        return [
+            *problems,
+            Problem(
+                f"a global batch of {batch} sequences does not divide by {layout.dp} data-parallel ranks x "
+                f"layout.microbatch_size = {layout.microbatch_size}"
+            ),
+        ]
+    return [*problems, *schedule_problems(layout, batch // per_pass)]
 
 
 def _next(layout: Layout, axis: str, num_devices: int) -> Layout | None:

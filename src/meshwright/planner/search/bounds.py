@@ -19,7 +19,7 @@ from meshwright.cost.arrays import Bools, Floats
 from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, CONTEXT_METHODS, LayoutTable, concatenate
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.bubble import least_waiting, steady_s
-from meshwright.planner.search.menu import Menu
+from meshwright.planner.search.menu import Menu, pipeline_options
 from meshwright.planner.search.price import time_steps, weigh
 from meshwright.planner.search.rules import splits_model
 from meshwright.planner.search.space import WAYS, reduces_needlessly, vary, with_ways
@@ -147,8 +147,7 @@ def _may_fit(candidates: LayoutTable, request: PlanRequest, menu: Menu) -> Bools
     rows = np.flatnonzero(~fits & (candidates.pp > 1))
     pipelines = [pipeline for pipeline in menu.pipelines if pipeline[0] in _LEAN]
     if len(rows) and pipelines:
-        schedules, numbers = zip(*pipelines, strict=True)
-        others = vary(candidates.take(rows), {"schedule": schedules, "stages_per_rank": numbers})
+        others = vary(candidates.take(rows), pipeline_options(pipelines))
         fits[rows] = _has_room(others, request).reshape(len(rows), len(pipelines)).any(axis=1)
     return fits
 

@@ -186,7 +186,7 @@ def _waiting_share(layouts: LayoutTable, number: Floats | Ints, repeated: Floats
 
 def _imbalance(layouts: LayoutTable, request: PlanRequest) -> Floats:
     """Return by how much the largest rank's share of the model exceeds the mean, as a multiple of it."""
-    is_v = layouts.has_schedule(V_SCHEDULES)
+    is_v = layouts.has_schedule(V_SCHEDULES) & (layouts.pp > 1)
     keys, which = np.unique((layouts.pp << 32) + (layouts.stages_per_rank << 1) + is_v, return_inverse=True)
     boundaries = request.fixed.get("stage_boundaries")
     model, seq_len = request.setup.model, request.workload.seq_len

@@ -13,7 +13,7 @@ groups of ranks in reshard_after_forward. Whatever a job sets itself is taken as
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from meshwright.errors import UnsupportedError
 from meshwright.planner.request import PlanRequest
 from meshwright.spec.layout.layout import LOOPED_SCHEDULES, SCHEDULES, SINGLE_STAGE_SCHEDULES, V_SCHEDULES
 from meshwright.spec.model.moe_architecture import MoEArchitecture
+from meshwright.spec.problem import shown_value
 
 _VIRTUAL_STAGES = (2, 3, 4, 6, 8)
 _MAX_MICROBATCH_SIZE = 64
@@ -53,6 +54,14 @@ class Menu:
     async_tp: tuple[bool, ...]
     cpu_offload: tuple[bool, ...]
     compile: tuple[bool, ...]
+
+
+def pipeline_options(pipelines: Sequence[Pipeline]) -> dict[str, Sequence[Any]]:
+    """Return the columns of a table that `pipelines` set, each with the values of all of them."""
+    return {
+        "schedule": [schedule for schedule, _ in pipelines],
+        "stages_per_rank": [number for _, number in pipelines],
+    }
 
 
 def menu_of(request: PlanRequest) -> Menu:
@@ -93,18 +102,19 @@ def _pipelines(schedules: tuple[str, ...], stages_per_rank: int | None) -> list[
     """Return the schedules with the numbers of stages a rank that they take, or with the one that is set."""
     numbers: dict[str, tuple[int, ...]] = dict.fromkeys(SINGLE_STAGE_SCHEDULES, (1,))
     numbers |= dict.fromkeys(LOOPED_SCHEDULES, _VIRTUAL_STAGES) | dict.fromkeys(V_SCHEDULES, (2,))
-    # A value that the user set may be invalid with the schedule: then no layout is valid, which is reported.
-    chosen = None if stages_per_rank is None else (stages_per_rank,)
-    return [(schedule, number) for schedule in schedules for number in chosen or numbers[schedule]]
+    if stages_per_rank is not None:
+        taken = (*numbers.items(), *dict.fromkeys(LOOPED_SCHEDULES, (stages_per_rank,)).items())
+        numbers = {name: tuple(number for number in own if number == stages_per_rank) for name, own in taken}
+    return [(schedule, number) for schedule in schedules for number in numbers[schedule]]
 
 
 def _constrained(menu: Menu, fixed: Mapping[str, Any]) -> Menu:
     changes: dict[str, Any] = {}
-    if fixed.get("activation_checkpoint_blocks") is not None or fixed.get("activation_checkpoint") == "auto":
+    per_block = [key for key in ("activation_checkpoint_blocks", "activation_checkpoint") if fixed.get(key) is not None]
+    if per_block and (per_block != ["activation_checkpoint"] or fixed["activation_checkpoint"] == "auto"):
         raise UnsupportedError(
-            "layout.search = true chooses what all blocks save, not what each of them does: leave out "
-            'layout.activation_checkpoint_blocks and layout.activation_checkpoint = "auto", or set layout.search to '
-            "false"
+            f"layout.{per_block[0]} = {shown_value(fixed[per_block[0]])} chooses what each block saves, but the search "
+            f"chooses one value for all blocks: leave it out, or give the whole layout in a job file"
         )
     if "schedule" in fixed or "virtual_stages" in fixed:
         schedule, number = fixed.get("schedule"), fixed.get("virtual_stages")

@@ -135,7 +135,7 @@ def promised_s(priced: Priced, menu: Menu) -> Floats:
 def _pieces(bounds: Bounds, is_left: Bools, request: PlanRequest, menu: Menu) -> Iterator[Ints]:
     """Yield positions of what may fit in the order of the bounds, in growing pieces; what may not is left no more."""
     order = np.argsort(bounds.least_s, kind="stable")
-    choices = len(menu.pipelines) * len(menu.cp_method)
+    choices = max(1, len(menu.pipelines)) * len(menu.cp_method)
     size = _FIRST_PIECE
     for first in range(0, len(order), _NUM_WEIGHED):
         rows = order[first : first + _NUM_WEIGHED]

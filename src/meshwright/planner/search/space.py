@@ -15,7 +15,7 @@ import numpy as np
 from meshwright.cost.arrays import Bools
 from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, CONTEXT_METHODS, LayoutTable, concatenate, layout_table
 from meshwright.planner.request import PlanRequest
-from meshwright.planner.search.menu import Menu
+from meshwright.planner.search.menu import Menu, pipeline_options
 from meshwright.planner.search.rules import is_valid, runs_schedule, shares_batch, splits_model
 from meshwright.spec.layout.layout import SCHEDULES, SPLIT_BACKWARD_SCHEDULES, Layout
 
@@ -77,8 +77,7 @@ def with_choices(table: LayoutTable, request: PlanRequest, menu: Menu) -> Layout
     # Without a pipeline all schedules are one.
     schedule = request.fixed.get("schedule", Layout().schedule)
     flat = vary(flat, {"schedule": (schedule,), "stages_per_rank": (_flat_stages(request),)})
-    schedules, numbers = zip(*menu.pipelines, strict=True)
-    table = concatenate([flat, vary(piped, {"schedule": schedules, "stages_per_rank": numbers})])
+    table = concatenate([flat, vary(piped, pipeline_options(menu.pipelines))])
     table = _with_cp_methods(table, menu)
     table = vary(_with_compile(table, request, menu), {"cpu_offload": menu.cpu_offload})
     # The first of the fine choices that a layout may have.
@@ -165,7 +164,7 @@ def vary(table: LayoutTable, options: Mapping[str, Sequence[Any]]) -> LayoutTabl
             codes = [_code(name, value) for value in options[name]]
             columns[name] = np.tile(np.array(codes, column.dtype), len(table))
         else:
-            columns[name] = np.repeat(column, count, axis=0) if count > 1 else column
+            columns[name] = np.repeat(column, count, axis=0) if count != 1 else column
     return LayoutTable(**columns)
 
 

@@ -94,12 +94,8 @@ class Job(Frozen):
     def _problems(self, unknown: Collection[str], layout_problems: Callable[[Job], list[Problem]]) -> list[Problem]:
         def broken_rules_of(job: Job) -> list[Problem]:
             knows_split = not SPLIT_SECTIONS.intersection(unknown)
-            return [
-                *job.batch_problems(),
-                *job._step_problems(),
-                *job._checkpoint_problems(),
-                *(layout_problems(job) if knows_split else []),
-            ]
+            of_layout = layout_problems(job) if knows_split else name_problems(job.layout)
+            return [*job.batch_problems(), *job._step_problems(), *job._checkpoint_problems(), *of_layout]
 
         return with_working_fixes(broken_rules_of(self), lambda fix: broken_rules_of(with_fix(self, fix)))
 

@@ -151,7 +151,9 @@ class Plan(Frozen):
     fsdp_alone_refusal: str = ""
     """Why there is no such layout."""
     given: Candidate | None = None
-    """The layout that the job itself sets, where it was not left to the planner."""
+    """The layout that the job itself sets, where it was not left to the planner, if it is valid."""
+    given_refusal: str = ""
+    """Why it is not valid."""
     alternatives: Annotated[tuple[Contrast, ...], Field(strict=False)] = ()
     """Why the pick wins, closest first."""
     rejections: Annotated[tuple[Rejection, ...], Field(strict=False)] = ()

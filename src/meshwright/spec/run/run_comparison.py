@@ -16,7 +16,7 @@ _MOST_LOSSES = 8
 
 
 class RunSummary(Frozen):
-    """One run in figures; medians are over all its steps."""
+    """One run in figures."""
 
     name: str
     num_steps: int
@@ -24,6 +24,8 @@ class RunSummary(Frozen):
     last_loss: float
     validation_loss: float | None
     """The last one; None where none was computed."""
+    timed_steps: str
+    """Steps that the medians are taken over, such as "steps 24 to 40"."""
     median_step_s: float
     median_tokens_per_s: float | None
     """None of data that has no tokens."""
@@ -82,14 +84,15 @@ def compare_runs(
 
 def run_summary(name: str, manifest: Manifest, metrics: RunMetrics) -> RunSummary:
     """Return a run with at least one finished step in figures."""
-    tokens_per_s = float(np.median(metrics.tokens_per_s))
+    tokens_per_s = float(np.median(metrics.tokens_per_s[metrics.timed]))
     return RunSummary(
         name=name,
         num_steps=len(metrics),
         num_ranks=manifest.attempts[-1].layout.num_ranks,
         last_loss=float(metrics.loss[-1]),
         validation_loss=float(metrics.validation_loss[-1]) if len(metrics.validation_loss) else None,
-        median_step_s=float(np.median(metrics.step_s)),
+        timed_steps=metrics.timed_words,
+        median_step_s=metrics.median_step_s,
         median_tokens_per_s=None if np.isnan(tokens_per_s) else tokens_per_s,
         peak_memory_bytes=float(metrics.memory_bytes.max()),
     )

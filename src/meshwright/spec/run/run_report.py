@@ -12,12 +12,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import ConfigError
+from meshwright.log import logger
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.run.layout_plan import Candidate
 from meshwright.spec.run.run import Manifest, Run
 from meshwright.spec.step.step_decomposition import StepDecomposition
 
 Floats = NDArray[np.float64]
+
+_NUM_WARM_UP = 3
+"""First steps of an attempt, which compile and allocate."""
+LEAST_STEPS = 2 * _NUM_WARM_UP
+"""Steps of an attempt from which a step time is taken."""
+
+
+def num_warm_up(num_steps: int) -> int:
+    """Return how many first steps of an attempt are left out of its step time: none where too few would be left."""
+    return _NUM_WARM_UP if num_steps >= LEAST_STEPS else 0
 
 
 @dataclass(frozen=True)
@@ -40,11 +51,35 @@ class RunMetrics:
     def __len__(self) -> int:
         return len(self.step)
 
+    @property
+    def timed_attempt(self) -> int:
+        """Return the newest attempt that has enough steps to be timed; the newest of all, if none has."""
+        attempts, counts = np.unique(self.attempt, return_counts=True)
+        return int(max(attempts[counts >= LEAST_STEPS], default=attempts[-1]))
+
+    @property
+    def timed(self) -> NDArray[np.int64]:
+        """Return the positions of the steps that medians are taken over: the timed attempt's without its first few."""
+        rows = np.flatnonzero(self.attempt == self.timed_attempt)
+        return rows[num_warm_up(len(rows)) :]
+
+    @property
+    def timed_words(self) -> str:
+        """Return the numbers of those steps, such as "steps 24 to 40"."""
+        return f"steps {self.step[self.timed[0]]} to {self.step[self.timed[-1]]}"
+
+    @property
+    def median_step_s(self) -> float:
+        """Return the median time of those steps."""
+        return float(np.median(self.step_s[self.timed]))
+
 
 def read_metrics(run: Run) -> RunMetrics:
     """Return the metrics of `run`; raises ConfigError where they cannot be read."""
     try:
-        lines = run.metrics.read_text(encoding="utf-8").splitlines()
+        *lines, unended = run.metrics.read_text(encoding="utf-8").split("\n")
+        if unended:
+            logger.warning("%s: its last line is incomplete and left out", run.metrics)
         rows: list[dict[str, Any]] = [json.loads(line) for line in lines if line.strip()]
         return _columns(rows)
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
@@ -82,7 +117,7 @@ class RunReport:
     predicted: Candidate | None
     """The layout that the run took, with its predicted step and memory; None for a model of the user's own."""
     measured_s: float
-    """Median of the newest attempt's steps, the first few left out."""
+    """Median of the timed steps."""
     parts: Mapping[str, StepDecomposition]
     """The step by component: "predicted" by formula, "simulated" and "measured" where they exist."""
 
@@ -91,8 +126,8 @@ class RunReport:
 
     @property
     def layout(self) -> Layout:
-        """Return the layout of the newest attempt."""
-        return self.manifest.attempts[-1].layout
+        """Return the layout of the timed attempt."""
+        return self.manifest.attempts[self.metrics.timed_attempt - 1].layout
 
     @property
     def predicted_s(self) -> float | None:

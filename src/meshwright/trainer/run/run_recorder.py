@@ -16,6 +16,7 @@ from meshwright.fault_tolerance.lost_peer import exit_code_of
 from meshwright.log import log_level, logger, shows_progress
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.run import Run
+from meshwright.spec.run.run_report import num_warm_up
 from meshwright.trainer.run.run_folder import ManifestFile
 from meshwright.trainer.run.sinks import open_sinks
 from meshwright.units import format_bytes, format_count, format_duration
@@ -163,8 +164,9 @@ class RunRecorder:
         self._manifest.add_results(last_step=last_step, **self._losses, **self._speed(), **results)
         speed = ""
         if self._step_ms:
-            median_ms, p95_ms = self._speed()["median_step_ms"], self._speed()["p95_step_ms"]
-            speed = f" | step median {median_ms:.0f} ms, p95 {p95_ms:.0f} ms"
+            first, found = last_step - len(self._timed_ms) + 1, self._speed()
+            median_ms, p95_ms = found["median_step_ms"], found["p95_step_ms"]
+            speed = f" | steps {first} to {last_step}: median {median_ms:.0f} ms, p95 {p95_ms:.0f} ms"
         total = format_duration(sum(self._step_ms) / 1e3)
         loss = f" | loss {self._losses['last_loss']:.4f}" if self._losses else ""
         hashed = f" | parameters {results['parameter_hash']}" if results.get("parameter_hash") else ""
@@ -175,10 +177,14 @@ class RunRecorder:
             logger.info("stopped with %d steps to go: continue with --resume%s", self._job.train.steps - last_step, key)
         self._manifest.close(exit_code)
 
+    @property
+    def _timed_ms(self) -> list[float]:
+        return self._step_ms[num_warm_up(len(self._step_ms)) :]
+
     def _speed(self) -> dict[str, float]:
         if not self._step_ms:
             return {}
-        ordered = sorted(self._step_ms)
+        ordered = sorted(self._timed_ms)
         return {
             "median_step_ms": statistics.median(ordered),
             "p95_step_ms": ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))],

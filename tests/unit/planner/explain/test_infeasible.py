@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from meshwright.errors import InfeasibleLayout
+from meshwright.errors import InfeasibleLayout, UnsupportedError
 from meshwright.planner.plan import find, make_plan
 from meshwright.planner.request import PlanRequest
 from questions import ask
@@ -69,3 +71,63 @@ def test_what_is_set_may_be_what_does_not_fit() -> None:
     question = ask("llama3-70b", 16, dp_replicate=16, batch=16, cpu_offload=False)
     with pytest.raises(InfeasibleLayout, match=r"leave out what is set in \[layout\].*set by you: layout.dp_replicate"):
         make_plan(question)
+
+
+@pytest.mark.parametrize(
+    ("question", "message"),
+    [
+        (
+            ask("llama3-8b", 8, tp=64),
+            "layout.tp = 64 does not divide the model's num_heads = 32: set layout.tp to 4 or 8",
+        ),
+        (
+            ask("llama3-8b", 8, batch=128, microbatch_size=7),
+            "layout.microbatch_size = 7: set layout.microbatch_size to 4 or 8, or the global batch to 126",
+        ),
+        (
+            ask("qwen3-30b-a3b", 8, ep=16),
+            "layout.ep = 16 does not divide layout.dp_shard x cp x tp = 8: set layout.ep to 4 or 8",
+        ),
+        (
+            ask("llama3-8b", 8, reshard_after_forward=3),
+            "layout.reshard_after_forward = 3 must divide layout.dp_shard x cp = ",
+        ),
+        (ask("llama3-8b", 8, virtual_stages=100), "num_layers = 32 fill 34 at most"),
+        (ask("llama3-8b", 8, virtual_stages=100, pp=2), "set layout.virtual_stages to 16;"),
+        (ask("llama3-8b", 8, virtual_stages=3, schedule="DualPipeV"), "set layout.virtual_stages to 2;"),
+    ],
+)
+def test_a_suggested_value_gives_a_layout(question: PlanRequest, message: str) -> None:
+    with pytest.raises(InfeasibleLayout, match=re.escape(message)) as raised:
+        find(question, min_scored=0)
+    suggested = re.search(r": set layout\.(\w+) to (\d+)", str(raised.value))
+    assert suggested is not None
+    repaired = {**question.fixed, suggested[1]: int(suggested[2])}
+    assert len(find(replace(question, fixed=repaired), min_scored=0).priced)
+
+
+@pytest.mark.parametrize(("model", "count", "seq_len"), [("llama3.1-405b", 8, 8192), ("llama3-8b", 24, 1_000_000)])
+def test_the_smallest_power_of_nodes_that_holds_the_model_is_named(model: str, count: int, seq_len: int) -> None:
+    with pytest.raises(InfeasibleLayout, match="take 32 devices"):
+        find(ask(model, count, seq_len=seq_len, batch=1_048_576 // seq_len), min_scored=0)
+
+
+@pytest.mark.parametrize("key", ["activation_checkpoint", "activation_checkpoint_blocks"])
+def test_what_each_block_saves_is_not_searched(key: str) -> None:
+    value = "auto" if key == "activation_checkpoint" else ("full",)
+    with pytest.raises(UnsupportedError, match=f"layout.{key} = .* chooses what each block saves.*: leave it out"):
+        find(ask(**{key: value}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "fixed",
+    [
+        {"virtual_stages": 3},
+        {"virtual_stages": 9, "pp": 2},
+        {"schedule": "ZBVZeroBubble"},
+        {"schedule": "ZBVZeroBubble", "virtual_stages": 1},
+    ],
+)
+def test_stages_that_some_schedule_takes_give_a_plan(fixed: dict[str, Any]) -> None:
+    pick = make_plan(ask("llama3-8b", 8, **fixed), num_runners_up=1, min_scored=0).pick.layout
+    assert {key: getattr(pick, key) for key in fixed} == fixed

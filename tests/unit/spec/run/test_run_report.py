@@ -1,0 +1,56 @@
+"""The steps that a run's step time is taken from, and metrics that a crash cut off."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from meshwright.errors import ConfigError
+from meshwright.spec.run.run import Run
+from meshwright.spec.run.run_report import read_metrics
+from written_runs import write_run
+
+
+def steps(first: int, last: int, attempt: int, step_ms: float) -> list[dict[str, float]]:
+    return [
+        {"step": step, "loss": 1.0, "tokens_per_s": 1.0, "memory_bytes": 1, "step_ms": step_ms, "attempt": attempt}
+        for step in range(first, last + 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("resumed", "words", "median_s"),
+    [
+        (steps(18, 20, 2, 900.0), "steps 4 to 17", 0.1),  # too few steps to be timed
+        (steps(18, 23, 2, 900.0), "steps 21 to 23", 0.9),
+        (steps(12, 40, 2, 900.0), "steps 15 to 40", 0.9),
+    ],
+)
+def test_step_times_are_the_newest_attempts_with_enough_steps(
+    tmp_path: Path, resumed: list[dict[str, float]], words: str, median_s: float
+) -> None:
+    metrics = read_metrics(Run(write_run(tmp_path / "run", [*steps(1, 17, 1, 100.0), *resumed])))
+    assert (metrics.timed_words, metrics.median_step_s) == (words, pytest.approx(median_s))
+
+
+def test_a_run_of_few_steps_is_timed_by_all_of_them(tmp_path: Path) -> None:
+    metrics = read_metrics(Run(write_run(tmp_path / "run", steps(1, 4, 1, 100.0))))
+    assert metrics.timed_words == "steps 1 to 4"
+
+
+def test_an_incomplete_last_line_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = Run(write_run(tmp_path / "run", steps(1, 9, 1, 100.0)))
+    with run.metrics.open("a", encoding="utf-8") as stream:
+        stream.write('{"step": 10, "st')
+    with caplog.at_level(logging.WARNING, "meshwright"):
+        assert len(read_metrics(run)) == 9
+    assert "its last line is incomplete and left out" in caplog.text
+
+
+def test_an_incomplete_line_before_the_last_is_refused(tmp_path: Path) -> None:
+    run = Run(write_run(tmp_path / "run", steps(1, 9, 1, 100.0)))
+    run.metrics.write_text('{"step": 10, "st\n' + run.metrics.read_text(encoding="utf-8"), encoding="utf-8")
+    with pytest.raises(ConfigError, match="cannot be read as metrics"):
+        read_metrics(run)
