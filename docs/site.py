@@ -43,5 +43,12 @@ def _packages(folder: Path, depth: int = 0) -> Iterator[str]:
 
 def _verb(name: str, module: str) -> str:
     command: click.Command = import_module(module).command
+    page = _help(name, command)
+    if isinstance(command, click.Group):
+        page += "".join(_help(f"{name} {verb}", one) for verb, one in command.commands.items())
+    return page
+
+
+def _help(name: str, command: click.Command) -> str:
     context = click.Context(command, info_name=f"meshwright {name}", max_content_width=88, terminal_width=88)
     return f"\n## {name}\n\n```text\n{command.get_help(context)}\n```\n"

@@ -1,7 +1,8 @@
 """Meshwright plans, proves and runs the training of large models on PyTorch.
 
 Commands are functions here: `import meshwright as mw; mw.plan(model="llama3-8b", cluster="h100:64", ...)`. Each is
-imported when it is first used, so that this import takes no time and no torch.
+imported when it is first used, so that this import takes no time and no torch. `mw.checkpoints` is a module: `ls`,
+`verify`, `inspect`, `diff`, `gc`, `reshard`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from meshwright.app import checkpoints as checkpoints
     from meshwright.app.check import check
     from meshwright.app.compare import compare
     from meshwright.app.diagnose import diagnose
@@ -56,6 +58,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Return one of the functions, imported now."""
+    if name == "checkpoints":
+        return import_module("meshwright.app.checkpoints")
     if name not in _PLACES:
         raise AttributeError(f"module 'meshwright' has no attribute {name!r}")
     in_python = import_module("meshwright.app.arguments").in_python
@@ -65,4 +69,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    return sorted([*__all__, "__version__", "checkpoints"])

@@ -8,7 +8,7 @@ from meshwright.errors import UnsupportedError
 EXTRA_OF_PACKAGE = {
     "torch": "train",
     "safetensors": "train",
-    "xxhash": "train",
+    "fsspec": "remote",
     "transformers": "hf",
     "tokenizers": "hf",
     "pyarrow": "parquet",

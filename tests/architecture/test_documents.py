@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 from meshwright.cli.main import VERBS, group
@@ -66,7 +67,9 @@ def test_every_command_exists_with_its_options(document: Path) -> None:
             if words and not words[0].startswith("-") and words[0].isalpha() and words[0].islower():
                 assert words[0] in VERBS, f"meshwright {' '.join(words)}"
                 command = group.get_command(context, words[0])
-                assert command is not None
+                if isinstance(command, click.Group) and len(words) > 1 and not words[1].startswith("-"):
+                    command = command.get_command(context, words[1])
+                assert command is not None, f"meshwright {' '.join(words)}"
                 known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
                 asked = {word.split("=")[0] for word in words[1:] if re.match(r"--?[a-z]", word)}
                 assert asked <= known | {"--help"}, f"meshwright {' '.join(words)}"

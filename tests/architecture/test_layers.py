@@ -7,6 +7,8 @@ from pathlib import Path
 
 import grimp
 
+from meshwright.spec.job.job import Job
+from meshwright.spec.run.run import Manifest
 from repository import ROOT, SOURCE, source_files, text_of
 
 PREDICT_HALF = ("spec", "config", "hardware", "cost", "simulator", "planner", "pages", "units", "errors", "log")
@@ -64,6 +66,14 @@ def test_the_predict_half_loads_no_torch() -> None:
 
 def test_check_loads_no_torch() -> None:
     assert "torch" not in run_command_line("check", str(ROOT / "examples" / "tiny.toml"))
+
+
+def test_examining_checkpoints_loads_no_torch(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text(Manifest(job=Job(), seed=0, num_parameters=1).to_json())
+    assert "torch" not in run_command_line("checkpoint", "ls", str(tmp_path))
+    assert "torch" not in run_command_line("checkpoint", "gc", str(tmp_path))
+    code = "import meshwright as mw\nmw.checkpoints.verify\nimport meshwright.checkpoint.remote.upload_process"
+    assert "torch" not in modules_loaded_by(code)
 
 
 def test_help_loads_neither_torch_nor_numpy() -> None:

@@ -16,7 +16,7 @@ MEASURED = re.compile(r"(^|_)(timeout|latency|bandwidth|duration|delay|elapsed|d
 TO_DO_WITHOUT_LINK = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b(?!\(https?://)")
 AGENT_OF_VERB = {
     "plan.py": "planner", "prove.py": "prover", "generate.py": "inference", "diagnose.py": "fault_tolerance",
-    "export.py": "checkpoint/hf", "import_.py": "checkpoint/hf",
+    "export.py": "checkpoint/hf", "import_.py": "checkpoint/hf", "checkpoint.py": "checkpoint",
 }  # fmt: skip
 """The package that does what a command of app and cli is called after."""
 FOREIGN_FOLDER = re.compile(r"(?<![\w.])/(home|Users)/\w+|file:///\w")

@@ -8,6 +8,7 @@ import sys
 from meshwright.app.arguments import JobSource, Positive, checked
 from meshwright.app.job.job_problems import check_job, layout_problems_of, run_folder
 from meshwright.app.job.jobs import as_job
+from meshwright.app.job.remote_checkpoints import fetch_if_empty
 from meshwright.app.job.summary import precision_note
 from meshwright.app.results.run_result import TrainedRun
 from meshwright.config.load import ResolvedJob, raise_problems
@@ -42,6 +43,7 @@ def train(
     resolved = as_job(job, overrides)
     run = run_folder(resolved)
     resume = resume or require_checkpoint
+    fetch_if_empty(resolved.job, run, resume=resume)
     _look_for_checkpoint(run, resume=resume, required=require_checkpoint)
     _refuse_no_step(resolved.job, run, resume=resume)
     # A module that the job names may lie next to the job file.
@@ -84,6 +86,8 @@ def train_under_torchrun(resolved: ResolvedJob, ranks: int | None, *, resume: bo
     raise_problems(resolved.path, layout_problems_of(resolved, num_ranks))
     # The folder that a restart finds is the run's own.
     is_restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    if os.environ["RANK"] == "0":
+        fetch_if_empty(resolved.job, run_folder(resolved), resume=resume or is_restart)
     return train_rank(_rank_config(resolved, resume=resume or is_restart, overwrite=overwrite and not is_restart))
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a training state: save, load, load_newest, verify, list_checkpoints, prune."""
+"""Checkpoints of a training state: save, load, load_newest, load_parameters."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from meshwright.checkpoint.boxes import Box
-from meshwright.checkpoint.durable import remove, temporary_sibling
+from meshwright.checkpoint.dtypes import torch_dtype
+from meshwright.checkpoint.durable import temporary_sibling
 from meshwright.checkpoint.load import fill, load
-from meshwright.checkpoint.manifest import read_index, read_manifest, torch_dtype
+from meshwright.checkpoint.manifest import read_index, read_manifest
 from meshwright.checkpoint.peers import GroupPeers, ProcessGroup
 from meshwright.checkpoint.save import SaveRequest, with_bytes, write_checkpoint
 from meshwright.checkpoint.saved import Saved, saved_in
@@ -22,7 +23,7 @@ from meshwright.log import logger
 from meshwright.spec.run.run import Run
 from meshwright.units import first_of
 
-__all__ = ["load", "load_newest", "load_parameters", "prune", "read_metadata", "save"]
+__all__ = ["load", "load_newest", "load_parameters", "read_metadata", "save"]
 
 
 def save(folder: Path, state: Mapping[str, Any], metadata: dict[str, Any], group: ProcessGroup = None) -> None:
@@ -42,13 +43,6 @@ def save_request(
 ) -> SaveRequest:
     """Return what the ranks that save `state` agree on."""
     return SaveRequest(folder, metadata, sorted(state), {shard.name: (shard.dtype, shard.shape) for shard in shards})
-
-
-def prune(run: Run, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints of `run`; call it on one rank, after a save."""
-    assert keep >= 1, f"keep = {keep}"
-    for step in run.checkpoint_steps()[:-keep]:
-        remove(run.checkpoint(step))
 
 
 def read_metadata(folder: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 import torch
 
 from meshwright.checkpoint.boxes import intersection
+from meshwright.checkpoint.dtypes import torch_dtype
 from meshwright.checkpoint.lookup import look_up
 from meshwright.checkpoint.manifest import (
     Index,
@@ -24,7 +25,6 @@ from meshwright.checkpoint.manifest import (
     read_manifest,
     remedy,
     size_problem,
-    torch_dtype,
 )
 from meshwright.checkpoint.peers import GroupPeers, ProcessGroup
 from meshwright.checkpoint.saved import Saved

@@ -17,7 +17,6 @@ import json
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import torch
 import xxhash
 from pydantic import Field, ValidationError
 
@@ -110,22 +109,6 @@ def data_name(rank: int) -> str:
 def manifest_name(rank: int) -> str:
     """Return the name of the manifest of `rank`."""
     return f"rank-{rank:05d}.json"
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return "float32" for torch.float32."""
-    return str(dtype).removeprefix("torch.")
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """Return torch.float32 for "float32"; raises CheckpointError for a dtype that this torch lacks."""
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise CheckpointError(
-            f"a tensor has dtype {name}, which torch {torch.__version__} does not have: "
-            "load it with the torch version that saved it (`meshwright checkpoint inspect` prints it)"
-        )
-    return dtype
 
 
 def hash_bytes(data: bytes | bytearray | memoryview) -> str:

@@ -81,15 +81,15 @@ def write_checkpoint(
     `after_write` is called with the number of bytes after each extent. Raises CheckpointError on all ranks if any of
     them fails; then the folder does not exist, and older checkpoints are unchanged.
     """
-    opened = _attempt(lambda: _open(request), request.folder) if peers.rank == 0 else {}
+    opened = _attempt(lambda: open_save(request), request.folder) if peers.rank == 0 else {}
     opened = peers.publish(opened)
     if "error" in opened:
         raise CheckpointError(f"saving failed on rank 0: {opened['error']}")
     temporary = Path(opened["temporary"])
     try:
-        own = _attempt(lambda: _write_rank(request, extents, peers.rank, temporary, after_write), request.folder)
+        own = _attempt(lambda: write_rank(request, extents, peers.rank, temporary, after_write), request.folder)
         outcomes = peers.collect(own)
-        ended = peers.publish(_finish(request, temporary, outcomes) if peers.rank == 0 else None)
+        ended = peers.publish(finish_save(request, temporary, outcomes) if peers.rank == 0 else None)
     except KeyboardInterrupt:
         if peers.rank == 0:
             remove(temporary)
@@ -154,7 +154,8 @@ def _attempt(act: Callable[[], dict[str, Any]], folder: Path) -> dict[str, Any]:
         return {"error": f"{type(error).__name__}: {error}"}
 
 
-def _open(request: SaveRequest) -> dict[str, Any]:
+def open_save(request: SaveRequest) -> dict[str, Any]:
+    """Make the temporary folder of a save and return {"temporary": its path}; raises CheckpointError, OSError."""
     json.dumps(request.metadata)
     if request.folder.exists():
         raise CheckpointError(
@@ -168,7 +169,7 @@ def _open(request: SaveRequest) -> dict[str, Any]:
     return {"temporary": str(temporary)}
 
 
-def _write_rank(
+def write_rank(
     request: SaveRequest,
     extents: Iterable[tuple[Extent, memoryview]],
     rank: int,
@@ -208,7 +209,7 @@ def _write(file: BinaryIO, extent: Extent, data: memoryview, start: int) -> Stor
     )
 
 
-def _finish(request: SaveRequest, temporary: Path, outcomes: list[dict[str, Any]]) -> dict[str, Any]:
+def finish_save(request: SaveRequest, temporary: Path, outcomes: list[dict[str, Any]]) -> dict[str, Any]:
     """Write the index and commit, or discard if a rank failed; return {"error": None or the text for all}."""
     failures = {rank: outcome["error"] for rank, outcome in enumerate(outcomes) if "error" in outcome}
     if not failures:

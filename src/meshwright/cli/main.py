@@ -36,6 +36,7 @@ VERBS: dict[str, tuple[str, str]] = {
         "meshwright.cli.verbs.diagnose",
         "Find why a run hangs: which rank did not reach which collective.",
     ),
+    "checkpoint": ("meshwright.cli.verbs.checkpoint", "List, verify, compare, clean up or rewrite checkpoints."),
     "generate": ("meshwright.cli.verbs.generate", "Continue a text with a trained model."),
     "export": ("meshwright.cli.verbs.export", "Write a checkpoint as a Hugging Face folder."),
     "import": ("meshwright.cli.verbs.import_", "Turn a Hugging Face folder into a checkpoint to train from."),

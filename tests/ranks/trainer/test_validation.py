@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from meshwright.checkpoint.checkpoint import read_metadata
+from meshwright.checkpoint.examine.contents import stored_tensors
 from training_runs import FinishedRun, tiny_job, train_on_ranks
 
 
@@ -43,10 +44,10 @@ def dropping(dropout: float) -> dict[str, Any]:
 
 
 def stored_hashes(finished: FinishedRun) -> dict[str, Any]:
-    """Return the chunks' hashes of everything in the last checkpoint, buffers included."""
+    """Return the hashes of the shards of everything in the last checkpoint, buffers included."""
     checkpoint = finished.run.checkpoint(finished.run.checkpoint_steps()[-1])
-    tensors = json.loads((checkpoint / "checkpoint.json").read_text())["contents"]["tensors"]
-    return {name: [chunk["xxh3_128"] for chunk in tensor["chunks"]] for name, tensor in tensors.items()}
+    stored = stored_tensors(checkpoint)
+    return {name: [part.shard and part.shard.xxh3_128 for part in parts] for name, parts in stored.items()}
 
 
 def test_dropout_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,3 +72,18 @@ def test_nothing_in_a_checkpoint_changes(
     validated = train_on_ranks({**job, "model": model}, tmp_path / "validated", 2)
     assert len(validated.validation) == 6
     assert stored_hashes(validated) == stored_hashes(plain)
+
+
+def test_checkpoints_of_the_lowest_validation_loss_are_kept(tmp_path: Path) -> None:
+    job = tiny_job(
+        tmp_path,
+        train={"steps": 8, "validation_interval": 2},
+        optimizer={"learning_rate": 0.5, "warmup_steps": 1},  # so high that the loss rises
+        checkpoint={"interval": 2, "keep": 1, "keep_best": 2},
+    )
+    finished = train_on_ranks(job, tmp_path / "run", 2)
+    losses = {row["step"]: row["validation_loss"] for row in finished.validation}
+    assert set(losses) == {2, 4, 6, 8}
+    assert set(finished.run.checkpoint_steps()) == {*sorted(losses, key=losses.__getitem__)[:2], 8}
+    for step in finished.run.checkpoint_steps():
+        assert read_metadata(finished.run.checkpoint(step))["validation_loss"] == losses[step]

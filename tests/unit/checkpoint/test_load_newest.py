@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from meshwright.checkpoint.checkpoint import load, load_newest, save
+from meshwright.checkpoint.examine.verify import verify_checkpoint
 from meshwright.checkpoint.manifest import hash_bytes
 from meshwright.errors import CheckpointError, DamagedCheckpoint
 from meshwright.spec.run.run import Run
@@ -131,3 +132,5 @@ def test_a_checkpoint_of_format_1_is_loaded(tmp_path: Path) -> None:
     state = state_of(0)
     assert load(folder, state) == {"step": 7}
     assert torch.equal(state["model"]["w"], weights)
+    verified = verify_checkpoint(folder)
+    assert (verified.damages, verified.num_bytes, verified.num_ranks) == ([], 48, 2)

@@ -12,9 +12,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from meshwright.checkpoint.checkpoint import load, load_parameters, prune, read_metadata, save
+from meshwright.checkpoint.checkpoint import load, load_parameters, read_metadata, save
 from meshwright.checkpoint.manifest import hash_bytes
+from meshwright.checkpoint.prune import prune
 from meshwright.errors import CheckpointError
+from meshwright.spec.run.retention import RetentionRule
 from meshwright.spec.run.run import Run
 
 State = dict[str, Any]
@@ -119,10 +121,10 @@ def test_what_killed_saves_left_is_removed_by_the_next(run: Run) -> None:
 
 def test_prune_keeps_the_newest(run: Run) -> None:
     save(run.checkpoint(100), make_state(), METADATA)
-    prune(run, 2)
+    prune(run, RetentionRule(keep=2))
     assert run.checkpoint_steps() == [20, 100]
-    prune(run, 2)
-    prune(run, 1)
+    prune(run, RetentionRule(keep=2))
+    prune(run, RetentionRule(keep=1))
     assert [path.name for path in run.checkpoints.iterdir()] == ["step-100"]
 
 
@@ -132,7 +134,7 @@ def test_prune_says_what_it_cannot_remove(run: Run, caplog: pytest.LogCaptureFix
     kept = run.folder / "kept"
     older.rename(kept)
     older.symlink_to(kept)
-    prune(run, 1)
+    prune(run, RetentionRule(keep=1))
     assert "could not be removed" in caplog.text
     assert "by hand" in caplog.text
     assert run.checkpoint_steps()[-1] == 20

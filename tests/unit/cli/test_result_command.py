@@ -26,9 +26,10 @@ def test_every_command_has_the_shared_options(verb: str) -> None:
     with group.make_context("meshwright", [], resilient_parsing=True) as context:
         command = group.get_command(context, verb)
     assert command is not None
-    options = [name for parameter in command.params for name in parameter.opts]
-    assert set(options) >= SHARED
-    assert len(options) == len(set(options))
+    for one in command.commands.values() if isinstance(command, click.Group) else [command]:
+        options = [name for parameter in one.params for name in parameter.opts]
+        assert set(options) >= SHARED
+        assert len(options) == len(set(options))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from meshwright.app.job.object_problems import object_problems
+from meshwright.app.job.remote_checkpoints import remote_problems
 from meshwright.config.load import ResolvedJob
 from meshwright.data.data_problems import problems as data_problems
 from meshwright.errors import MeshwrightError, problems_raised_by
@@ -46,6 +47,7 @@ def check_job(
         *_model_problems(resolved),
         *_cluster_problems(job, num_ranks, open_sections),
         *_data_problems(resolved, knows_model="model" not in unknown),
+        *remote_problems(job, resume=resume),
         *run_folder_problems(run_folder(resolved), resume=resume, overwrite=overwrite),
     ]
     return [resolved.located(text) for text in distinct(problems)]

@@ -11,6 +11,7 @@ from typing import Any
 
 from meshwright.checkpoint.boxes import Box
 from meshwright.checkpoint.checkpoint import read_metadata
+from meshwright.checkpoint.dtypes import dtype_name
 from meshwright.checkpoint.durable import write_durably
 from meshwright.checkpoint.find_checkpoint import model_folder
 from meshwright.checkpoint.hf.families import num_parameters, stored_shapes
@@ -19,7 +20,6 @@ from meshwright.checkpoint.hf.layouts import row_ranges
 from meshwright.checkpoint.hf.output_folder import output_folder, require_target
 from meshwright.checkpoint.hf.side_files import TOKENIZER, copy_side_files
 from meshwright.checkpoint.hf.weights import HfWeights, load_hf_parameters
-from meshwright.checkpoint.manifest import dtype_name
 from meshwright.checkpoint.peers import GroupPeers
 from meshwright.checkpoint.save import Extent, SaveRequest, with_bytes, write_checkpoint
 from meshwright.checkpoint.saved_model import IMPORTED_FROM

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator
 
 from pydantic import Field
@@ -94,7 +95,7 @@ class Job(Frozen):
         def broken_rules_of(job: Job) -> list[Problem]:
             knows_split = not SPLIT_SECTIONS.intersection(unknown)
             of_layout = layout_problems(job) if knows_split else name_problems(job.layout)
-            return [*job.batch_problems(), *job._step_problems(), *of_layout]
+            return [*job.batch_problems(), *job._step_problems(), *job._checkpoint_problems(), *of_layout]
 
         return with_working_fixes(broken_rules_of(self), lambda fix: broken_rules_of(with_fix(self, fix)))
 
@@ -186,6 +187,21 @@ class Job(Frozen):
                 "samples for validation",
                 [{"train.validation_interval": 0}, {"data.validation_fraction": 0.02}],
             )
+
+    def _checkpoint_problems(self) -> Iterator[Problem]:
+        train, checkpoint = self.train, self.checkpoint
+        if not checkpoint.keep_best:
+            return
+        saved, measured = checkpoint.interval, train.validation_interval
+        if measured and (train.steps % measured == 0 or (saved and math.lcm(saved, measured) <= train.steps)):
+            return
+        interval = f"train.validation_interval = {measured}"
+        what = "never measures one" if not measured else f"measures none at a step that is saved (every {saved})"
+        yield Problem(
+            f"checkpoint.keep_best = {checkpoint.keep_best} keeps those of the lowest validation loss, but {interval} "
+            f"{what}",
+            [{"train.validation_interval": saved or train.steps}, {"checkpoint.keep_best": 0}],
+        )
 
     def _layout_problems(self, num_ranks: int | None) -> list[Problem]:
         if self.layout.search:

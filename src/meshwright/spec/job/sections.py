@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from meshwright.spec.frozen import Frozen
+from meshwright.spec.run.retention import RetentionRule
 
 DEFAULT_WARMUP_STEPS = 10
 DEFAULT_MEMORY_MARGIN = 0.07
@@ -166,12 +167,23 @@ class CheckpointSection(Frozen):
     """Steps between two checkpoints; 0 saves only at the end or when asked to stop."""
     keep: PositiveInt = 2
     """Newest checkpoints to keep; older ones are removed after a newer one is complete."""
+    keep_every: NonNegativeInt = 0
+    """Steps whose multiples are never removed; 0 for none."""
+    keep_best: NonNegativeInt = 0
+    """Checkpoints with the lowest validation loss to keep as well; needs one measured at steps that are saved."""
     mode: Literal["auto", "async", "sync"] = "auto"
     """Whether training goes on while a checkpoint is written; auto does so from 64 MiB of state a rank on."""
     niceness: NonNegativeInt = 10
     """Niceness of the processes that write in the background; 19 yields the CPU to anything else."""
     max_bytes_per_s: PositiveFloat | None = Field(None, examples=[500e6])
     """Most bytes that each rank writes in a second in the background; no limit by default."""
+    remote: str | None = Field(None, examples=["s3://bucket/run"])
+    """URL to which complete checkpoints are copied in the background; needs meshwright[remote]."""
+
+    @property
+    def retention(self) -> RetentionRule:
+        """Return which checkpoints are kept."""
+        return RetentionRule(keep=self.keep, keep_every=self.keep_every, keep_best=self.keep_best)
 
 
 class RunSection(Frozen):

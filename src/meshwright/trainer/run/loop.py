@@ -58,19 +58,22 @@ def train(job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate 
                 with watch.tracking(training.model) if step == tracked_step else nullcontext():
                     take_step(training, step, speed, recorder)
                 profiler.after_step(step)
-                checkpoints.report()
+                if (news := checkpoints.report()) and recorder is not None:
+                    recorder.add_results(**news)
+                validation_loss = None
                 if is_due(step, job.train.validation_interval):
                     watch.mark("validation")
-                    validate(training, step, recorder)
+                    validation_loss = validate(training, step, recorder)
                 watch.mark("agree")
                 asked = ranks.agree_on(stop.signal)
                 if asked is not None and step < job.train.steps:
                     logger.info("%s: stopping after step %d, with a checkpoint", asked.name, step)
                 if asked is not None or step == last_step or is_due(step, job.checkpoint.interval):
                     watch.mark("checkpoint")
-                    checkpoints.save(step)
+                    checkpoints.save(step, validation_loss)
             watch.mark("finish")
-            checkpoints.finish()
+            if (news := checkpoints.finish()) and recorder is not None:
+                recorder.add_results(**news)
             code = exit_code(job, step, asked)
             # After a signal there may be little time left.
             digest = (
@@ -140,12 +143,13 @@ def take_step(training: Training, step: int, speed: PeakFlops, recorder: RunReco
     )
 
 
-def validate(training: Training, step: int, recorder: RunRecorder | None) -> None:
-    """Measure and record the validation loss; a collective."""
+def validate(training: Training, step: int, recorder: RunRecorder | None) -> float:
+    """Measure, record and return the validation loss; a collective."""
     num_batches = min(training.job.train.validation_batches, training.loader.num_validation_batches)
     loss = training.step.validate([training.loader.validation_microbatches(index) for index in range(num_batches)])
     if recorder is not None:
         recorder.validation(step, loss)
+    return loss
 
 
 def is_due(step: int, interval: int) -> bool:

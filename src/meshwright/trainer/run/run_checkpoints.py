@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from types import TracebackType
@@ -9,13 +10,15 @@ from typing import Any, Final, Self
 
 from meshwright.checkpoint.background.saver import BackgroundSaver, Finished, WriterOptions
 from meshwright.checkpoint.background.staging import num_bytes_of
-from meshwright.checkpoint.checkpoint import prune, save
+from meshwright.checkpoint.checkpoint import save
+from meshwright.checkpoint.prune import prune
+from meshwright.checkpoint.remote.uploader import UploadEnd, Uploader
 from meshwright.checkpoint.shards import flatten, local_shards
 from meshwright.errors import CheckpointError
 from meshwright.log import logger
 from meshwright.spec.run.run import Run
 from meshwright.trainer.step.training import Training
-from meshwright.units import format_duration
+from meshwright.units import format_bytes, format_duration
 
 AUTO_ASYNC_BYTES: Final = 64 << 20
 """State of a rank from which checkpoint.mode = "auto" saves in the background; less is written in about 0.1 s."""
@@ -29,6 +32,9 @@ class RunCheckpoints:
         self._section = training.job.checkpoint
         self._saver: BackgroundSaver | None = None
         self._mode = self._section.mode
+        self._uploader: Uploader | None = None
+        if self._section.remote is not None and training.ranks.is_first:
+            self._uploader = Uploader(run, self._section.remote, self._section.retention, self._section.niceness)
         self.num_failed = 0
         self._last_error: str | None = None
 
@@ -40,11 +46,15 @@ class RunCheckpoints:
         # After an error a peer may be gone, whose writer process would be waited for.
         if self._saver is not None and error is None:
             self._saver.close()
+        if self._uploader is not None:
+            self._uploader.close()
 
-    def save(self, step: int) -> None:
-        """Commit the state after `step`, or start to; a collective."""
+    def save(self, step: int, validation_loss: float | None = None) -> None:
+        """Commit the state after `step`, or start to, with the loss measured at this step, if any; a collective."""
         started_s = time.perf_counter()
         folder, state, metadata = self._run.checkpoint(step), self._training.state(), self._training.metadata(step)
+        if validation_loss is not None and math.isfinite(validation_loss):
+            metadata["validation_loss"] = validation_loss
         if self._resolved_mode(state) == "async":
             assert self._saver is not None
             self._saver.save(folder, state, metadata, self._training.changing_names())
@@ -52,17 +62,31 @@ class RunCheckpoints:
         save(folder, state, metadata)
         self._committed(Finished(folder, None, time.perf_counter() - started_s))
 
-    def report(self) -> None:
-        """Log which saves in the background ended since the last call."""
+    def report(self) -> dict[str, Any]:
+        """Log which saves and uploads ended since the last call; return news for the manifest's results."""
         for finished in self._saver.finished() if self._saver is not None else []:
             self._take(finished)
+        return {} if self._uploader is None else self._log_uploads(self._uploader, self._uploader.poll())
 
-    def finish(self) -> None:
-        """Wait for the saves in flight; raises CheckpointError if the newest failed."""
+    def finish(self) -> dict[str, Any]:
+        """Wait for the saves and uploads in flight, return as `report`; raises CheckpointError if the newest failed."""
         for finished in self._saver.drain() if self._saver is not None else []:
             self._take(finished)
+        news = {} if self._uploader is None else self._log_uploads(self._uploader, self._uploader.drain())
         if self._last_error is not None:
             raise CheckpointError(self._last_error)
+        return news
+
+    def _log_uploads(self, uploader: Uploader, ended: list[UploadEnd]) -> dict[str, Any]:
+        for one in ended:
+            if one.error is None and one.num_bytes == 0:
+                logger.debug("step-%d was complete at %s", one.step, self._section.remote)
+            elif one.error is None:
+                took = f"{format_bytes(one.num_bytes)} in {format_duration(one.duration_s)}"
+                logger.info("step-%d is complete at %s, %s", one.step, self._section.remote, took)
+            else:
+                logger.error("upload of step-%d failed and will be retried: %s", one.step, one.error)
+        return {"remote": uploader.results()} if ended else {}
 
     def _take(self, finished: Finished) -> None:
         self._last_error = finished.error
@@ -75,7 +99,11 @@ class RunCheckpoints:
     def _committed(self, finished: Finished) -> None:
         logger.info("checkpoint %s in %s", finished.folder, format_duration(finished.duration_s))
         if self._training.ranks.is_first:
-            prune(self._run, self._section.keep)
+            in_use = []
+            if self._uploader is not None:
+                self._uploader.add(int(finished.folder.name.removeprefix("step-")))
+                in_use = self._uploader.in_use
+            prune(self._run, self._section.retention, in_use)
 
     def _wait_until_staged(self) -> None:
         if self._saver is not None:

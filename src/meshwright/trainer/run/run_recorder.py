@@ -155,6 +155,10 @@ class RunRecorder:
             sink.write(step, {"step": step, "validation_loss": loss, "attempt": self.attempt})
         logger.info("step %d/%d | validation loss %.4f", step, self._job.train.steps, loss)
 
+    def add_results(self, **results: Any) -> None:
+        """Write results to the manifest before the end, such as the state of uploads."""
+        self._manifest.add_results(**results)
+
     def finish(self, last_step: int, exit_code: int, **results: Any) -> None:
         """Write the results and the exit code of the attempt to the manifest, and log a summary."""
         self._manifest.add_results(last_step=last_step, **self._losses, **self._speed(), **results)

@@ -1,0 +1,1 @@
+"""Checkpoints examined by one process: state, damage, differences and statistics."""
