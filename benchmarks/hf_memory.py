@@ -22,7 +22,7 @@ from meshwright.checkpoint.hf.export import ExportFormat, export
 from meshwright.checkpoint.hf.families import stored_shapes
 from meshwright.checkpoint.hf.import_ import import_folder
 from meshwright.checkpoint.peers import GroupPeers
-from meshwright.checkpoint.save import Extent, SaveRequest, with_bytes, write_checkpoint
+from meshwright.checkpoint.saving import Extent, SaveRequest, with_bytes, write_checkpoint
 from meshwright.checkpoint.shards import Shard
 from meshwright.checkpoint.torch_formats.dcp_export import export_dcp
 from meshwright.spec.job.job import Job

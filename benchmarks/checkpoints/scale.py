@@ -25,7 +25,7 @@ from torch import Tensor
 from meshwright.checkpoint.boxes import Box
 from meshwright.checkpoint.checkpoint import load
 from meshwright.checkpoint.manifest import RankManifest, StoredShard, StoredTensor, read_index
-from meshwright.checkpoint.save import SaveRequest, extents_of, with_bytes, write_checkpoint
+from meshwright.checkpoint.saving import SaveRequest, extents_of, with_bytes, write_checkpoint
 from meshwright.checkpoint.shards import Claim, Shard, judge_claims, judge_of
 from meshwright.models.build import build_model
 from meshwright.spec.job.sections import ModelSection

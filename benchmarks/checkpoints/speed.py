@@ -37,7 +37,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from benchmarks.checkpoints.states import State, make_state, zeros_like
 from meshwright.checkpoint.background.saver import BackgroundSaver
 from meshwright.checkpoint.checkpoint import load, save
-from meshwright.checkpoint.save import bytes_of
+from meshwright.checkpoint.saving import bytes_of
 from meshwright.trainer.launch.local_ranks import run_ranks
 
 Times = dict[str, list[float]]
@@ -105,7 +105,7 @@ def _measure_saves(folder: Path, state: State, times: Times) -> None:
         folder.mkdir()
     _timed(times, "write, plain", lambda: _write_plain(folder / f"plain-{dist.get_rank()}", local))
     _timed(times, "save, ours", lambda: save(folder / "step-1", state, {}))
-    with patch("meshwright.checkpoint.save.hash_bytes", lambda data: ""):
+    with patch("meshwright.checkpoint.saving.hash_bytes", lambda data: ""):
         _timed(times, "save, ours without hashes", lambda: save(folder / "step-2", state, {}))
     _timed(times, "save, DCP", lambda: dcp.save(state["model"], checkpoint_id=folder / "dcp"))
     file = folder / f"{dist.get_rank()}.safetensors"

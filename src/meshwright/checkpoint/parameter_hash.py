@@ -21,7 +21,7 @@ from torch import Tensor
 
 from meshwright.checkpoint.boxes import Box
 from meshwright.checkpoint.peers import GroupPeers, ProcessGroup
-from meshwright.checkpoint.save import bytes_of
+from meshwright.checkpoint.saving import bytes_of
 from meshwright.checkpoint.shards import Shard, judge_of, owned_shards, shard_of
 
 _BLOCK_ELEMENTS = 1 << 16

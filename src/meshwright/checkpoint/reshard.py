@@ -20,8 +20,8 @@ from meshwright.checkpoint.examine.contents import stored_tensors
 from meshwright.checkpoint.examine.tensor_statistics import read_shard
 from meshwright.checkpoint.examine.verify import verify_checkpoint
 from meshwright.checkpoint.manifest import read_index
-from meshwright.checkpoint.save import Extent, SaveRequest, bytes_of, explain, finish_save, open_save, write_rank
 from meshwright.checkpoint.saved import Saved, uncovered
+from meshwright.checkpoint.saving import Extent, SaveRequest, bytes_of, explain, finish_save, open_save, write_rank
 from meshwright.checkpoint.shards import judge_of
 from meshwright.errors import CheckpointError, DamagedCheckpoint
 from meshwright.spec.run.checkpoint_findings import ReshardedCheckpoint

@@ -11,7 +11,7 @@ from torch import Tensor
 from meshwright.checkpoint.boxes import Box, intersection
 from meshwright.checkpoint.checkpoint import saved_tensors
 from meshwright.checkpoint.dtypes import torch_dtype
-from meshwright.checkpoint.load import fill
+from meshwright.checkpoint.loading import fill
 from meshwright.checkpoint.manifest import read_index, remedy, size_problem
 from meshwright.checkpoint.saved import uncovered
 from meshwright.checkpoint.shards import Shard

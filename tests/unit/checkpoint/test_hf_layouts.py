@@ -21,7 +21,7 @@ from meshwright.checkpoint.hf.layouts import row_ranges, their_shape, to_ours, t
 from meshwright.checkpoint.hf.name_map import Part, Rename
 from meshwright.checkpoint.hf.weights import HfWeights
 from meshwright.checkpoint.peers import GroupPeers
-from meshwright.checkpoint.save import Extent, SaveRequest, with_bytes, write_checkpoint
+from meshwright.checkpoint.saving import Extent, SaveRequest, with_bytes, write_checkpoint
 from meshwright.checkpoint.section import SectionReader
 from meshwright.checkpoint.shards import Shard
 from meshwright.spec.model.architecture import LlamaArchitecture

@@ -26,7 +26,7 @@ from meshwright.checkpoint.background.store_peers import connect_store, report_f
 from meshwright.checkpoint.background.writer_link import Answer, WriterLink
 from meshwright.checkpoint.find_checkpoint import FILE_NAME
 from meshwright.checkpoint.peers import GroupPeers, ProcessGroup
-from meshwright.checkpoint.save import SaveRequest, extents_of
+from meshwright.checkpoint.saving import SaveRequest, extents_of
 from meshwright.checkpoint.shards import Shard, flatten, local_shards, owned_shards
 
 _MAX_IN_FLIGHT = 2

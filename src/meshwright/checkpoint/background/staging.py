@@ -18,7 +18,7 @@ from typing import Self
 import numpy as np
 import torch
 
-from meshwright.checkpoint.save import Extent, bytes_of, extents_of
+from meshwright.checkpoint.saving import Extent, bytes_of, extents_of
 from meshwright.checkpoint.shards import Shard
 from meshwright.units import format_bytes
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.distributed import Store, TCPStore
 
-from meshwright.checkpoint.save import COLLECTS, PUBLISHES
+from meshwright.checkpoint.saving import COLLECTS, PUBLISHES
 
 
 class StorePeers:

@@ -22,7 +22,7 @@ from torch.distributed import Store
 from meshwright.checkpoint.background.staging import OpenedBuffer
 from meshwright.checkpoint.background.store_peers import StorePeers, connect_store
 from meshwright.checkpoint.boxes import Box
-from meshwright.checkpoint.save import Extent, SaveRequest, write_checkpoint
+from meshwright.checkpoint.saving import Extent, SaveRequest, write_checkpoint
 from meshwright.errors import CheckpointError
 
 

@@ -21,8 +21,8 @@ from meshwright.checkpoint.hf.output_folder import output_folder, require_target
 from meshwright.checkpoint.hf.side_files import TOKENIZER, copy_side_files
 from meshwright.checkpoint.hf.weights import HfWeights, load_hf_parameters
 from meshwright.checkpoint.peers import GroupPeers
-from meshwright.checkpoint.save import Extent, SaveRequest, with_bytes, write_checkpoint
 from meshwright.checkpoint.saved_model import IMPORTED_FROM
+from meshwright.checkpoint.saving import Extent, SaveRequest, with_bytes, write_checkpoint
 from meshwright.checkpoint.shards import Shard
 from meshwright.checkpoint.torch_formats.torch_weights import is_torch_checkpoint, load_torch_parameters
 from meshwright.config.write import to_toml

@@ -16,7 +16,7 @@ from meshwright.checkpoint.hf.folder import INDEX, SINGLE
 from meshwright.checkpoint.hf.layouts import PIECE_BYTES, row_ranges, their_shape, to_theirs, written_together
 from meshwright.checkpoint.hf.name_map import NameMap, Rename
 from meshwright.checkpoint.hf.safetensors_writer import write_safetensors
-from meshwright.checkpoint.save import bytes_of
+from meshwright.checkpoint.saving import bytes_of
 from meshwright.checkpoint.section import SectionReader
 
 
