@@ -35,7 +35,9 @@ class RunCheckpoints:
         self._uploader: Uploader | None = None
         if self._section.remote is not None and training.ranks.is_first:
             self._uploader = Uploader(run, self._section.remote, self._section.retention, self._section.niceness)
-        self.num_failed = 0
+        self._failed: dict[str, str] = {}
+        """Message by name of the folder, of saves in the background."""
+        self._num_recorded = 0
         self._last_error: str | None = None
 
     def __enter__(self) -> Self:
@@ -66,19 +68,20 @@ class RunCheckpoints:
         """Log which saves and uploads ended since the last call; return news for the manifest's results."""
         for finished in self._saver.finished() if self._saver is not None else []:
             self._take(finished)
-        return {} if self._uploader is None else self._log_uploads(self._uploader, self._uploader.poll())
+        return self._news([] if self._uploader is None else self._uploader.poll())
 
     def finish(self) -> dict[str, Any]:
         """Wait for the saves and uploads in flight, return as `report`; raises CheckpointError if the newest failed."""
         for finished in self._saver.drain() if self._saver is not None else []:
             self._take(finished)
-        news = {} if self._uploader is None else self._log_uploads(self._uploader, self._uploader.drain())
+        news = self._news([] if self._uploader is None else self._uploader.drain())
         if self._last_error is not None:
             raise CheckpointError(self._last_error)
         return news
 
-    def _log_uploads(self, uploader: Uploader, ended: list[UploadEnd]) -> dict[str, Any]:
-        for one in ended:
+    def _news(self, uploads: list[UploadEnd]) -> dict[str, Any]:
+        """Log the uploads that ended; return what the manifest's results do not say yet."""
+        for one in uploads:
             if one.error is None and one.num_bytes == 0:
                 logger.debug("step-%d was complete at %s", one.step, self._section.remote)
             elif one.error is None:
@@ -86,14 +89,20 @@ class RunCheckpoints:
                 logger.info("step-%d is complete at %s, %s", one.step, self._section.remote, took)
             else:
                 logger.error("upload of step-%d failed and will be retried: %s", one.step, one.error)
-        return {"remote": uploader.results()} if ended else {}
+        news: dict[str, Any] = {}
+        if self._uploader is not None and uploads:
+            news["remote"] = self._uploader.results()
+        if len(self._failed) > self._num_recorded:
+            news["failed_checkpoints"] = dict(self._failed)
+            self._num_recorded = len(self._failed)
+        return news
 
     def _take(self, finished: Finished) -> None:
         self._last_error = finished.error
         if finished.error is None:
             self._committed(finished)
             return
-        self.num_failed += 1
+        self._failed[finished.folder.name] = finished.error
         logger.error("checkpoint %s failed, training goes on: %s", finished.folder, finished.error)
 
     def _committed(self, finished: Finished) -> None:
