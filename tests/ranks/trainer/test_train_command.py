@@ -149,7 +149,8 @@ def test_max_restarts_goes_on_by_itself(tmp_path: Path) -> None:
     ids=str,
 )
 def test_a_signal_saves_and_leaves_nothing_behind(tmp_path: Path, number: signal.Signals, code: ExitCode) -> None:
-    command = Command(tmp_path, **ENDLESS)
+    """Also where checkpoints are written in the background: the last one is awaited."""
+    command = Command(tmp_path, **{**ENDLESS, "checkpoint": {"interval": 20, "mode": "async"}})
     process = command.start("--ranks", "2")
     command.wait_for_step(5)
     process.send_signal(number)
