@@ -10,6 +10,7 @@ import errno
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -179,9 +180,12 @@ def write_rank(
     """Write this rank's data and manifest durably; return its entry of the index."""
     tensors = {name: StoredTensor(dtype=dtype, shape=shape, shards=[]) for name, (dtype, shape) in _names(request)}
     num_bytes = 0
-    with (temporary / data_name(rank)).open("xb", buffering=0) as file:
+    with (temporary / data_name(rank)).open("xb", buffering=0) as file, ThreadPoolExecutor(1) as hashing:
         for extent, data in extents:
-            tensors[extent.name].shards.append(_write(file, extent, data, num_bytes))
+            # Both release the interpreter's lock, so the hash costs little while the disk is the limit.
+            digest = hashing.submit(hash_bytes, data)
+            _write(file, data)
+            tensors[extent.name].shards.append(_stored(extent, num_bytes, digest.result()))
             num_bytes += extent.num_bytes
             after_write(extent.num_bytes)
         os.fsync(file.fileno())
@@ -196,16 +200,19 @@ def _names(request: SaveRequest) -> Iterable[tuple[str, tuple[str, tuple[int, ..
     return sorted(request.tensors.items())
 
 
-def _write(file: BinaryIO, extent: Extent, data: memoryview, start: int) -> StoredShard:
+def _write(file: BinaryIO, data: memoryview) -> None:
     num_written = 0
     while num_written < len(data):
         num_written += file.write(data[num_written:])
+
+
+def _stored(extent: Extent, start: int, digest: str) -> StoredShard:
     return StoredShard(
         offsets=extent.box.offsets,
         shape=extent.box.shape,
         start=start,
         num_bytes=extent.num_bytes,
-        xxh3_128=hash_bytes(data),
+        xxh3_128=digest,
     )
 
 
