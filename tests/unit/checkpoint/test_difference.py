@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from meshwright.checkpoint import save as saving
+from meshwright.checkpoint import saving
 from meshwright.checkpoint.checkpoint import save
 from meshwright.checkpoint.examine.difference import difference
 from meshwright.errors import DamagedCheckpoint

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import meshwright as mw
 from meshwright.checkpoint import reshard as resharding
-from meshwright.checkpoint import save as saving
+from meshwright.checkpoint import saving
 from meshwright.checkpoint.checkpoint import load, save
 from meshwright.checkpoint.examine.difference import difference
 from meshwright.checkpoint.examine.verify import verify_checkpoint
