@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -77,7 +78,9 @@ def train(folder: Path, num_ranks: int, **sections: dict[str, object]) -> tuple[
     (folder / "mine.py").write_text(MODULE)
     (folder / "job.toml").write_text(to_toml(Job.from_dict(tiny_job(folder, **sections))))
     command = [sys.executable, "-m", "meshwright", "train", "job.toml", "--ranks", str(num_ranks)]
-    ended = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    # The environment that conftest made: readline, which pytest imports, sets COLUMNS behind Python's back.
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    ended = subprocess.run(command, cwd=folder, env=dict(os.environ), text=True, **pipes)
     return ended.returncode, ended.stdout
 
 
