@@ -93,7 +93,8 @@ def gc(run: Path | str, *, dry_run: bool = False, damaged: bool = False) -> Garb
         running = not is_locked or is_running(found)
         removals, spared = garbage_of(found, rule, is_running=running, with_damaged=damaged)
         if not dry_run:
-            remove_all(found, removals)
+            removals, left = remove_all(found, removals)
+            spared += left
     return GarbageCollectionResult(folder=str(run), is_dry_run=dry_run, removals=removals, spared=spared)
 
 

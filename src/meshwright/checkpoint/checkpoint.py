@@ -13,7 +13,7 @@ from meshwright.checkpoint.boxes import Box
 from meshwright.checkpoint.dtypes import torch_dtype
 from meshwright.checkpoint.durable import temporary_sibling
 from meshwright.checkpoint.loading import fill, load
-from meshwright.checkpoint.manifest import read_index, read_manifest
+from meshwright.checkpoint.manifest import read_index, read_manifest, without_remedy
 from meshwright.checkpoint.peers import GroupPeers, ProcessGroup
 from meshwright.checkpoint.saved import Saved, saved_in
 from meshwright.checkpoint.saving import SaveRequest, with_bytes, write_checkpoint
@@ -67,7 +67,7 @@ def load_newest(run: Run, state: Mapping[str, Any], group: ProcessGroup = None) 
             problems.append(str(error))
             continue
         for damaged, problem in zip(reversed(steps), problems, strict=False):
-            logger.warning("step-%d is skipped, and step-%d loaded: %s", damaged, step, problem)
+            logger.warning("step-%d is skipped, and step-%d loaded: %s", damaged, step, without_remedy(problem))
             if peers.rank == 0:
                 _set_aside(run.checkpoint(damaged))
         return step, metadata

@@ -36,10 +36,16 @@ def garbage_of(
     return removals, spared
 
 
-def remove_all(run: Run, removals: list[Removal]) -> None:
-    """Remove these folders; a failure is logged."""
+def remove_all(run: Run, removals: list[Removal]) -> tuple[list[Removal], list[Removal]]:
+    """Remove these folders; return those that are gone, and those that could not be removed, which is logged."""
+    gone: list[Removal] = []
+    left: list[Removal] = []
     for one in removals:
-        remove(run.checkpoints / one.name)
+        if remove(run.checkpoints / one.name):
+            gone.append(one)
+        else:
+            left.append(one.replace(reason=f"{one.reason}: could not be removed"))
+    return gone, left
 
 
 def _reason(one: CheckpointRecord) -> str | None:

@@ -42,8 +42,8 @@ def commit(temporary: Path, folder: Path) -> None:
     fsync_folder(folder.parent)
 
 
-def remove(folder: Path) -> None:
-    """Remove `folder`; log a failure, since no valid checkpoint depends on it."""
+def remove(folder: Path) -> bool:
+    """Remove `folder` and return whether it is gone; log a failure, since no valid checkpoint depends on it."""
     try:
         if _TEMPORARY.fullmatch(folder.name) is None:
             # Renamed first, so that no partly deleted folder has the name of a checkpoint.
@@ -53,6 +53,8 @@ def remove(folder: Path) -> None:
         pass
     except OSError as error:
         logger.warning("%s could not be removed (%s): remove it by hand to free its space", folder, error.strerror)
+        return False
+    return True
 
 
 def remove_stale(parent: Path) -> None:

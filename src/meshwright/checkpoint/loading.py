@@ -82,6 +82,8 @@ def fill(folder: Path, shards: Sequence[Shard], saved: Sequence[Sequence[Saved]]
 def open_data(folder: Path, rank: int) -> BinaryIO:
     """Return the data file of `rank`; raises CheckpointError if it cannot be opened."""
     path = folder / data_name(rank)
+    if path.exists() and not path.is_file():
+        raise DamagedCheckpoint(f"{path} is no file: {remedy(folder)}")
     try:
         return path.open("rb", buffering=0)
     except FileNotFoundError:

@@ -27,6 +27,7 @@ from meshwright.errors import CheckpointError, DamagedCheckpoint
 from meshwright.spec.frozen import Frozen
 
 FORMAT_VERSION: Final = 2
+_DELETE = "delete this folder"
 
 
 class StoredShard(Frozen):
@@ -95,7 +96,7 @@ class Index(Frozen):
     """Versions of meshwright and torch that saved it."""
     sections: list[str]
     """Top-level keys of the saved state, such as model and optimizer."""
-    ranks: list[RankFile]
+    ranks: list[RankFile] = Field(min_length=1)
     """Files of each rank."""
     manifests: list[RankManifest] | None = None
     """What each rank wrote, in format 1; None where each rank's manifest is a file."""
@@ -132,9 +133,27 @@ def read_index(folder: Path) -> Index:
             "load it with the meshwright that saved it (see versions in the run's manifest.json)"
         )
     try:
-        return Index.from_json(json.dumps(upgraded(body) if version == 1 else body))
+        index = Index.from_json(json.dumps(upgraded(body) if version == 1 else body))
     except (ValidationError, KeyError, TypeError, ValueError) as error:
         raise DamagedCheckpoint(f"{folder / FILE_NAME} is damaged ({error}): {remedy(folder)}") from error
+    if is_named_for_another_step(folder, index.metadata):
+        raise DamagedCheckpoint(
+            f"{folder}: its metadata is of step {index.metadata['step']}: the folder was renamed or copied: "
+            f"give it back its name, or {remedy(folder)}"
+        )
+    return index
+
+
+def step_of(folder: Path) -> int | None:
+    """Return the step that a checkpoint's folder is named for, None for another name."""
+    own = folder.name.removeprefix("step-").partition(".")[0]
+    return int(own) if own.isdigit() else None
+
+
+def is_named_for_another_step(folder: Path, metadata: dict[str, Any]) -> bool:
+    """Return whether `folder` is named for a step, and `metadata` is of another."""
+    step, named = metadata.get("step"), step_of(folder)
+    return step is not None and named is not None and step != named
 
 
 def read_manifest(folder: Path, index: Index, rank: int) -> RankManifest:
@@ -153,6 +172,8 @@ def read_manifest(folder: Path, index: Index, rank: int) -> RankManifest:
 def read_file(folder: Path, name: str) -> bytes:
     """Return the bytes of a small file of a checkpoint; raises DamagedCheckpoint if it is missing."""
     path = folder / name
+    if path.exists() and not path.is_file():
+        raise DamagedCheckpoint(f"{path} is no file: {remedy(folder)}")
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -168,6 +189,8 @@ def size_problem(folder: Path, index: Index, rank: int) -> str | None:
         size = path.stat().st_size
     except OSError as error:
         return f"{path} is missing ({error.strerror}): {remedy(folder)}"
+    if not path.is_file():
+        return f"{path} is no file: {remedy(folder)}"
     return None if size == expected else f"{path} has {size} bytes, {expected} were saved: {remedy(folder)}"
 
 
@@ -181,12 +204,19 @@ def remedy(folder: Path) -> str:
         if own.isdigit() and step < int(own) and (folder.parent / f"step-{step}" / FILE_NAME).is_file()
     ]
     if older:
-        return f"delete this folder to go on from step-{max(older)}, the newest older checkpoint"
+        return f"{_DELETE} to go on from step-{max(older)}, the newest older checkpoint"
     return "there is no older checkpoint next to it: restore this folder from a copy, or delete it and start again"
+
+
+def without_remedy(text: str) -> str:
+    """Return the message of a damaged checkpoint without the advice to delete it."""
+    return text.partition(f": {_DELETE}")[0]
 
 
 def _read_body(folder: Path) -> dict[str, Any]:
     path = folder / FILE_NAME
+    if path.exists() and not path.is_file():
+        raise DamagedCheckpoint(f"{path} is no file: {remedy(folder)}")
     try:
         document = json.loads(path.read_bytes())
         body, checksum = document["contents"], document["checksum"]

@@ -19,11 +19,11 @@ from meshwright.checkpoint.durable import remove
 from meshwright.checkpoint.examine.contents import stored_tensors
 from meshwright.checkpoint.examine.tensor_statistics import read_shard
 from meshwright.checkpoint.examine.verify import verify_checkpoint
-from meshwright.checkpoint.manifest import read_index
+from meshwright.checkpoint.manifest import is_named_for_another_step, read_index
 from meshwright.checkpoint.saved import Saved, uncovered
 from meshwright.checkpoint.saving import Extent, SaveRequest, bytes_of, explain, finish_save, open_save, write_rank
 from meshwright.checkpoint.shards import judge_of
-from meshwright.errors import CheckpointError, DamagedCheckpoint
+from meshwright.errors import CheckpointError, ConfigError, DamagedCheckpoint
 from meshwright.spec.run.checkpoint_findings import ReshardedCheckpoint
 from meshwright.units import first_of
 
@@ -37,12 +37,18 @@ def reshard(
     """Write the checkpoint `source` as the new folder `destination` with the files of `num_ranks` ranks.
 
     Each byte read is compared with its hash, and each byte written again. Metadata is kept. Raises CheckpointError
-    where `destination` exists or the disk is full, DamagedCheckpoint for a damaged source; then nothing is left.
+    where `destination` exists or the disk is full, ConfigError where it is named for another step, DamagedCheckpoint
+    for a damaged source; then nothing is left.
     """
     started_s = time.perf_counter()
     index, tensors = read_index(source), stored_tensors(source)
     if missing := uncovered(part for parts in tensors.values() for part in parts):
         raise DamagedCheckpoint(f"{source} is incomplete: {first_of(missing)}")
+    if num_ranks < 1:
+        raise ConfigError(f"ranks = {num_ranks}: must be 1 or more")
+    if is_named_for_another_step(destination, index.metadata):
+        step = index.metadata["step"]
+        raise ConfigError(f"{destination} is named for another step than {source}, step {step}: name it step-{step}")
     request = SaveRequest(destination, index.metadata, index.sections, _kinds(tensors))
     try:
         temporary = Path(open_save(request)["temporary"])
@@ -62,6 +68,7 @@ def reshard(
         raise CheckpointError(problem)
     found = verify_checkpoint(destination)
     if found.damages:
+        remove(destination)
         raise DamagedCheckpoint(f"{destination} differs from what was written: {found.damages[0].what}: check its disk")
     return ReshardedCheckpoint(
         source=str(source),

@@ -137,7 +137,7 @@ def explain(error: OSError, folder: Path) -> str:
     what = f"{folder.name} could not be written to {folder.parent} ({error.strerror})"
     kept = "earlier checkpoints are untouched"
     if error.errno in _FULL:
-        return f"{what}; {kept}: free space there, or lower checkpoint.keep, then resume"
+        return f"{what}; {kept}: free space there, such as with `meshwright checkpoint gc`"
     if isinstance(error, FileNotFoundError):
         return f"{what}; {kept}: every rank must see the same folder: put run.dir on a file system that all hosts share"
     return f"{what}; {kept}: check that folder's disk and permissions, then resume"

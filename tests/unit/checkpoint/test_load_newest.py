@@ -48,6 +48,14 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "no index": lambda folder: (folder / "checkpoint.json").unlink(),
     "data of another step": lambda folder: of_another_step(folder, "rank-00000.bin"),
     "manifest of another step": lambda folder: of_another_step(folder, "rank-00000.json"),
+    "a copy of another step": lambda folder: (
+        shutil.rmtree(folder),
+        shutil.copytree(folder.parent / "step-10", folder),
+    ),
+    "a device as data": lambda folder: (
+        (folder / "rank-00000.bin").unlink(),
+        (folder / "rank-00000.bin").symlink_to("/dev/zero"),
+    ),
     "empty data": lambda folder: (folder / "rank-00000.bin").write_bytes(b""),
 }
 

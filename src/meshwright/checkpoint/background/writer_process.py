@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,8 @@ def main(options: dict[str, Any]) -> None:
         started_s = time.perf_counter()
         error = _write(request, options, store)
         answer = {"number": request["number"], "error": error, "duration_s": time.perf_counter() - started_s}
-        print(json.dumps(answer), flush=True)
+        with suppress(BrokenPipeError):  # the rank is gone
+            print(json.dumps(answer), flush=True)
 
 
 def _read_requests(requests: queue.Queue[dict[str, Any] | None]) -> None:

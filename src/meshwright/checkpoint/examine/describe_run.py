@@ -10,8 +10,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from meshwright.checkpoint.examine.verify import step_of
-from meshwright.checkpoint.manifest import Index, manifest_name, read_index, size_problem
+from meshwright.checkpoint.manifest import (
+    Index,
+    hash_bytes,
+    manifest_name,
+    read_file,
+    read_index,
+    size_problem,
+    step_of,
+)
 from meshwright.errors import CheckpointError
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.layout_text import layout_text
@@ -70,7 +77,7 @@ def folder_bytes(folder: Path) -> int:
 
 
 def _describe(folder: Path, *, is_running: bool, now_s: float) -> CheckpointRecord:
-    times = [path.stat().st_mtime for path in folder.iterdir()] or [folder.stat().st_mtime]
+    times = [path.lstat().st_mtime for path in folder.iterdir()] or [folder.stat().st_mtime]
     state, index, problem = _state(folder, is_running=is_running)
     metadata = {} if index is None else index.metadata
     return CheckpointRecord(
@@ -103,9 +110,14 @@ def _state(folder: Path, *, is_running: bool) -> tuple[CheckpointState, Index | 
 
 
 def _file_problem(folder: Path, index: Index, rank: int) -> str | None:
-    """Return which file of a rank is missing or has another size, None for neither."""
-    if index.manifests is None and not (folder / manifest_name(rank)).is_file():
-        return f"{folder / manifest_name(rank)} is missing"
+    """Return which file of a rank is missing, has another size, or is a damaged manifest; None for neither."""
+    if index.manifests is None:
+        try:
+            data = read_file(folder, manifest_name(rank))
+        except CheckpointError as error:
+            return str(error)
+        if hash_bytes(data) != index.ranks[rank].manifest_xxh3_128:
+            return f"{folder / manifest_name(rank)} is damaged (its hash differs)"
     if index.manifests is not None and index.ranks[rank].num_bytes == 0:
         return None  # format 1 has no file of a rank that saved nothing
     return size_problem(folder, index, rank)

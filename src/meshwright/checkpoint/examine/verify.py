@@ -24,6 +24,7 @@ from meshwright.checkpoint.manifest import (
     manifest_name,
     read_index,
     read_manifest,
+    step_of,
 )
 from meshwright.checkpoint.saved import Saved, saved_in, uncovered
 from meshwright.errors import CheckpointError, DamagedCheckpoint
@@ -47,7 +48,7 @@ def verify_checkpoint(
     except DamagedCheckpoint as error:
         damage = Damage(what=str(error), file=FILE_NAME)
         return _verification(folder, None, [], [damage], started_s)
-    damages = [*_index_damages(folder, index)]
+    damages: list[Damage] = []
     manifests: list[RankManifest] = []
     for rank in range(len(index.ranks)):
         manifest, found = _checked_manifest(folder, index, rank)
@@ -66,12 +67,6 @@ def verify_checkpoint(
     return _verification(folder, index, manifests, damages, started_s)
 
 
-def step_of(folder: Path) -> int | None:
-    """Return the step that a checkpoint's folder is named for, None for another name."""
-    own = folder.name.removeprefix("step-").partition(".")[0]
-    return int(own) if own.isdigit() else None
-
-
 def _verification(
     folder: Path, index: Index | None, manifests: Sequence[RankManifest], damages: list[Damage], started_s: float
 ) -> CheckpointVerification:
@@ -85,12 +80,6 @@ def _verification(
         duration_s=time.perf_counter() - started_s,
         damages=damages,
     )
-
-
-def _index_damages(folder: Path, index: Index) -> Iterator[Damage]:
-    step, named = index.metadata.get("step"), step_of(folder)
-    if step is not None and named is not None and step != named:
-        yield Damage(what=f"its metadata is of step {step}: the folder was renamed or copied", file=FILE_NAME)
 
 
 def _checked_manifest(folder: Path, index: Index, rank: int) -> tuple[RankManifest | None, list[Damage]]:
