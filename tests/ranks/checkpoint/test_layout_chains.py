@@ -23,9 +23,10 @@ def layouts(draw: st.DrawFn) -> Layout:
     degrees: dict[str, int] = {}
     for axis in draw(st.lists(st.sampled_from(("dp_shard", "dp_replicate", "tp", "pp")), max_size=3)):
         degrees[axis] = 2 * degrees.get(axis, 1)
+    degrees["pp"] = min(degrees.get("pp", 1), hand_made.NUM_STAGES)
     shards = degrees.get("dp_shard", 1) * degrees.get("tp", 1)
     ep = draw(st.sampled_from([n for n in (1, 2, 4, 8) if shards % n == 0]))
-    schedule = draw(st.sampled_from(("1F1B", "ZBVZeroBubble"))) if degrees.get("pp") == 2 else "1F1B"
+    schedule = draw(st.sampled_from(("1F1B", "ZBVZeroBubble"))) if degrees["pp"] == 2 else "1F1B"
     return Layout(**degrees, ep=ep, schedule=schedule)
 
 
