@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from meshwright.checkpoint.hf.export import DTYPES, ExportDType, Exported
 from meshwright.checkpoint.hf.families import BUFFER, num_parameters, stored_shapes
 from meshwright.checkpoint.hf.output_folder import Replaceable, output_folder, require_target
+from meshwright.checkpoint.hf.rounding import rounded
 from meshwright.checkpoint.hf.side_files import SIDE_FILES, write_side_files
 from meshwright.checkpoint.saved_model import find_saved_model
 from meshwright.checkpoint.section import SectionReader
@@ -60,7 +61,7 @@ def export_dcp(
     state = {name: torch.empty(shapes[own], dtype=dtypes[own], device="meta") for name, own in ours.items()}
     num_bytes = sum(tensor.nbytes for tensor in state.values())
     with output_folder(out, num_bytes) as folder:
-        _save(state, folder, lambda name: saved.read(ours[name]).to(state[name].dtype))
+        _save(state, folder, lambda name: rounded(saved.read(ours[name]), state[name].dtype, name))
         if not hf_obstacles(model.architecture):
             write_side_files(model, folder, dtype)
     return Exported(model, num_parameters(model.architecture), len(state), num_bytes)
