@@ -27,10 +27,10 @@ from meshwright.checkpoint.saving import Extent, SaveRequest, with_bytes, write_
 from meshwright.checkpoint.shards import Shard
 from meshwright.checkpoint.torch_formats.torch_weights import is_torch_checkpoint, load_torch_parameters
 from meshwright.config.write import to_toml
-from meshwright.errors import CheckpointError, ConfigError, ExitCode
+from meshwright.errors import CheckpointError, ConfigError, ExitCode, UnsupportedError
 from meshwright.spec.job.job import Job
 from meshwright.spec.model.architecture import LlamaArchitecture
-from meshwright.spec.model.hf.hf_config import architecture_from_hf
+from meshwright.spec.model.hf.hf_config import architecture_from_hf, hf_obstacles
 from meshwright.spec.model.hf.hf_quantization import QUANTIZATION
 from meshwright.spec.run.run import Manifest, Run
 
@@ -67,6 +67,7 @@ def import_folder(source: Path, run_folder: Path, *, config: Path | None = None,
     side = model_folder(side)
     values = read_json(side / CONFIG)
     architecture = architecture_from_hf(values, str(side / CONFIG))
+    _require_way_back(architecture, side / CONFIG)
     weights = (
         load_hf_parameters(folder, architecture, dtype=None) if is_hf else load_torch_parameters(folder, architecture)
     )
@@ -86,6 +87,16 @@ def import_folder(source: Path, run_folder: Path, *, config: Path | None = None,
         write_durably(run.job, to_toml(job))
     dtypes = sorted({dtype_name(weights.dtype(name)) for name in shapes})
     return Imported(Run(run_folder), architecture, count, dtypes, weights.dropped)
+
+
+def _require_way_back(architecture: LlamaArchitecture, config: Path) -> None:
+    """Raise UnsupportedError for a model that `export` would refuse."""
+    if obstacles := hf_obstacles(architecture):
+        raise UnsupportedError(
+            f"{config} has a model with {' and '.join(obstacles)}, which no export can describe again, so nothing was "
+            "imported: to train from these weights, name this file in model.source and its folder in "
+            "model.initial_weights"
+        )
 
 
 def _write_weights(
