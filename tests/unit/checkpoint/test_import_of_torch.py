@@ -133,6 +133,22 @@ def test_names_of_hugging_face_with_the_prefix_of_a_wrapper(tmp_path: Path, kind
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "deepseek_v3"])
+def test_fused_experts_of_transformers_5_are_those_of_its_folder(tmp_path: Path, kind: str) -> None:
+    state = write_hf(tmp_path / "theirs", kind).state_dict()
+    if not any(name.endswith("experts.gate_up_proj") for name in state):
+        pytest.skip("transformers 4 does not fuse experts")
+    import_folder(tmp_path / "theirs", tmp_path / "expected")
+    torch.save(state, tmp_path / "a.pt")
+    dcp.save({f"model.{name}": tensor for name, tensor in state.items()}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    expected = load_parameters(tmp_path / "expected" / "checkpoints" / "step-0")
+    for source in ("a.pt", "dcp"):
+        import_folder(tmp_path / source, tmp_path / f"run-{source}", config=tmp_path / "theirs")
+        found = load_parameters(tmp_path / f"run-{source}" / "checkpoints" / "step-0")
+        assert expected.keys() == found.keys()
+        assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
 def test_what_does_not_fit_is_an_error(tmp_path: Path) -> None:
     model = architecture()
     state = meta_state(model)
