@@ -202,7 +202,7 @@ def test_too_little_space_and_a_target_below_a_file_are_errors_before_a_byte_is_
         else:
             import_folder(tmp_path / "theirs", target)
 
-    with pytest.raises(CheckpointError, match=r"could not be written \(Not a directory\)"):
+    with pytest.raises(CheckpointError, match=r"could not be written \(Not a directory\): name a folder that"):
         convert(tmp_path / "file" / "out")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 10**6 - 99, 99))  # type: ignore[attr-defined]
     with pytest.raises(CheckpointError, match=r"needs 11\d KiB, and its disk has 99 B free: free space there, or name"):

@@ -186,7 +186,7 @@ class Evil:
 def test_no_pickle_runs_code(tmp_path: Path) -> None:
     write_config(tmp_path / "meta", architecture())
     torch.save({"tok_embeddings.weight": Evil(tmp_path / "made")}, tmp_path / "meta" / "a.pt")
-    with pytest.raises(CheckpointError, match="cannot be read with weights_only"):
+    with pytest.raises(CheckpointError, match=r"with weights_only \(it names posix\.mkdir, .*: save a state_dict"):
         import_folder(tmp_path / "meta" / "a.pt", tmp_path / "run")
     (tmp_path / "meta" / ".metadata").write_bytes(pickle.dumps(Evil(tmp_path / "made")))
     with pytest.raises(
@@ -223,6 +223,27 @@ def test_a_changed_index_is_read_or_is_an_error(
     with contextlib.suppress(CheckpointError):
         tensors, _ = read_dcp_metadata(folder)
         assert all(sum(shard.box.numel for shard in t.shards) == torch.Size(t.shape).numel() for t in tensors.values())
+
+
+def test_a_file_that_cannot_be_read_comes_without_the_advice_of_torch(tmp_path: Path) -> None:
+    write_config(tmp_path, architecture())
+    contents = {
+        "it ends too early": b"",
+        "it is damaged or holds more": pickle.dumps([1], protocol=0)[:-1] + b"\x00.",
+    }
+    for reason, content in contents.items():
+        (tmp_path / "a.pt").write_bytes(content)
+        with pytest.raises(CheckpointError, match=rf"\({reason}[^.]*\): copy it again") as caught:
+            import_folder(tmp_path / "a.pt", tmp_path / "run")
+        assert "set to `False`" not in str(caught.value)
+
+
+def test_a_folder_without_its_index_is_named(tmp_path: Path) -> None:
+    write_config(tmp_path / "meta", architecture())
+    save_dcp(meta_state(architecture()), tmp_path / "meta")
+    (tmp_path / "meta" / ".metadata").unlink()
+    with pytest.raises(CheckpointError, match=r"holds __0_0\.distcp of torch.* but not its index \.metadata"):
+        import_folder(tmp_path / "meta", tmp_path / "run")
 
 
 def test_a_damaged_shard_is_an_error(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from meshwright.checkpoint.peers import GroupPeers
 from meshwright.checkpoint.saved_model import IMPORTED_FROM
 from meshwright.checkpoint.saving import Extent, SaveRequest, with_bytes, write_checkpoint
 from meshwright.checkpoint.shards import Shard
-from meshwright.checkpoint.torch_formats.torch_weights import is_torch_checkpoint, load_torch_parameters
+from meshwright.checkpoint.torch_formats.torch_weights import is_torch_checkpoint, load_torch_parameters, require_index
 from meshwright.config.write import to_toml
 from meshwright.errors import CheckpointError, ConfigError, ExitCode, UnsupportedError
 from meshwright.spec.job.job import Job
@@ -57,6 +57,7 @@ def import_folder(source: Path, run_folder: Path, *, config: Path | None = None,
     exists, CheckpointError for a damaged source or a full disk, UnsupportedError for an unknown model.
     """
     require_target(run_folder, "import", _REPLACEABLE if overwrite else None)
+    require_index(source)
     is_hf = not is_torch_checkpoint(source)
     folder = model_folder(source) if is_hf else source
     side = config or (source.parent if source.is_file() else folder)

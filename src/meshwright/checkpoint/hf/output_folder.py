@@ -60,6 +60,11 @@ def output_folder(target: Path, num_bytes: int) -> Iterator[Path]:
     temporary = temporary_sibling(target)
     try:
         temporary.mkdir(parents=True)
+    except OSError as error:
+        raise CheckpointError(
+            f"{target} could not be written ({error.strerror or error}): name a folder that you may write"
+        ) from error
+    try:
         free = shutil.disk_usage(temporary).free
         if free < num_bytes:
             raise CheckpointError(

@@ -28,6 +28,16 @@ def is_torch_checkpoint(source: Path) -> bool:
     return source.is_file() or (source / FILE_NAME).is_file()
 
 
+def require_index(source: Path) -> None:
+    """Raise CheckpointError for a torch.distributed.checkpoint folder without its index."""
+    shards = sorted(path.name for path in source.glob("*.distcp"))
+    if shards and not (source / FILE_NAME).exists():
+        raise CheckpointError(
+            f"{source} holds {first_of(shards)} of torch.distributed.checkpoint, but not its index {FILE_NAME}, which "
+            "is written last: copy the whole folder again, or take one whose save was complete"
+        )
+
+
 def load_torch_parameters(source: Path, architecture: LlamaArchitecture) -> HfWeights:
     """Return the tensors of `source` by our names, as stored; each is read on access.
 
