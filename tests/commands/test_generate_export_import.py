@@ -4,9 +4,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 import meshwright as mw
-from hf_models import architecture, require_transformers, write_run
+from hf_models import architecture, require_transformers, write_hf, write_run
 from meshwright.cli.main import run
 
 
@@ -60,6 +61,20 @@ def test_other_logits_fail_the_check(
     monkeypatch.setattr("meshwright.app.exchange.max_logits_difference", lambda *_: 0.25)
     assert run(["export", trained, str(tmp_path / "out"), "--verify"]) == 70
     assert "off by up to 2.5e-01 where rounding explains 1e-03" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_weight_of_nan_fails_the_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    require_transformers()
+    write_hf(tmp_path / "theirs", "llama")
+    tensors = load_file(tmp_path / "theirs" / "model.safetensors")
+    tensors["lm_head.weight"][255] = float("nan")
+    save_file(tensors, tmp_path / "theirs" / "model.safetensors", metadata={"format": "pt"})
+    assert run(["import", str(tmp_path / "theirs"), str(tmp_path / "run")]) == 0
+    assert run(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--verify"]) == 70
+    shown = capsys.readouterr()
+    assert "logits equal" not in shown.out
+    assert "NaN or infinity is in head.weight (32 of its values)" in shown.err
     assert not (tmp_path / "out").exists()
 
 

@@ -148,8 +148,12 @@ def _comparison(checkpoint: Path, folder: Path, out: Path, dtype: str) -> Logits
     import transformers
 
     model = load_model(checkpoint, device=torch.device("cpu")).model
-    difference = max_logits_difference(model, folder, getattr(torch, dtype))
-    if difference > _TOLERANCE:
+    try:
+        difference = max_logits_difference(model, folder, getattr(torch, dtype))
+    except CheckpointError as error:
+        raise CheckpointError(f"{out} was not written from {checkpoint}: {error}") from error
+    # A difference of NaN is no agreement either.
+    if not difference <= _TOLERANCE:
         raise CheckpointError(
             f"transformers {transformers.__version__} computes other logits from the export of {checkpoint}, off by up "
             f"to {difference:.1e} where rounding explains {_TOLERANCE:.0e}: {out} was not written; report this as a "

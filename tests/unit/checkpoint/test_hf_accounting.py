@@ -20,6 +20,7 @@ from meshwright.checkpoint.hf.export import export
 from meshwright.checkpoint.hf.import_ import import_folder
 from meshwright.checkpoint.hf.safetensors_file import SafetensorsFile
 from meshwright.checkpoint.hf.weights import load_hf_parameters
+from meshwright.checkpoint.torch_formats.dcp_export import export_dcp
 from meshwright.errors import CheckpointError, ConfigError, MeshwrightError
 from meshwright.models.build import build_architecture
 from meshwright.models.initial import initialize
@@ -145,9 +146,9 @@ def test_overwrite_replaces_what_the_command_wrote_and_nothing_else(tmp_path: Pa
         with pytest.raises(ConfigError, match="is nothing that export writes, so --overwrite does not replace it"):
             export(tmp_path / "run", tmp_path / name, overwrite=True)
     export(tmp_path / "run", tmp_path / "out")
-    (tmp_path / "out" / "stale.txt").write_text("")
+    (tmp_path / "out" / "chat_template.jinja").write_text("stale")
     export(tmp_path / "run", tmp_path / "out", overwrite=True)
-    assert not (tmp_path / "out" / "stale.txt").exists()
+    assert not (tmp_path / "out" / "chat_template.jinja").exists()
 
     for name in ("notes", "run", "out"):
         with pytest.raises(ConfigError, match="is nothing that import writes"):
@@ -156,6 +157,25 @@ def test_overwrite_replaces_what_the_command_wrote_and_nothing_else(tmp_path: Pa
     import_folder(tmp_path / "out", tmp_path / "imported", overwrite=True)
     assert (tmp_path / "notes" / "thesis.txt").read_text() == "years of work"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "imported", "notes", "out", "run"]
+
+
+def test_overwrite_keeps_files_that_the_command_does_not_know(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", architecture())
+    outs = {name: tmp_path / name for name in ("hf", "dcp", "imported")}
+    export(tmp_path / "run", outs["hf"])
+    export_dcp(tmp_path / "run", outs["dcp"])
+    import_folder(outs["hf"], outs["imported"])
+    for out in outs.values():
+        (out / "more").mkdir()
+        (out / "more" / "thesis.txt").write_text("years of work")
+    for write in (
+        lambda: export(tmp_path / "run", outs["hf"], overwrite=True),
+        lambda: export_dcp(tmp_path / "run", outs["dcp"], overwrite=True),
+        lambda: import_folder(outs["hf"], outs["imported"], overwrite=True),
+    ):
+        with pytest.raises(ConfigError, match=r"also holds more/thesis\.txt, which \w+ does not write and --overwrite"):
+            write()
+    assert all((out / "more" / "thesis.txt").read_text() == "years of work" for out in outs.values())
 
 
 def test_a_failed_overwrite_leaves_the_old_folder(theirs: Path, tmp_path: Path) -> None:
@@ -182,7 +202,7 @@ def test_too_little_space_and_a_target_below_a_file_are_errors_before_a_byte_is_
         else:
             import_folder(tmp_path / "theirs", target)
 
-    with pytest.raises(CheckpointError, match=r"could not be written \(Not a directory\)"):
+    with pytest.raises(CheckpointError, match=r"could not be written \(Not a directory\): name a folder that"):
         convert(tmp_path / "file" / "out")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 10**6 - 99, 99))  # type: ignore[attr-defined]
     with pytest.raises(CheckpointError, match=r"needs 11\d KiB, and its disk has 99 B free: free space there, or name"):

@@ -2,6 +2,8 @@
 
 import json
 import resource
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,10 @@ from hf_models import (
     write_hf,
     write_run,
 )
-from meshwright.checkpoint.checkpoint import load_parameters
+from meshwright.checkpoint.checkpoint import load_parameters, save
 from meshwright.checkpoint.hf.export import ExportFormat, export
 from meshwright.checkpoint.hf.import_ import import_folder
+from meshwright.checkpoint.torch_formats.dcp_export import export_dcp
 from meshwright.data.tokenizer import load_tokenizer
 from meshwright.errors import CheckpointError, ConfigError, UnsupportedError
 from meshwright.spec.job.job import Job
@@ -75,6 +78,31 @@ def test_bfloat16_is_the_rounded_model(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "config.json").read_text())["torch_dtype"] == "bfloat16"
     transformers = require_transformers()
     assert transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto").dtype == torch.bfloat16
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("write", [export, export_dcp])
+def test_values_beyond_the_range_of_the_dtype_are_refused(tmp_path: Path, write: Callable[..., Any]) -> None:
+    model = write_run(tmp_path / "run", architecture())
+    state = {name: parameter.double() for name, parameter in model.named_parameters()}
+    run = Run(tmp_path / "run")
+
+    def written(value: float, tensor_dtype: torch.dtype, dtype: str) -> None:
+        state["blocks.1.ffn.up.weight"][3, 4] = value
+        shutil.rmtree(run.checkpoints)
+        save(run.checkpoint(3), {"model": {k: v.to(tensor_dtype) for k, v in state.items()}}, {"step": 3})
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        option = {"weights": ExportFormat(dtype)} if write is export else {"dtype": dtype}
+        write(run.folder, tmp_path / "out", **option)
+
+    written(3.4e38, torch.float32, "float32")
+    written(-3.38e38, torch.float32, "bfloat16")
+    written(float("-inf"), torch.float32, "bfloat16")
+    with pytest.raises(CheckpointError, match=r"up\.weight holds 3\.4e\+38, and bfloat16 ends at .* --dtype float32"):
+        written(-3.4e38, torch.float32, "bfloat16")
+    with pytest.raises(CheckpointError, match=r"blocks\.1\.ffn\.up\.weight holds 1e\+39, and float32 ends at 3\.403e"):
+        written(1e39, torch.float64, "float32")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("text", ["def f(x):\n    return x , 'ä€😀' !", "  two  spaces ", "\t\x00", ""])

@@ -179,3 +179,11 @@ def test_what_sizes_do_not_show_is_remarked(theirs: Path, caplog: pytest.LogCapt
         assert not caplog.records
         load_hf_parameters(theirs, architecture(rope_theta=20_000.0, norm_eps=1e-6))
     assert "the weights were trained with rope_theta = 10000.0, the model has 20000.0" in caplog.text
+
+
+def test_what_no_export_can_describe_is_not_imported(tmp_path: Path) -> None:
+    window = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+    write_hf(tmp_path / "theirs", "qwen2", **window)
+    with pytest.raises(UnsupportedError, match=r"model with sliding_window = 8, which no export can describe again"):
+        import_folder(tmp_path / "theirs", tmp_path / "run")
+    assert not (tmp_path / "run").exists()

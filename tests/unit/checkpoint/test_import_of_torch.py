@@ -133,6 +133,22 @@ def test_names_of_hugging_face_with_the_prefix_of_a_wrapper(tmp_path: Path, kind
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "deepseek_v3"])
+def test_fused_experts_of_transformers_5_are_those_of_its_folder(tmp_path: Path, kind: str) -> None:
+    state = write_hf(tmp_path / "theirs", kind).state_dict()
+    if not any(name.endswith("experts.gate_up_proj") for name in state):
+        pytest.skip("transformers 4 does not fuse experts")
+    import_folder(tmp_path / "theirs", tmp_path / "expected")
+    torch.save(state, tmp_path / "a.pt")
+    dcp.save({f"model.{name}": tensor for name, tensor in state.items()}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    expected = load_parameters(tmp_path / "expected" / "checkpoints" / "step-0")
+    for source in ("a.pt", "dcp"):
+        import_folder(tmp_path / source, tmp_path / f"run-{source}", config=tmp_path / "theirs")
+        found = load_parameters(tmp_path / f"run-{source}" / "checkpoints" / "step-0")
+        assert expected.keys() == found.keys()
+        assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
 def test_what_does_not_fit_is_an_error(tmp_path: Path) -> None:
     model = architecture()
     state = meta_state(model)
@@ -170,7 +186,7 @@ class Evil:
 def test_no_pickle_runs_code(tmp_path: Path) -> None:
     write_config(tmp_path / "meta", architecture())
     torch.save({"tok_embeddings.weight": Evil(tmp_path / "made")}, tmp_path / "meta" / "a.pt")
-    with pytest.raises(CheckpointError, match="cannot be read with weights_only"):
+    with pytest.raises(CheckpointError, match=r"with weights_only \(it names posix\.mkdir, .*: save a state_dict"):
         import_folder(tmp_path / "meta" / "a.pt", tmp_path / "run")
     (tmp_path / "meta" / ".metadata").write_bytes(pickle.dumps(Evil(tmp_path / "made")))
     with pytest.raises(
@@ -207,6 +223,27 @@ def test_a_changed_index_is_read_or_is_an_error(
     with contextlib.suppress(CheckpointError):
         tensors, _ = read_dcp_metadata(folder)
         assert all(sum(shard.box.numel for shard in t.shards) == torch.Size(t.shape).numel() for t in tensors.values())
+
+
+def test_a_file_that_cannot_be_read_comes_without_the_advice_of_torch(tmp_path: Path) -> None:
+    write_config(tmp_path, architecture())
+    contents = {
+        "it ends too early": b"",
+        "it is damaged or holds more": pickle.dumps([1], protocol=0)[:-1] + b"\x00.",
+    }
+    for reason, content in contents.items():
+        (tmp_path / "a.pt").write_bytes(content)
+        with pytest.raises(CheckpointError, match=rf"\({reason}[^.]*\): copy it again") as caught:
+            import_folder(tmp_path / "a.pt", tmp_path / "run")
+        assert "set to `False`" not in str(caught.value)
+
+
+def test_a_folder_without_its_index_is_named(tmp_path: Path) -> None:
+    write_config(tmp_path / "meta", architecture())
+    save_dcp(meta_state(architecture()), tmp_path / "meta")
+    (tmp_path / "meta" / ".metadata").unlink()
+    with pytest.raises(CheckpointError, match=r"holds __0_0\.distcp of torch.* but not its index \.metadata"):
+        import_folder(tmp_path / "meta", tmp_path / "run")
 
 
 def test_a_damaged_shard_is_an_error(tmp_path: Path) -> None:

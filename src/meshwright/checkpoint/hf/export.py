@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,9 @@ import torch
 
 from meshwright.checkpoint.find_checkpoint import is_hugging_face
 from meshwright.checkpoint.hf.families import BUFFER, name_map, num_parameters, stored_shapes
-from meshwright.checkpoint.hf.output_folder import output_folder, require_target
-from meshwright.checkpoint.hf.side_files import write_side_files
+from meshwright.checkpoint.hf.folder import WEIGHT_FILES
+from meshwright.checkpoint.hf.output_folder import Replaceable, output_folder, require_target
+from meshwright.checkpoint.hf.side_files import SIDE_FILES, write_side_files
 from meshwright.checkpoint.hf.weight_files import divide, output_tensors, write_files
 from meshwright.checkpoint.saved_model import SavedModel, find_saved_model
 from meshwright.checkpoint.section import SectionReader
@@ -20,6 +22,7 @@ from meshwright.spec.model.hf.hf_config import architecture_to_hf
 
 ExportDType = Literal["float32", "bfloat16"]
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_REPLACEABLE = Replaceable(is_hugging_face, re.compile(f"{SIDE_FILES}|{WEIGHT_FILES}"))
 
 
 @dataclass(frozen=True)
@@ -54,10 +57,11 @@ def export(
     """Write the model in `source`, a run or a checkpoint folder, as the new Hugging Face folder `out`.
 
     Memory is that of the largest fused tensor, or of some 64 MiB. `out` is created atomically, after `verify` of the
-    written folder has returned; with `overwrite` it may replace a Hugging Face folder. Raises ConfigError if it exists,
-    CheckpointError for a damaged source or a full disk, UnsupportedError for a model that transformers lacks.
+    written folder has returned; with `overwrite` it may replace a Hugging Face folder that holds nothing else. Raises
+    ConfigError if it exists, CheckpointError for a damaged source or a full disk, UnsupportedError for a model that
+    transformers lacks.
     """
-    require_target(out, "export", is_hugging_face if overwrite else None)
+    require_target(out, "export", _REPLACEABLE if overwrite else None)
     model = find_saved_model(source, step)
     # Raises for a model that transformers lacks.
     architecture_to_hf(model.architecture)

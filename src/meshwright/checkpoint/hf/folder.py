@@ -22,6 +22,8 @@ SINGLE = "model.safetensors"
 
 _READABLE = ("F64", "F32", "BF16", "F16")
 _SHARD = re.compile(r"model-[0-9]{5}-of-[0-9]{5}\.safetensors")
+WEIGHT_FILES = "|".join((re.escape(INDEX), re.escape(SINGLE), _SHARD.pattern))
+"""Regular expression of the names of all files with weights and of their index."""
 _AGAIN = "copy the whole folder again"
 
 

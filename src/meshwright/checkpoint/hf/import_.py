@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
@@ -17,19 +18,19 @@ from meshwright.checkpoint.find_checkpoint import model_folder
 from meshwright.checkpoint.hf.families import num_parameters, stored_shapes
 from meshwright.checkpoint.hf.folder import CONFIG, read_json
 from meshwright.checkpoint.hf.layouts import row_ranges
-from meshwright.checkpoint.hf.output_folder import output_folder, require_target
-from meshwright.checkpoint.hf.side_files import TOKENIZER, copy_side_files
+from meshwright.checkpoint.hf.output_folder import Replaceable, output_folder, require_target
+from meshwright.checkpoint.hf.side_files import SIDE_FILES, TOKENIZER, copy_side_files
 from meshwright.checkpoint.hf.weights import HfWeights, load_hf_parameters
 from meshwright.checkpoint.peers import GroupPeers
 from meshwright.checkpoint.saved_model import IMPORTED_FROM
 from meshwright.checkpoint.saving import Extent, SaveRequest, with_bytes, write_checkpoint
 from meshwright.checkpoint.shards import Shard
-from meshwright.checkpoint.torch_formats.torch_weights import is_torch_checkpoint, load_torch_parameters
+from meshwright.checkpoint.torch_formats.torch_weights import is_torch_checkpoint, load_torch_parameters, require_index
 from meshwright.config.write import to_toml
-from meshwright.errors import CheckpointError, ConfigError, ExitCode
+from meshwright.errors import CheckpointError, ConfigError, ExitCode, UnsupportedError
 from meshwright.spec.job.job import Job
 from meshwright.spec.model.architecture import LlamaArchitecture
-from meshwright.spec.model.hf.hf_config import architecture_from_hf
+from meshwright.spec.model.hf.hf_config import architecture_from_hf, hf_obstacles
 from meshwright.spec.model.hf.hf_quantization import QUANTIZATION
 from meshwright.spec.run.run import Manifest, Run
 
@@ -55,7 +56,8 @@ def import_folder(source: Path, run_folder: Path, *, config: Path | None = None,
     atomically; with `overwrite` it may replace an imported run that was not trained. Raises ConfigError if `run_folder`
     exists, CheckpointError for a damaged source or a full disk, UnsupportedError for an unknown model.
     """
-    require_target(run_folder, "import", _is_untrained_import if overwrite else None)
+    require_target(run_folder, "import", _REPLACEABLE if overwrite else None)
+    require_index(source)
     is_hf = not is_torch_checkpoint(source)
     folder = model_folder(source) if is_hf else source
     side = config or (source.parent if source.is_file() else folder)
@@ -66,6 +68,7 @@ def import_folder(source: Path, run_folder: Path, *, config: Path | None = None,
     side = model_folder(side)
     values = read_json(side / CONFIG)
     architecture = architecture_from_hf(values, str(side / CONFIG))
+    _require_way_back(architecture, side / CONFIG)
     weights = (
         load_hf_parameters(folder, architecture, dtype=None) if is_hf else load_torch_parameters(folder, architecture)
     )
@@ -85,6 +88,16 @@ def import_folder(source: Path, run_folder: Path, *, config: Path | None = None,
         write_durably(run.job, to_toml(job))
     dtypes = sorted({dtype_name(weights.dtype(name)) for name in shapes})
     return Imported(Run(run_folder), architecture, count, dtypes, weights.dropped)
+
+
+def _require_way_back(architecture: LlamaArchitecture, config: Path) -> None:
+    """Raise UnsupportedError for a model that `export` would refuse."""
+    if obstacles := hf_obstacles(architecture):
+        raise UnsupportedError(
+            f"{config} has a model with {' and '.join(obstacles)}, which no export can describe again, so nothing was "
+            "imported: to train from these weights, name this file in model.source and its folder in "
+            "model.initial_weights"
+        )
 
 
 def _write_weights(
@@ -125,12 +138,6 @@ def _write_config(config: dict[str, Any], path: Path) -> None:
     path.write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
 
 
-def _is_untrained_import(folder: Path) -> bool:
-    run = Run(folder)
-    is_new = run.manifest.is_file() and run.checkpoint_steps() == [0]
-    return is_new and IMPORTED_FROM in read_metadata(run.checkpoint(0))
-
-
 def _job(weights: str | None, run_folder: Path, *, has_tokenizer: bool) -> Job:
     model = {"source": str(run_folder / CONFIG)}
     return Job.from_dict(
@@ -141,3 +148,17 @@ def _job(weights: str | None, run_folder: Path, *, has_tokenizer: bool) -> Job:
             "layout": {"dp_shard": -1},
         }
     )
+
+
+def _is_untrained_import(folder: Path) -> bool:
+    run = Run(folder)
+    is_new = run.manifest.is_file() and run.checkpoint_steps() == [0]
+    return is_new and IMPORTED_FROM in read_metadata(run.checkpoint(0))
+
+
+_REPLACEABLE = Replaceable(
+    _is_untrained_import,
+    re.compile(
+        rf"{SIDE_FILES}|manifest\.json|job\.toml|checkpoints/step-0/(checkpoint\.json|rank-[0-9]{{5}}\.(json|bin))"
+    ),
+)

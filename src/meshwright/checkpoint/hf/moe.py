@@ -4,8 +4,10 @@ A Hugging Face folder has one tensor per expert, a checkpoint has one for all ex
 transformers and our model both rotate neighbouring dimensions, so the weights are not permuted.
 """
 
+from dataclasses import replace
+
 from meshwright.checkpoint.hf.llama import FEED_FORWARD, FREQUENCIES, GROUPED_ATTENTION, SHARED_BY_ALL
-from meshwright.checkpoint.hf.name_map import NameMap, Rename
+from meshwright.checkpoint.hf.name_map import NameMap, Part, Rename
 
 _EXPERTS = (
     Rename("blocks.{i}.ffn.router.weight", "model.layers.{i}.mlp.gate.weight"),
@@ -27,6 +29,23 @@ MIXTRAL = NameMap(
 )
 
 QWEN3_MOE = NameMap((*SHARED_BY_ALL, *GROUPED_ATTENTION, *FEED_FORWARD, *_EXPERTS))
+
+FUSED_EXPERTS = "experts.gate_up_proj"
+"""End of a name that only the modules of transformers 5 have: all experts of a layer in one tensor."""
+
+
+def with_fused_experts(table: NameMap) -> NameMap:
+    """Return the name map of what state_dict returns in transformers 5, where `table` is that of its folders."""
+    layer = "model.layers.{i}.mlp"
+    fused = (
+        Rename("blocks.{i}.ffn.router.weight", f"{layer}.gate.weight"),
+        Rename("blocks.{i}.ffn.experts.gate", f"{layer}.{FUSED_EXPERTS}", part=Part(0, (1, 1), dim=1)),
+        Rename("blocks.{i}.ffn.experts.up", f"{layer}.{FUSED_EXPERTS}", part=Part(1, (1, 1), dim=1)),
+        Rename("blocks.{i}.ffn.experts.down", f"{layer}.experts.down_proj"),
+    )
+    replaced = {rename.ours for rename in fused}
+    return replace(table, renames=(*(row for row in table.renames if row.ours not in replaced), *fused))
+
 
 DEEPSEEK_V3 = NameMap(
     (

@@ -2,28 +2,51 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright.checkpoint.durable import commit, remove, temporary_sibling
 from meshwright.errors import CheckpointError, ConfigError
-from meshwright.units import format_bytes
+from meshwright.units import first_of, format_bytes
 
 
-def require_target(target: Path, verb: str, is_replaceable: Callable[[Path], bool] | None) -> None:
-    """Raise ConfigError if `target` exists, unless it may be replaced; `is_replaceable` is None without --overwrite."""
+@dataclass(frozen=True)
+class Replaceable:
+    """The folders that --overwrite may replace."""
+
+    is_one: Callable[[Path], bool]
+    """Whether a folder is of the kind that the command writes."""
+    files: re.Pattern[str]
+    """Paths in the folder, with slashes, of all files that the command may have written."""
+
+    def foreign_files(self, folder: Path) -> list[str]:
+        """Return the paths in `folder` of all other files, links included."""
+        paths = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
+        names = sorted(path.relative_to(folder).as_posix() for path in paths)
+        return [name for name in names if self.files.fullmatch(name) is None]
+
+
+def require_target(target: Path, verb: str, replaceable: Replaceable | None) -> None:
+    """Raise ConfigError if `target` exists, unless it may be replaced; `replaceable` is None without --overwrite."""
     if not target.exists():
         return
-    if is_replaceable is None:
+    if replaceable is None:
         raise ConfigError(
             f"{target} exists, and {verb} never overwrites: name a new folder, move it away, or give --overwrite"
         )
-    if not target.is_dir() or not (is_replaceable(target) or not any(target.iterdir())):
+    if not target.is_dir() or not (replaceable.is_one(target) or not any(target.iterdir())):
         raise ConfigError(
             f"{target} is nothing that {verb} writes, so --overwrite does not replace it: name a new folder, or move "
             "it away"
+        )
+    if foreign := replaceable.foreign_files(target):
+        raise ConfigError(
+            f"{target} also holds {first_of(foreign)}, which {verb} does not write and --overwrite would remove: move "
+            f"{'it' if len(foreign) == 1 else 'them'} elsewhere, or name a new folder"
         )
 
 
@@ -37,6 +60,11 @@ def output_folder(target: Path, num_bytes: int) -> Iterator[Path]:
     temporary = temporary_sibling(target)
     try:
         temporary.mkdir(parents=True)
+    except OSError as error:
+        raise CheckpointError(
+            f"{target} could not be written ({error.strerror or error}): name a folder that you may write"
+        ) from error
+    try:
         free = shutil.disk_usage(temporary).free
         if free < num_bytes:
             raise CheckpointError(

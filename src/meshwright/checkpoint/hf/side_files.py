@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
 )
 """Files of a tokenizer; a folder has some of them."""
+SIDE_FILES = "|".join(re.escape(name) for name in (CONFIG, GENERATION_CONFIG, *TOKENIZER_FILES))
+"""Regular expression of the names of all of these files."""
 
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 

@@ -15,6 +15,7 @@ from meshwright.checkpoint.durable import write_durably
 from meshwright.checkpoint.hf.folder import INDEX, SINGLE
 from meshwright.checkpoint.hf.layouts import PIECE_BYTES, row_ranges, their_shape, to_theirs, written_together
 from meshwright.checkpoint.hf.name_map import NameMap, Rename
+from meshwright.checkpoint.hf.rounding import rounded
 from meshwright.checkpoint.hf.safetensors_writer import write_safetensors
 from meshwright.checkpoint.saving import bytes_of
 from meshwright.checkpoint.section import SectionReader
@@ -95,12 +96,12 @@ def _pieces(outputs: Sequence[OutputTensor], saved: SectionReader) -> Iterator[T
         if first.expert is not None:
             stacked = saved.read(first.ours[0], (first.expert, first.expert + len(batch)))
             for data in stacked:
-                yield to_theirs(first.renames, [data]).to(first.dtype)
+                yield to_theirs(first.renames, [rounded(data, first.dtype, first.ours[0])])
         elif first.renames[0].keeps_rows:
             for rows in row_ranges(first.renames[0], first.shape, torch.float32.itemsize):
-                yield saved.read(first.ours[0], rows).to(first.dtype)
+                yield rounded(saved.read(first.ours[0], rows), first.dtype, first.ours[0])
         else:
-            yield to_theirs(first.renames, [saved.read(name).to(first.dtype) for name in first.ours])
+            yield to_theirs(first.renames, [rounded(saved.read(name), first.dtype, name) for name in first.ours])
 
 
 def _batches(outputs: Sequence[OutputTensor]) -> Iterator[list[OutputTensor]]:

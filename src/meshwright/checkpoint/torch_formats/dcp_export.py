@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -15,13 +16,19 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from meshwright.checkpoint.hf.export import DTYPES, ExportDType, Exported
 from meshwright.checkpoint.hf.families import BUFFER, num_parameters, stored_shapes
-from meshwright.checkpoint.hf.output_folder import output_folder, require_target
-from meshwright.checkpoint.hf.side_files import write_side_files
+from meshwright.checkpoint.hf.output_folder import Replaceable, output_folder, require_target
+from meshwright.checkpoint.hf.rounding import rounded
+from meshwright.checkpoint.hf.side_files import SIDE_FILES, write_side_files
 from meshwright.checkpoint.saved_model import find_saved_model
 from meshwright.checkpoint.section import SectionReader
 from meshwright.checkpoint.torch_formats.dcp_metadata import FILE_NAME
 from meshwright.errors import CheckpointError
 from meshwright.spec.model.hf.hf_config import hf_obstacles
+
+_REPLACEABLE = Replaceable(
+    lambda folder: (folder / FILE_NAME).is_file(),
+    re.compile(rf"{re.escape(FILE_NAME)}|__[0-9]+_[0-9]+\.distcp|{SIDE_FILES}"),
+)
 
 
 class _ReadingPlanner(dcp.DefaultSavePlanner):
@@ -44,7 +51,7 @@ def export_dcp(
     such a model, so it can be imported again. With `overwrite` it may replace another such folder. Raises ConfigError
     if `out` exists, CheckpointError for a damaged source or a full disk.
     """
-    require_target(out, "export", _is_dcp if overwrite else None)
+    require_target(out, "export", _REPLACEABLE if overwrite else None)
     model = find_saved_model(source, step)
     saved = SectionReader(model.checkpoint, "model")
     shapes = stored_shapes(model.architecture)
@@ -54,7 +61,7 @@ def export_dcp(
     state = {name: torch.empty(shapes[own], dtype=dtypes[own], device="meta") for name, own in ours.items()}
     num_bytes = sum(tensor.nbytes for tensor in state.values())
     with output_folder(out, num_bytes) as folder:
-        _save(state, folder, lambda name: saved.read(ours[name]).to(state[name].dtype))
+        _save(state, folder, lambda name: rounded(saved.read(ours[name]), state[name].dtype, name))
         if not hf_obstacles(model.architecture):
             write_side_files(model, folder, dtype)
     return Exported(model, num_parameters(model.architecture), len(state), num_bytes)
@@ -74,7 +81,3 @@ def _save(state: dict[str, Tensor], folder: Path, read: Callable[[str], Tensor])
             if isinstance(cause, (CheckpointError, OSError)):
                 raise cause from None
             raise CheckpointError(f"{folder.parent} could not be written to ({cause}): free space there") from error
-
-
-def _is_dcp(folder: Path) -> bool:
-    return (folder / FILE_NAME).is_file()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor
 
 from meshwright.errors import CheckpointError
+
+_GLOBAL = re.compile(r"GLOBAL ([A-Za-z_][\w.]*\.[\w.]*\w)")
 
 
 class TorchFile:
@@ -63,7 +66,17 @@ def load_tensors(source: Path | io.BytesIO, path: Path, *, is_mapped: bool = Fal
         return torch.load(source, map_location="cpu", weights_only=True, mmap=is_mapped)
     # A damaged pickle or archive raises almost any of the built-in exceptions.
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointError(
-            f"{path} cannot be read with weights_only ({reason}): copy it again, or save a plain dict of tensors"
-        ) from error
+        raise CheckpointError(f"{path} cannot be read with weights_only ({_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """Return the end of a message; torch's own advice is to run the code in the file, which nobody should follow."""
+    text = str(error)
+    if (named := _GLOBAL.search(text)) is not None:
+        return f"it names {named[1]}, which no dict of tensors contains): save a state_dict, which holds tensors only"
+    if text.startswith("Weights only load failed"):
+        return "it is damaged or holds more than tensors): copy it again, or save a plain dict of tensors"
+    if isinstance(error, EOFError) and not text:
+        text = "it ends too early"
+    reason = text.partition("\n")[0].partition(". ")[0] or type(error).__name__
+    return f"{reason}): copy it again, or save a plain dict of tensors"

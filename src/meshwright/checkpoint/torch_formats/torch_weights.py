@@ -7,6 +7,7 @@ from pathlib import Path
 
 from meshwright.checkpoint.hf.families import BUFFER, name_map, stored_shapes
 from meshwright.checkpoint.hf.meta_llama import meta_map
+from meshwright.checkpoint.hf.moe import FUSED_EXPERTS, with_fused_experts
 from meshwright.checkpoint.hf.name_map import Drop, NameMap, Rename
 from meshwright.checkpoint.hf.weights import HfWeights, checked_weights
 from meshwright.checkpoint.torch_formats.dcp_folder import DcpFolder
@@ -14,6 +15,7 @@ from meshwright.checkpoint.torch_formats.dcp_metadata import FILE_NAME
 from meshwright.checkpoint.torch_formats.torch_file import TorchFile
 from meshwright.errors import CheckpointError
 from meshwright.spec.model.architecture import LlamaArchitecture
+from meshwright.spec.model.moe_architecture import MoEArchitecture
 from meshwright.units import first_of
 
 _PREFIXES = ("", "model.", "module.", "_orig_mod.", "state_dict.", "model.module.", "model._orig_mod.")
@@ -24,6 +26,16 @@ _TRAINING_STATE = ("optimizer", "optim", "lr_scheduler", "scheduler", "dataloade
 def is_torch_checkpoint(source: Path) -> bool:
     """Return whether `source` is a torch.distributed.checkpoint folder, or a file."""
     return source.is_file() or (source / FILE_NAME).is_file()
+
+
+def require_index(source: Path) -> None:
+    """Raise CheckpointError for a torch.distributed.checkpoint folder without its index."""
+    shards = sorted(path.name for path in source.glob("*.distcp"))
+    if shards and not (source / FILE_NAME).exists():
+        raise CheckpointError(
+            f"{source} holds {first_of(shards)} of torch.distributed.checkpoint, but not its index {FILE_NAME}, which "
+            "is written last: copy the whole folder again, or take one whose save was complete"
+        )
 
 
 def load_torch_parameters(source: Path, architecture: LlamaArchitecture) -> HfWeights:
@@ -42,7 +54,10 @@ def load_torch_parameters(source: Path, architecture: LlamaArchitecture) -> HfWe
 def _table_for(names: set[str], architecture: LlamaArchitecture, source: Path) -> NameMap:
     """Return the name map whose name of the embedding is in `names`, with its prefix."""
     shapes = stored_shapes(architecture)
-    tables = [NameMap(tuple(Rename(name, name.removeprefix(BUFFER)) for name in shapes)), name_map(architecture)]
+    theirs = name_map(architecture)
+    if isinstance(architecture, MoEArchitecture) and any(name.endswith(FUSED_EXPERTS) for name in names):
+        theirs = with_fused_experts(theirs)
+    tables = [NameMap(tuple(Rename(name, name.removeprefix(BUFFER)) for name in shapes)), theirs]
     if type(architecture) is LlamaArchitecture and not (architecture.qk_norm or architecture.qkv_bias):
         tables.append(meta_map(architecture))
     for prefix in _PREFIXES:

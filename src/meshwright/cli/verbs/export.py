@@ -31,7 +31,7 @@ from meshwright.cli.result_command import print_json, result_command
     help="Hugging Face, or a DCP folder with the names of the model's state_dict.",
 )
 @click.option("--verify", is_flag=True, help="Compare the logits with those that transformers computes from OUT.")
-@click.option("--overwrite", is_flag=True, help="Replace OUT if it is a folder of this format.")
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it is a folder of this format and holds nothing else.")
 def command(
     run: Path,
     out: Path,

@@ -1,0 +1,27 @@
+"""rounded: a tensor in the dtype of an export, refused where that has no such large values."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from meshwright.checkpoint.dtypes import dtype_name
+from meshwright.errors import CheckpointError
+
+
+def rounded(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    """Return `tensor` in `dtype`; raises CheckpointError, which calls it `name`, if a finite value became infinite."""
+    result = tensor.to(dtype)
+    # A wider range holds all values; float32 has some that round to more than the largest bfloat16.
+    if torch.finfo(dtype).max >= torch.finfo(tensor.dtype).max or not result.isinf().any():
+        return result
+    overflows = result.isinf() & tensor.isfinite()
+    if not overflows.any():
+        return result
+    largest = float(tensor[overflows].abs().max())
+    fits_float32 = largest <= torch.finfo(torch.float32).max
+    advice = "export with --dtype float32" if fits_float32 else "no export holds it, so take an earlier checkpoint"
+    raise CheckpointError(
+        f"{name} holds {largest:.4g}, and {dtype_name(dtype)} ends at {torch.finfo(dtype).max:.4g}, so that it would "
+        f"become infinite: {advice}"
+    )
