@@ -70,7 +70,7 @@ def load_tensors(source: Path | io.BytesIO, path: Path, *, is_mapped: bool = Fal
 
 
 def _reason(error: Exception) -> str:
-    """Return the end of a message; torch's own advice is to run the code in the file, which nobody should follow."""
+    """Return the end of a message; torch's own advice, to run the code in the file, is left out."""
     text = str(error)
     if (named := _GLOBAL.search(text)) is not None:
         return f"it names {named[1]}, which no dict of tensors contains): save a state_dict, which holds tensors only"
