@@ -23,7 +23,9 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("options", SIZES.values(), ids=SIZES.keys())
-def test_logits_are_those_of_transformers_both_ways(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_logits_are_those_of_transformers_both_ways(
+    tmp_path: Path, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     theirs = write_hf(tmp_path / "theirs", "phi3", **{"pad_token_id": 0, **options})
     import_folder(tmp_path / "theirs", tmp_path / "run")
     export(tmp_path / "run", tmp_path / "out")
@@ -35,6 +37,7 @@ def test_logits_are_those_of_transformers_both_ways(tmp_path: Path, options: dic
     torch.testing.assert_close(their_logits(tmp_path / "out", some_tokens()), expected, rtol=0, atol=1e-5)
     written = json.loads((tmp_path / "out" / "config.json").read_text())
     assert written["model_type"] == ("mistral" if options.get("sliding_window") else "llama")
+    assert f"was imported as phi3 and is exported as {written['model_type']}, which" in caplog.text
 
 
 @pytest.mark.parametrize(

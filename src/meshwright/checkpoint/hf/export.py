@@ -12,12 +12,13 @@ import torch
 
 from meshwright.checkpoint.find_checkpoint import is_hugging_face
 from meshwright.checkpoint.hf.families import BUFFER, name_map, num_parameters, stored_shapes
-from meshwright.checkpoint.hf.folder import WEIGHT_FILES
+from meshwright.checkpoint.hf.folder import CONFIG, WEIGHT_FILES, read_json
 from meshwright.checkpoint.hf.output_folder import Replaceable, output_folder, require_target
 from meshwright.checkpoint.hf.side_files import SIDE_FILES, write_side_files
 from meshwright.checkpoint.hf.weight_files import divide, output_tensors, write_files
 from meshwright.checkpoint.saved_model import SavedModel, find_saved_model
 from meshwright.checkpoint.section import SectionReader
+from meshwright.log import logger
 from meshwright.spec.model.hf.hf_config import architecture_to_hf
 
 ExportDType = Literal["float32", "bfloat16"]
@@ -64,7 +65,7 @@ def export(
     require_target(out, "export", _REPLACEABLE if overwrite else None)
     model = find_saved_model(source, step)
     # Raises for a model that transformers lacks.
-    architecture_to_hf(model.architecture)
+    _remark_other_type(model, architecture_to_hf(model.architecture)["model_type"])
     saved = SectionReader(model.checkpoint, "model")
     shapes = stored_shapes(model.architecture)
     saved.require(shapes)
@@ -77,3 +78,11 @@ def export(
         num_bytes = write_files(files, saved, folder)
         verify(model, folder)
     return Exported(model, num_parameters(model.architecture), len(files), num_bytes)
+
+
+def _remark_other_type(model: SavedModel, written: str) -> None:
+    """Warn where an imported model leaves as one of another family."""
+    imported = read_json(model.run.folder / CONFIG).get("model_type") if model.is_imported else None
+    if imported not in (None, written):
+        given = (model.run.folder, imported, written)
+        logger.warning("%s was imported as %s and is exported as %s, which computes the same", *given)
