@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from torch import distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from meshwright.checkpoint.checkpoint import saved_tensors
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import Layout
 from meshwright.trainer.launch.ranks import Ranks
@@ -28,9 +28,9 @@ LAYOUTS = [Layout(dp_shard=2), Layout(dp_replicate=2), Layout(dp_shard=2, pp=2),
 def test_a_checkpoint_holds_float32_only(tmp_path: Path) -> None:
     finished = train_on_ranks(tiny_job(tmp_path, **BFLOAT16), tmp_path / "run", 2)
     checkpoint = finished.run.checkpoint(finished.run.checkpoint_steps()[-1])
-    stored = json.loads((checkpoint / "checkpoint.json").read_text())["contents"]["tensors"]
+    stored = saved_tensors(checkpoint)
     assert len(stored) > 30
-    assert {tensor["dtype"] for tensor in stored.values()} == {"float32"}
+    assert {part.dtype for parts in stored.values() for part in parts} == {"float32"}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
