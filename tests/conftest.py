@@ -1,6 +1,7 @@
 """What holds for every test: one thread per process, no network, no clock, warnings are errors (pyproject.toml)."""
 
 import os
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
@@ -15,6 +16,8 @@ if missing := [name for name in _NEEDED if find_spec(name) is None]:
 
 from hypothesis import HealthCheck, settings  # noqa: E402 - where it is not installed, the message above says so
 
+from meshwright.log import log_level, set_log_level  # noqa: E402
+
 # Before torch is imported anywhere: several ranks with several threads each would fight over the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -24,3 +27,11 @@ os.environ.pop("COLUMNS", None)
 # hypothesis fails an example that took 0.2 s, which any does on a machine that is busy.
 settings.register_profile("no_clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("no_clock")
+
+
+@pytest.fixture(autouse=True)
+def _log_level_of_one_test() -> Iterator[None]:
+    """Undo the --quiet and --verbose of commands that a test runs in this process."""
+    before = log_level()
+    yield
+    set_log_level(before)
