@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Protocol
 
 import click
 
@@ -13,6 +14,19 @@ from meshwright.errors import ExitCode
 
 _FOLDER = click.Path(path_type=Path)
 _step = click.option("--step", type=click.IntRange(min=0), help="Step of the checkpoint; default: the newest.")
+
+
+class _Printable(Protocol):
+    def to_json(self) -> str: ...
+
+    def show(self) -> None: ...
+
+
+def _print(found: _Printable, as_json: bool) -> None:
+    if as_json:
+        click.echo(found.to_json())
+    else:
+        found.show()
 
 
 class _Verbs(click.Group):
@@ -48,10 +62,7 @@ def _ls(run: Path, as_json: bool) -> None:
     from meshwright.app.checkpoints import ls
 
     found = ls(run)
-    if as_json:
-        click.echo(found.to_json())
-    else:
-        found.show()
+    _print(found, as_json)
 
 
 @result_command
@@ -67,10 +78,7 @@ def _verify(source: Path, step: int | None, verifies_all: bool, as_json: bool) -
     from meshwright.app.checkpoints import verify
 
     found = verify(source, step=step, all=verifies_all)
-    if as_json:
-        click.echo(found.to_json())
-    else:
-        found.show()
+    _print(found, as_json)
     if not found.is_intact:
         sys.exit(ExitCode.DO_NOT_RETRY)
 
@@ -86,10 +94,7 @@ def _inspect(source: Path, tensor: str | None, step: int | None, as_json: bool) 
     from meshwright.app.checkpoints import inspect
 
     found = inspect(source, tensor, step=step)
-    if as_json:
-        click.echo(found.to_json())
-    else:
-        found.show()
+    _print(found, as_json)
 
 
 @result_command
@@ -102,10 +107,7 @@ def _diff(left: Path, right: Path, as_json: bool) -> None:
     from meshwright.app.checkpoints import diff
 
     found = diff(left, right)
-    if as_json:
-        click.echo(found.to_json())
-    else:
-        found.show()
+    _print(found, as_json)
 
 
 @result_command
@@ -121,10 +123,7 @@ def _gc(run: Path, dry_run: bool, damaged: bool, as_json: bool) -> None:
     from meshwright.app.checkpoints import gc
 
     found = gc(run, dry_run=dry_run, damaged=damaged)
-    if as_json:
-        click.echo(found.to_json())
-    else:
-        found.show()
+    _print(found, as_json)
 
 
 @result_command
@@ -141,10 +140,7 @@ def _reshard(source: Path, destination: Path, ranks: int, as_json: bool) -> None
     from meshwright.app.checkpoints import reshard
 
     found = reshard(source, destination, ranks=ranks)
-    if as_json:
-        click.echo(found.to_json())
-    else:
-        found.show()
+    _print(found, as_json)
 
 
 _VERBS = {"ls": _ls, "verify": _verify, "diff": _diff, "gc": _gc, "reshard": _reshard, "inspect": _inspect}
