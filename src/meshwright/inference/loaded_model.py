@@ -12,8 +12,8 @@ from torch import Tensor
 
 from meshwright.checkpoint.checkpoint import load_parameters
 from meshwright.checkpoint.find_checkpoint import is_hugging_face
-from meshwright.checkpoint.hf.families import BUFFER
 from meshwright.checkpoint.hf.folder import CONFIG, read_json
+from meshwright.checkpoint.hf.maps.families import BUFFER
 from meshwright.checkpoint.hf.side_files import GENERATION_CONFIG, TOKENIZER
 from meshwright.checkpoint.hf.weights import load_hf_parameters
 from meshwright.checkpoint.saved_model import SavedModel, find_saved_model

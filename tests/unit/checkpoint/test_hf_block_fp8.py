@@ -12,8 +12,8 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.quantized_hf_storage import QuantizedHuggingFaceStorageReader
 
 from hf_models import architecture, some_tokens, write_hf
-from meshwright.checkpoint.hf import layouts
 from meshwright.checkpoint.hf.import_ import import_folder
+from meshwright.checkpoint.hf.maps import layouts
 from meshwright.checkpoint.hf.weights import load_hf_parameters
 from meshwright.errors import CheckpointError, ConfigError, UnsupportedError
 from meshwright.inference.loaded_model import load_model
@@ -110,7 +110,7 @@ def change_config(folder: Path, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("quantization", "kind", "told"),
+    ("quantization", "kind", "message"),
     [
         ({"quant_method": "gptq", "bits": 4}, UnsupportedError, "quant_method = 'gptq'"),
         ({"quant_method": "mxfp4"}, UnsupportedError, "quant_method = 'mxfp4'"),
@@ -121,11 +121,11 @@ def change_config(folder: Path, **changes: Any) -> None:
     ],
 )
 def test_another_quantisation_is_an_error(
-    tmp_path: Path, quantization: dict[str, Any], kind: type[Exception], told: str
+    tmp_path: Path, quantization: dict[str, Any], kind: type[Exception], message: str
 ) -> None:
     write_quantised(tmp_path / "theirs", "llama")
     change_config(tmp_path / "theirs", quantization_config=quantization)
-    with pytest.raises(kind, match=told):
+    with pytest.raises(kind, match=message):
         import_folder(tmp_path / "theirs", tmp_path / "run")
 
 

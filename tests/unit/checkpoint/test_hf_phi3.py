@@ -41,17 +41,17 @@ def test_logits_are_those_of_transformers_both_ways(
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"resid_pdrop": 0.1}, "resid_pdrop = 0.1"),
         ({"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "rope_type = 'longrope'"),
         ({"partial_rotary_factor": 0.75}, "partial_rotary_factor = 0.75"),
     ],
 )
-def test_what_is_not_computed_is_refused(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+def test_what_is_not_computed_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     write_hf(tmp_path / "theirs", "phi3", pad_token_id=0)
     config = json.loads((tmp_path / "theirs" / "config.json").read_text())
     if "rope_scaling" in changes:
         config.pop("rope_parameters")
-    with pytest.raises(UnsupportedError, match=told):
+    with pytest.raises(UnsupportedError, match=message):
         architecture_from_hf({**config, **changes})

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_models import architecture, moe_architecture
-from meshwright.checkpoint.hf.families import name_map, stored_shapes
-from meshwright.checkpoint.hf.llama import LLAMA
-from meshwright.checkpoint.hf.moe import MIXTRAL
-from meshwright.checkpoint.hf.name_map import Drop, NameMap, Rename
+from meshwright.checkpoint.hf.maps.families import name_map, stored_shapes
+from meshwright.checkpoint.hf.maps.llama import LLAMA
+from meshwright.checkpoint.hf.maps.moe import MIXTRAL
+from meshwright.checkpoint.hf.maps.name_map import Drop, NameMap, Rename
 from meshwright.errors import CheckpointError
 from meshwright.spec.model.hf.hf_config import hf_model_type
 from meshwright.spec.model.presets import PRESETS

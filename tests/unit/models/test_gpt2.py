@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from hf_models import require_transformers, some_tokens, their_logits, write_run
 from meshwright.checkpoint.checkpoint import load_parameters
 from meshwright.checkpoint.hf.export import ExportFormat, export
-from meshwright.checkpoint.hf.gpt2 import GPT2 as NAMES
 from meshwright.checkpoint.hf.import_ import import_folder
+from meshwright.checkpoint.hf.maps.gpt2 import GPT2 as NAMES
 from meshwright.checkpoint.hf.weights import load_hf_parameters
 from meshwright.errors import ConfigError
 from meshwright.inference.generate import Sampling, generate

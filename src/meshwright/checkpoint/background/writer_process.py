@@ -8,13 +8,8 @@ It ends when its input does: with the rank that started it, whose unfinished sav
 from __future__ import annotations
 
 import json
-import os
-import queue
-import signal
 import sys
-import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,38 +18,22 @@ from torch.distributed import Store
 from meshwright.checkpoint.background.staging import OpenedBuffer
 from meshwright.checkpoint.background.store_peers import StorePeers, connect_store
 from meshwright.checkpoint.boxes import Box
+from meshwright.checkpoint.helper_process import answer, requests_of_rank
 from meshwright.checkpoint.saving import Extent, SaveRequest, write_checkpoint
 from meshwright.errors import CheckpointError
 
 
 def main(options: dict[str, Any]) -> None:
     """Write the saves that arrive on standard input, until it ends."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # The rank decides when to stop, and what it has staged is still to be written.
-        signal.signal(number, signal.SIG_IGN)
-    os.nice(options["niceness"])
+    requests = requests_of_rank(options["niceness"])
     store = None
     if options["store"] is not None:
         host, port = options["store"]
         store = connect_store(host, port, options["timeout_s"])
-    requests: queue.Queue[dict[str, Any] | None] = queue.Queue()
-    threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()
-    while (request := requests.get()) is not None:
+    for request in requests:
         started_s = time.perf_counter()
         error = _write(request, options, store)
-        answer = {"number": request["number"], "error": error, "duration_s": time.perf_counter() - started_s}
-        with suppress(BrokenPipeError):  # the rank is gone
-            print(json.dumps(answer), flush=True)
-
-
-def _read_requests(requests: queue.Queue[dict[str, Any] | None]) -> None:
-    for line in sys.stdin:
-        request = json.loads(line)
-        requests.put(request)
-        if request is None:
-            return
-    # The rank is gone, and with it the staged memory.
-    os._exit(1)
+        answer({"number": request["number"], "error": error, "duration_s": time.perf_counter() - started_s})
 
 
 def _write(request: dict[str, Any], options: dict[str, Any], store: Store | None) -> str | None:

@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 
 from meshwright.checkpoint.find_checkpoint import is_hugging_face
-from meshwright.checkpoint.hf.families import BUFFER, name_map, num_parameters, stored_shapes
 from meshwright.checkpoint.hf.folder import CONFIG, WEIGHT_FILES, read_json
+from meshwright.checkpoint.hf.maps.families import BUFFER, name_map, num_parameters, stored_shapes
 from meshwright.checkpoint.hf.output_folder import Replaceable, output_folder, require_target
 from meshwright.checkpoint.hf.side_files import SIDE_FILES, write_side_files
 from meshwright.checkpoint.hf.weight_files import divide, output_tensors, write_files

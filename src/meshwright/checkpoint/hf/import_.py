@@ -15,9 +15,9 @@ from meshwright.checkpoint.checkpoint import read_metadata
 from meshwright.checkpoint.dtypes import dtype_name
 from meshwright.checkpoint.durable import write_durably
 from meshwright.checkpoint.find_checkpoint import model_folder
-from meshwright.checkpoint.hf.families import num_parameters, stored_shapes
 from meshwright.checkpoint.hf.folder import CONFIG, read_json
-from meshwright.checkpoint.hf.layouts import row_ranges
+from meshwright.checkpoint.hf.maps.families import num_parameters, stored_shapes
+from meshwright.checkpoint.hf.maps.layouts import row_ranges
 from meshwright.checkpoint.hf.output_folder import Replaceable, output_folder, require_target
 from meshwright.checkpoint.hf.side_files import SIDE_FILES, TOKENIZER, copy_side_files
 from meshwright.checkpoint.hf.weights import HfWeights, load_hf_parameters

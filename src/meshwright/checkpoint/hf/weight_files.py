@@ -13,8 +13,8 @@ from torch import Tensor
 
 from meshwright.checkpoint.durable import write_durably
 from meshwright.checkpoint.hf.folder import INDEX, SINGLE
-from meshwright.checkpoint.hf.layouts import PIECE_BYTES, row_ranges, their_shape, to_theirs, written_together
-from meshwright.checkpoint.hf.name_map import NameMap, Rename
+from meshwright.checkpoint.hf.maps.layouts import PIECE_BYTES, row_ranges, their_shape, to_theirs, written_together
+from meshwright.checkpoint.hf.maps.name_map import NameMap, Rename
 from meshwright.checkpoint.hf.rounding import rounded
 from meshwright.checkpoint.hf.safetensors_writer import write_safetensors
 from meshwright.checkpoint.saving import bytes_of

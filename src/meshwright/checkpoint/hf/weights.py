@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshwright.checkpoint.hf.families import COPY, name_map, stored_shapes
 from meshwright.checkpoint.hf.folder import CONFIG, HfFolder, read_json
-from meshwright.checkpoint.hf.layouts import row_ranges, their_shape, to_ours
-from meshwright.checkpoint.hf.name_map import Drop, NameMap, Rename
+from meshwright.checkpoint.hf.maps.families import COPY, name_map, stored_shapes
+from meshwright.checkpoint.hf.maps.layouts import row_ranges, their_shape, to_ours
+from meshwright.checkpoint.hf.maps.name_map import Drop, NameMap, Rename
 from meshwright.checkpoint.hf.tensor_source import TensorSource
 from meshwright.errors import CheckpointError, ConfigError, UnsupportedError
 from meshwright.log import logger

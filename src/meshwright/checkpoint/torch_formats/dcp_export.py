@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from meshwright.checkpoint.hf.export import DTYPES, ExportDType, Exported
-from meshwright.checkpoint.hf.families import BUFFER, num_parameters, stored_shapes
+from meshwright.checkpoint.hf.maps.families import BUFFER, num_parameters, stored_shapes
 from meshwright.checkpoint.hf.output_folder import Replaceable, output_folder, require_target
 from meshwright.checkpoint.hf.rounding import rounded
 from meshwright.checkpoint.hf.side_files import SIDE_FILES, write_side_files

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from meshwright.checkpoint.hf.families import BUFFER, name_map, stored_shapes
-from meshwright.checkpoint.hf.meta_llama import meta_map
-from meshwright.checkpoint.hf.moe import FUSED_EXPERTS, with_fused_experts
-from meshwright.checkpoint.hf.name_map import Drop, NameMap, Rename
+from meshwright.checkpoint.hf.maps.families import BUFFER, name_map, stored_shapes
+from meshwright.checkpoint.hf.maps.meta_llama import meta_map
+from meshwright.checkpoint.hf.maps.moe import FUSED_EXPERTS, with_fused_experts
+from meshwright.checkpoint.hf.maps.name_map import Drop, NameMap, Rename
 from meshwright.checkpoint.hf.weights import HfWeights, checked_weights
 from meshwright.checkpoint.torch_formats.dcp_folder import DcpFolder
 from meshwright.checkpoint.torch_formats.dcp_metadata import FILE_NAME

@@ -172,7 +172,7 @@ class CheckpointSection(Frozen):
     keep_best: NonNegativeInt = 0
     """Checkpoints with the lowest validation loss to keep as well; needs one measured at steps that are saved."""
     mode: Literal["auto", "async", "sync"] = "auto"
-    """Whether training goes on while a checkpoint is written; auto does so from 64 MiB of state a rank on."""
+    """Whether training continues while a checkpoint is written; auto does so from 64 MiB of state a rank on."""
     niceness: NonNegativeInt = 10
     """Niceness of the processes that write in the background; 19 yields the CPU to anything else."""
     max_bytes_per_s: PositiveFloat | None = Field(None, examples=[500e6])

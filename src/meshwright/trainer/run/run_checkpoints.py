@@ -103,7 +103,7 @@ class RunCheckpoints:
             self._committed(finished)
             return
         self._failed[finished.folder.name] = finished.error
-        logger.error("checkpoint %s failed, training goes on: %s", finished.folder, finished.error)
+        logger.error("checkpoint %s failed, training continues: %s", finished.folder, finished.error)
 
     def _committed(self, finished: Finished) -> None:
         logger.info("checkpoint %s in %s", finished.folder, format_duration(finished.duration_s))

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import AdamW
 
 from meshwright.checkpoint.checkpoint import load, load_newest
-from meshwright.checkpoint.hf.families import BUFFER
+from meshwright.checkpoint.hf.maps.families import BUFFER
 from meshwright.checkpoint.hf.weights import load_hf_parameters
 from meshwright.data.dataset import Dataset, build_dataset
 from meshwright.data.loader import Loader

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import torch
 
-from meshwright.checkpoint.hf.gpt2 import GPT2
-from meshwright.checkpoint.hf.llama import HEAD, LLAMA
-from meshwright.checkpoint.hf.moe import DEEPSEEK_V3, MIXTRAL, QWEN3_MOE
-from meshwright.checkpoint.hf.name_map import Drop, NameMap
-from meshwright.checkpoint.hf.phi3 import phi3_map
+from meshwright.checkpoint.hf.maps.gpt2 import GPT2
+from meshwright.checkpoint.hf.maps.llama import HEAD, LLAMA
+from meshwright.checkpoint.hf.maps.moe import DEEPSEEK_V3, MIXTRAL, QWEN3_MOE
+from meshwright.checkpoint.hf.maps.name_map import Drop, NameMap
+from meshwright.checkpoint.hf.maps.phi3 import phi3_map
 from meshwright.models.build import build_architecture
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.hf.hf_config import hf_model_type

@@ -9,7 +9,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from meshwright.checkpoint.hf.name_map import NameMap, Rename
+from meshwright.checkpoint.hf.maps.name_map import NameMap, Rename
 
 PIECE_BYTES = 32 << 20
 """Tensors are converted in pieces of about this size where their rows are independent."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.checkpoint.hf.name_map import Drop, NameMap, Rename
+from meshwright.checkpoint.hf.maps.name_map import Drop, NameMap, Rename
 from meshwright.spec.model.architecture import LlamaArchitecture
 
 

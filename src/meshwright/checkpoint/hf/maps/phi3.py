@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from meshwright.checkpoint.hf.llama import FREQUENCIES, SHARED_BY_ALL
-from meshwright.checkpoint.hf.name_map import NameMap, Part, Rename
+from meshwright.checkpoint.hf.maps.llama import FREQUENCIES, SHARED_BY_ALL
+from meshwright.checkpoint.hf.maps.name_map import NameMap, Part, Rename
 from meshwright.spec.model.architecture import LlamaArchitecture
 
 _LAYER = "model.layers.{i}"
