@@ -15,10 +15,8 @@ NUM_RANKS = 1024
 def saved_boxes(claims: list[list[Claim]]) -> dict[str, list[Box]]:
     """Return the boxes that all ranks save, after every judge has decided on its tensors."""
     saved: dict[str, list[Box]] = defaultdict(list)
-    for judge in range(len(claims)):
+    for judge in {judge_of(claim.name, len(claims)) for of_rank in claims for claim in of_rank}:
         of_judge = [[claim for claim in of_rank if judge_of(claim.name, len(claims)) == judge] for of_rank in claims]
-        if not any(of_judge):
-            continue
         verdicts, problems = judge_claims(of_judge)
         assert problems == []
         for own, rows in zip(of_judge, verdicts, strict=True):
