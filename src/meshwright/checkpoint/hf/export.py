@@ -16,6 +16,7 @@ from meshwright.checkpoint.hf.maps.families import BUFFER, name_map, num_paramet
 from meshwright.checkpoint.hf.output_folder import Replaceable, output_folder, require_target
 from meshwright.checkpoint.hf.side_files import SIDE_FILES, write_side_files
 from meshwright.checkpoint.hf.weight_files import divide, output_tensors, write_files
+from meshwright.checkpoint.peers import GroupPeers
 from meshwright.checkpoint.saved_model import SavedModel, find_saved_model
 from meshwright.checkpoint.section import SectionReader
 from meshwright.log import logger
@@ -54,11 +55,13 @@ def export(
     weights: ExportFormat = ExportFormat(),
     overwrite: bool = False,
     verify: Callable[[SavedModel, Path], None] = lambda model, folder: None,
+    peers: GroupPeers | None = None,
 ) -> Exported:
     """Write the model in `source`, a run or a checkpoint folder, as the new Hugging Face folder `out`.
 
-    Memory is that of the largest fused tensor, or of some 64 MiB. `out` is created atomically, after `verify` of the
-    written folder has returned; with `overwrite` it may replace a Hugging Face folder that holds nothing else. Raises
+    A collective of `peers`, which share the work; None is this process alone. Memory is that of the largest fused
+    tensor, or of some 64 MiB. `out` is created atomically, after `verify` of the written folder has returned on rank 0;
+    with `overwrite` it may replace a Hugging Face folder that holds nothing else. Raises
     ConfigError if it exists, CheckpointError for a damaged source or a full disk, UnsupportedError for a model that
     transformers lacks.
     """
@@ -73,10 +76,10 @@ def export(
     dtypes = {name: torch.float32 if name.startswith(BUFFER) else DTYPES[weights.dtype] for name in shapes}
     outputs = output_tensors(name_map(model.architecture), shapes, dtypes)
     files = divide(outputs, weights.max_shard_bytes)
-    with output_folder(out, sum(output.num_bytes for output in outputs)) as folder:
-        write_side_files(model, folder, weights.dtype)
+    with output_folder(out, sum(output.num_bytes for output in outputs), peers or GroupPeers(is_alone=True)) as folder:
+        folder.write(lambda: write_side_files(model, folder.path, weights.dtype), on_rank=0)
         num_bytes = write_files(files, saved, folder)
-        verify(model, folder)
+        folder.write(lambda: verify(model, folder.path), on_rank=0)
     return Exported(model, num_parameters(model.architecture), len(files), num_bytes)
 
 
