@@ -14,8 +14,7 @@ from meshwright.app.arguments import NotNegative, Positive, checked
 from meshwright.app.conversion_ranks import share
 from meshwright.app.progress import elapsed
 from meshwright.app.results.result import Result
-from meshwright.checkpoint.hf.export import ExportDType, ExportFormat
-from meshwright.checkpoint.hf.export import export as _export
+from meshwright.checkpoint.hf.export import ExportDType, ExportFormat, ExportRequest, export_together
 from meshwright.checkpoint.peers import GroupPeers
 from meshwright.checkpoint.saved_model import SavedModel
 from meshwright.checkpoint.torch_formats.dcp_export import export_dcp as _export_dcp
@@ -90,25 +89,23 @@ def export(
     name. `ranks` processes share the work. Raises ConfigError if `out` exists, CheckpointError for a damaged source, a
     full disk or other logits, UnsupportedError where transformers, which `verify` needs, is not installed.
     """
-    arguments = {"run": Path(run), "out": Path(out), "step": step, "dtype": dtype, "verify": verify}
+    request = ExportRequest(Path(run), Path(out), step, ExportFormat(dtype), overwrite)
     with elapsed(f"writing {out}"):
-        return share(export_as_peer, {**arguments, "overwrite": overwrite}, ranks)
+        return share(export_as_peer, {"request": request, "verify": verify}, ranks)
 
 
-def export_as_peer(
-    run: Path, out: Path, step: int | None, dtype: ExportDType, verify: bool, overwrite: bool, peers: GroupPeers
-) -> Export:
+def export_as_peer(request: ExportRequest, verify: bool, peers: GroupPeers) -> Export:
     """Do what `export` does as one of `peers`; a collective."""
     if verify:
         import_extra("transformers", "the comparison of logits (--verify)")
+    out, dtype = request.out, request.weights.dtype
     comparisons: list[LogitsComparison] = []
 
     def compare(model: SavedModel, folder: Path) -> None:
         if verify:
             comparisons.append(_comparison(model.checkpoint, folder, out, dtype))
 
-    weights = ExportFormat(dtype)
-    done = _export(run, out, step=step, weights=weights, overwrite=overwrite, verify=compare, peers=peers)
+    done = export_together(request, peers, compare)
     comparison = comparisons[0] if comparisons else None
     return Export(done.model.checkpoint, out, dtype, done.num_parameters, done.num_bytes, done.num_files, comparison)
 

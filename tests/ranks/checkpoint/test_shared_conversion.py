@@ -1,5 +1,7 @@
 """Export and import by several processes: the bytes of one process, an even share each, one error for all."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ import torch
 import meshwright as mw
 from hf_models import architecture, moe_architecture, write_run
 from meshwright.checkpoint.checkpoint import load_parameters
-from meshwright.checkpoint.hf.export import ExportFormat, export
+from meshwright.checkpoint.hf.export import ExportFormat, ExportRequest, export, export_together
 from meshwright.checkpoint.hf.import_ import import_folder
 from meshwright.checkpoint.peers import GroupPeers
 from meshwright.cli.main import run
@@ -22,18 +24,17 @@ NUM_RANKS = 3
 
 def there_and_back(source: Path, folder: Path) -> None:
     """Export the run `source` and import the result, as one of the ranks."""
-    export(source, folder / "out", weights=FORMAT, peers=GroupPeers())
+    export_together(ExportRequest(source, folder / "out", weights=FORMAT), GroupPeers())
     import_folder(folder / "out", folder / "again", peers=GroupPeers())
 
 
 def refused(source: Path, folder: Path) -> list[str]:
     """Return why the export and the import fail on this rank."""
-    texts = []
-    for convert, target in ((export, "out"), (import_folder, "again")):
-        with pytest.raises(CheckpointError) as failure:
-            convert(source if convert is export else folder / "whole", folder / target, peers=GroupPeers())
-        texts.append(str(failure.value))
-    return texts
+    with pytest.raises(CheckpointError) as of_export:
+        export_together(ExportRequest(source, folder / "out"), GroupPeers())
+    with pytest.raises(CheckpointError) as of_import:
+        import_folder(folder / "whole", folder / "again", peers=GroupPeers())
+    return [str(of_export.value), str(of_import.value)]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -85,3 +86,16 @@ def test_the_commands_start_the_ranks(tmp_path: Path, capsys: pytest.CaptureFixt
     capsys.readouterr()
     assert run(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--ranks", "2"]) == 2
     assert "exists, and export never overwrites" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_the_ranks_of_torchrun_share_the_work_and_one_of_them_speaks(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", architecture())
+    export(tmp_path / "run", tmp_path / "alone")
+    command = ["torchrun", "--nproc-per-node", "2", "-m", "meshwright", "export", "run", "out"]
+    command[0] = str(Path(sys.executable).with_name("torchrun"))
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.count("29.3k parameters in float32") == 1
+    assert contents(tmp_path / "out") == contents(tmp_path / "alone")
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert again.stderr.count("out exists, and export never overwrites") == 1

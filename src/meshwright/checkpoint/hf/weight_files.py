@@ -84,7 +84,7 @@ def divide(outputs: Sequence[OutputTensor], max_bytes: int) -> list[list[OutputT
     return files
 
 
-class Piece(NamedTuple):
+class ConvertedPiece(NamedTuple):
     """Bytes of one weight file that are read, converted and written at once."""
 
     start: int
@@ -113,7 +113,7 @@ class WeightFile(NamedTuple):
         header = safetensors_header({output.name: (output.dtype, output.shape) for output in ordered})
         return cls(folder / name, header, ordered)
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[ConvertedPiece]:
         """Yield all tensors piece by piece, in order."""
         start = len(self.header)
         for batch in _batches(self.outputs):
@@ -129,7 +129,7 @@ class WeightFile(NamedTuple):
                 share = num_bytes
                 if rows is not None and first.expert is None and first.shape:
                     share = num_bytes // first.shape[0] * (rows[1] - rows[0])
-                yield Piece(start, batch, rows, share)
+                yield ConvertedPiece(start, batch, rows, share)
                 start += share
 
 
@@ -157,7 +157,7 @@ def _create(files: Sequence[WeightFile], folder: Path) -> None:
         write_durably(folder / INDEX, json.dumps(index, indent=2) + "\n")
 
 
-def _write(pieces: Iterable[tuple[WeightFile, Piece]], saved: SectionReader) -> None:
+def _write(pieces: Iterable[tuple[WeightFile, ConvertedPiece]], saved: SectionReader) -> None:
     """Write these pieces durably; at most one fused tensor or about PIECE_BYTES are in memory."""
     for file, of_file in groupby(pieces, key=itemgetter(0)):
         with file.path.open("r+b", buffering=0) as opened:
@@ -169,7 +169,7 @@ def _write(pieces: Iterable[tuple[WeightFile, Piece]], saved: SectionReader) -> 
             os.fsync(opened.fileno())
 
 
-def _tensors(piece: Piece, saved: SectionReader) -> Iterator[Tensor]:
+def _tensors(piece: ConvertedPiece, saved: SectionReader) -> Iterator[Tensor]:
     first = piece.outputs[0]
     if first.expert is not None:
         for data in saved.read(first.ours[0], piece.rows):

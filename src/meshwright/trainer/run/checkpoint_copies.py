@@ -15,7 +15,7 @@ from meshwright.units import format_bytes, format_duration
 class _Kind(NamedTuple):
     key: str
     """Key of the manifest's results."""
-    noun: str
+    what: str
     place: str
     """Where the copies are: a URL or a folder."""
     worker: StepWorker
@@ -74,9 +74,9 @@ class CheckpointCopies:
 
 def _log_end(kind: _Kind, end: StepEnd) -> None:
     if end.error is not None:
-        logger.error("%s of step-%d failed and will be retried: %s", kind.noun, end.step, end.error)
+        logger.error("%s of step-%d failed and will be retried: %s", kind.what, end.step, end.error)
     elif end.num_bytes == 0:
         logger.debug("step-%d was complete at %s", end.step, kind.place)
     else:
         took = f"{format_bytes(end.num_bytes)} in {format_duration(end.duration_s)}"
-        logger.info("%s of step-%d is complete at %s, %s", kind.noun, end.step, kind.place, took)
+        logger.info("%s of step-%d is complete at %s, %s", kind.what, end.step, kind.place, took)
