@@ -22,7 +22,7 @@ def write_job(folder: Path, **checkpoint: object) -> Path:
 
 
 @pytest.mark.slow
-def test_every_kept_checkpoint_has_an_export_across_a_stop(tmp_path: Path) -> None:
+def test_every_kept_checkpoint_has_an_export_across_a_stop(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = write_job(tmp_path)
     run = Run(tmp_path / "run")
     assert mw.train(path, "train.stop_after=2").exit_code == 75
@@ -30,6 +30,7 @@ def test_every_kept_checkpoint_has_an_export_across_a_stop(tmp_path: Path) -> No
     # What was saved without exports is caught up on, and what a killed process left is removed.
     (run.exports / f"step-2.tmp-{'0' * 32}").mkdir(parents=True)
     assert mw.resume(path, "checkpoint.export=bfloat16").exit_code == 0
+    assert "export of step-2 is complete" in capfd.readouterr().out
     assert run.checkpoint_steps() == run.export_steps() == [4, 6]
     assert sorted(folder.name for folder in run.exports.iterdir()) == ["step-4", "step-6"]
     results = Manifest.from_json(run.manifest.read_text()).results["exports"]
