@@ -4,6 +4,7 @@ A run of 1 GB of random float32 weights (Llama's layers) is exported, and the ex
 random order, each way does its part once, in a process of its own: imports of Python, and the model that a way wants
 in memory, are there before the time starts. What is read is read from the disk, what is written ends with fsync. The
 limit is a plain copy: read 1 MiB, write it, fsync at the end. Ways that only write or only read do half of its work.
+CPU seconds, which other programs move less than wall time, are of the processes that convert.
 
 Bars: ours within 1.2 times the plain copy, and no slower than transformers or torch that do the same work.
 
@@ -27,6 +28,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ from safetensors.torch import save_file
 from torch import Tensor, distributed
 from torch.distributed import checkpoint as dcp
 
+from benchmarks.checkpoints.states import drop_cached
 from benchmarks.hf_memory import DENSE, write_run
 from benchmarks.resident import Peak
 from meshwright.checkpoint.hf.export import export
@@ -50,10 +53,8 @@ from meshwright.trainer.launch.local_ranks import run_ranks
 from meshwright.units import format_bytes
 
 MODEL = DENSE.replace(num_layers=2)
-"""256 MB for each layer, 524 MB for embedding and head."""
-PIECE_BYTES = 1 << 20
-"""What a plain copy reads and writes at once: it stays in the cache of a core."""
-
+COPIED_BYTES = 1 << 20
+"""At once, by a plain copy: they stay in the cache of a core."""
 Act = Callable[[], Any]
 
 
@@ -76,49 +77,54 @@ def main() -> int:
             for way in random.Random(number).sample(list(WAYS), len(WAYS)):
                 command = [sys.executable, "-m", "benchmarks.checkpoints.conversion", "--measure", way, name]
                 done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-                require_written(folder / "out", 0 if "only reads" in way else num_bytes)
+                _require_written(folder / "out", 0 if "only reads" in way else num_bytes)
                 found[way].append(json.loads(done.stdout.splitlines()[-1]))
-                print(number, way, found[way][-1], file=sys.stderr)
                 shutil.rmtree(folder / "out", ignore_errors=True)
     Console().print(_table(found, num_bytes))
     return 0
 
 
-def require_written(out: Path, num_bytes: int) -> None:
-    """Raise RuntimeError where a way wrote less than the model."""
+def _require_written(out: Path, num_bytes: int) -> None:
     written = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     if written < num_bytes:
         raise RuntimeError(f"{out} has {written:,} bytes, the model {num_bytes:,}")
 
 
 def _table(found: dict[str, list[dict[str, float]]], num_bytes: int) -> Table:
-    table = Table("what", "s", "MB/s", "times the copy", "peak above the start", title=f"{num_bytes / 1e9:.2f} GB")
+    table = Table(
+        "what", "s", "MB/s", "times the copy", "CPU s", "peak above the start", title=f"{num_bytes / 1e9:.2f} GB"
+    )
     for way in WAYS:
         copies = [row["wall_s"] for row in found[f"{way.partition(',')[0]}, plain copy"]]
         for key, note in {"wall_s": "", "started_s": ", once started"}.items():
             if values := [row[key] for row in found[way] if key in row]:
                 ratio = statistics.median(a / b for a, b in zip(values, copies, strict=True))
                 wall_s = statistics.median(values)
+                cpu_s = statistics.median(row["cpu_s"] for row in found[way])
                 peak = format_bytes(int(statistics.median(row["peak_bytes"] for row in found[way])))
-                table.add_row(way + note, f"{wall_s:.2f}", f"{num_bytes / wall_s / 1e6:.0f}", f"{ratio:.2f}", peak)
+                table.add_row(
+                    way + note, f"{wall_s:.2f}", f"{num_bytes / wall_s / 1e6:.0f}", f"{ratio:.2f}", f"{cpu_s:.2f}", peak
+                )
     return table
 
 
 def measure(way: str, folder: Path) -> dict[str, float]:
     """Return the seconds of one way in this process, and its peak; of two processes the sum of theirs."""
-    torch.set_num_threads(1)
     stored_shapes(MODEL.replace(num_layers=1))
     act = WAYS[way](folder)
-    _drop_cached(folder)
-    peak, start_s = Peak(), time.perf_counter()
-    of_ranks = act()
-    found = {"wall_s": time.perf_counter() - start_s, "peak_bytes": float(peak.above_start())}
+    drop_cached(folder)
+    found, of_ranks = _measured(act)
     if of_ranks:
-        found |= {key: total(each[key] for each in of_ranks) for key, total in _OF_RANKS.items()}
+        found["started_s"] = max(each["wall_s"] for each in of_ranks)
+        found |= {key: sum(each[key] for each in of_ranks) for key in ("cpu_s", "peak_bytes")}
     return found
 
 
-_OF_RANKS: dict[str, Callable[..., float]] = {"started_s": max, "peak_bytes": sum}
+def _measured(act: Act) -> tuple[dict[str, float], Any]:
+    peak, start_s, start_cpu_s = Peak(), time.perf_counter(), time.process_time()
+    result = act()
+    wall_s, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
+    return {"wall_s": wall_s, "cpu_s": cpu_s, "peak_bytes": float(peak.above_start())}, result
 
 
 def _by_two(convert: Callable[..., object]) -> Callable[[Path], Act]:
@@ -126,11 +132,8 @@ def _by_two(convert: Callable[..., object]) -> Callable[[Path], Act]:
 
 
 def _on_rank(convert: Callable[..., object], folder: Path) -> dict[str, float]:
-    stored_shapes(MODEL.replace(num_layers=1))
     distributed.barrier()
-    peak, start_s = Peak(), time.perf_counter()
-    convert(folder, GroupPeers())
-    return {"started_s": time.perf_counter() - start_s, "peak_bytes": float(peak.above_start())}
+    return _measured(lambda: convert(folder, GroupPeers()))[0]
 
 
 def _export(folder: Path, peers: GroupPeers | None = None) -> None:
@@ -142,9 +145,8 @@ def _import(folder: Path, peers: GroupPeers | None = None) -> None:
 
 
 def _copy(source: Path, out: Path) -> None:
-    """Copy the files with weights, one after the other through one buffer."""
     out.mkdir()
-    buffer = torch.empty(PIECE_BYTES, dtype=torch.uint8).numpy().data
+    buffer = torch.empty(COPIED_BYTES, dtype=torch.uint8).numpy().data
     for path in (path for path in source.rglob("*") if path.suffix in (".bin", ".safetensors")):
         with path.open("rb", buffering=0) as read, (out / path.name).open("wb", buffering=0) as written:
             while count := read.readinto(buffer):
@@ -157,22 +159,19 @@ def _save_pretrained(folder: Path) -> Act:
     return lambda: _synced(folder, lambda: model.save_pretrained(folder / "out"))
 
 
-def _load_and_save_pretrained(folder: Path) -> Act:
+def load_and_save_pretrained(folder: Path) -> Act:
+    """Return what loads folder/run whole, and saves it as transformers' model of folder/hf."""
     _their_model(folder, {})  # what it imports is imported
-    return lambda: _synced(
-        folder, lambda: _their_model(folder, _loaded_checkpoint(folder)).save_pretrained(folder / "out")
-    )
+    load = partial(_loaded_checkpoint, folder)
+    return lambda: _synced(folder, lambda: _their_model(folder, load()).save_pretrained(folder / "out"))
 
 
 def _transformers() -> Any:
     # Not at the top: processes of ours would import it, too.
-    found = import_extra("transformers", "a comparison with transformers")
-    found.utils.logging.disable_progress_bar()
-    return found
+    return import_extra("transformers", "a comparison with transformers")
 
 
 def _their_model(folder: Path, tensors: dict[str, Tensor]) -> Any:
-    """Return transformers' model of these tensors."""
     transformers = _transformers()
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(folder / "hf"))
@@ -187,8 +186,7 @@ def _save_safetensors(folder: Path) -> Act:
 
 
 def _save_torch(folder: Path) -> Act:
-    tensors = _tensors(folder)
-    writer = dcp.HuggingFaceStorageWriter(str(folder / "out"))
+    tensors, writer = _tensors(folder), dcp.HuggingFaceStorageWriter(str(folder / "out"))
     return lambda: dcp.save(tensors, storage_writer=writer, no_dist=True) and None
 
 
@@ -221,7 +219,6 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _loaded_checkpoint(folder: Path) -> dict[str, Tensor]:
-    """Return our checkpoint's tensors under their names."""
     saved, names = SectionReader(next((folder / "run").glob("checkpoints/step-*")), "model"), name_map(MODEL)
     return {names.theirs(name)[0]: saved.read(name) for name in saved.shapes}
 
@@ -233,18 +230,11 @@ def _synced(folder: Path, act: Act) -> None:
             os.fsync(file.fileno())
 
 
-def _drop_cached(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
 WAYS: dict[str, Callable[[Path], Act]] = {
     "export, plain copy": lambda folder: lambda: _copy(folder / "run", folder / "out"),
     "export, ours": lambda folder: lambda: _export(folder),
     "export, ours by 2 processes": _by_two(_export),
-    "export, load all and save_pretrained": _load_and_save_pretrained,
+    "export, load all and save_pretrained": load_and_save_pretrained,
     "export, save_pretrained (only writes)": _save_pretrained,
     "export, safetensors (only writes)": _save_safetensors,
     "export, torch's HF writer (only writes)": _save_torch,
