@@ -142,14 +142,15 @@ def accepted(tested: Format, folder: Path, trials: int, seed: int) -> tuple[Coun
         else:
             tested.save(step, make_state(number, NUM_ELEMENTS))
     saved = make_state(1, NUM_ELEMENTS)
+    damaged = folder / "damaged"
+    fresh_copy(steps[1], damaged)
     undamaged = zeros_like(saved)
-    tested.load(steps[1], undamaged)
+    tested.load(damaged, undamaged)
     if not equal(undamaged, saved):
         raise RuntimeError(f"{tested.name} does not load what it saved")
     chosen = random.Random(seed)
     bad: Counter[str] = Counter()
     total: Counter[str] = Counter()
-    damaged = folder / "damaged"
     damages = [*DAMAGES] if tested in (OURS, DCP, SAFETENSORS) else OF_ONE_FILE
     for _ in track(range(trials), description=tested.name, transient=True):
         fresh_copy(steps[1], damaged)
