@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.resident import Peak
 from meshwright.checkpoint.boxes import Box
 from meshwright.checkpoint.hf.export import ExportFormat, export
 from meshwright.checkpoint.hf.import_ import import_folder
@@ -67,9 +68,7 @@ def _random(shapes: dict[str, tuple[int, ...]]) -> Iterator[tuple[Extent, memory
 def measure(what: str, source: str, target: str) -> None:
     """Do one conversion in this process and print its memory and time as JSON."""
     stored_shapes(DENSE.replace(num_layers=1))
-    # Starts the peak again (see proc(5)); ru_maxrss would hold that of the parent process.
-    Path("/proc/self/clear_refs").write_text("5")
-    before_bytes = _memory_bytes("VmRSS")
+    peak = Peak()
     start_s = time.perf_counter()
     if what == "export to dcp":
         export_dcp(Path(source), Path(target))
@@ -78,15 +77,7 @@ def measure(what: str, source: str, target: str) -> None:
     else:
         export(Path(source), Path(target), weights=ExportFormat("float32"))
     wall_s = time.perf_counter() - start_s
-    print(json.dumps({"before_bytes": before_bytes, "peak_bytes": _memory_bytes("VmHWM"), "wall_s": wall_s}))
-
-
-def _memory_bytes(field: str) -> int:
-    """Return a field of /proc/self/status: VmRSS, the resident memory, or VmHWM, its peak."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    raise KeyError(field)
+    print(json.dumps({"peak_bytes": peak.above_start(), "wall_s": wall_s}))
 
 
 def main() -> None:
@@ -111,7 +102,7 @@ def main() -> None:
                 command = [sys.executable, "-m", "benchmarks.hf_memory", "--measure", what, str(source), str(target)]
                 done = subprocess.run(command, check=True, capture_output=True, text=True)
                 found = json.loads(done.stdout.splitlines()[-1])
-                peak = format_bytes(found["peak_bytes"] - found["before_bytes"])
+                peak = format_bytes(found["peak_bytes"])
                 print(f"| {name} | {format_bytes(num_bytes)} | {what} | {peak} | {found['wall_s']:.1f} s |", flush=True)
 
 

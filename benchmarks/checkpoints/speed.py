@@ -1,9 +1,10 @@
 """python -m benchmarks.checkpoints.speed: what do saves and loads take, next to the disk and to torch's own?
 
 Two ranks with 1 GB of sharded float32 in all. In each round, in random order: a plain sequential writer of the
-same bytes with fsync, ours, ours without hashes, DCP, safetensors (a file a rank); then reads of what they wrote, from
-the disk. Then steps of matmuls alone, and while a save in the background is in flight. Figures are medians over
-rounds, of the slowest rank.
+same bytes with fsync, ours, ours without hashes, DCP, safetensors (a file a rank), and orbax-checkpoint and
+torch-checkpointing where they are installed (other_libraries.py says how); then reads of what they wrote, from the
+disk. Then steps of matmuls alone, and while a save in the background is in flight. Figures are medians over rounds, of
+the slowest rank.
 
 Bars: call of an asynchronous save <= 5 % of a synchronous one and <= 0.03 s; a step while it is in flight <= 1.25 times
 a step alone; hashes < 6 % of a save; save and load at >= 90 % of the plain writer and reader.
@@ -23,7 +24,8 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -35,7 +37,8 @@ from torch import distributed as dist
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
-from benchmarks.checkpoints.states import State, make_state, zeros_like
+from benchmarks.checkpoints.other_libraries import LIBRARIES, Library, installed
+from benchmarks.checkpoints.states import State, drop_cached, make_state, zeros_like
 from meshwright.checkpoint.background.saver import BackgroundSaver
 from meshwright.checkpoint.checkpoint import load, save
 from meshwright.checkpoint.saving import bytes_of
@@ -62,6 +65,8 @@ def main() -> int:
         ratio = statistics.median(a / b for a, b in zip(values, slowest[base], strict=True)) if base else None
         ratio_text = "" if ratio is None else f"{ratio:.2f}"
         table.add_row(what, f"{statistics.median(values):.3f} s", base or "", ratio_text)
+    for library in (library for library in LIBRARIES if library not in installed()):
+        table.add_row(f"save, {library.name}", "not installed", "", "")
     Console().print(table)
     return 0
 
@@ -78,6 +83,10 @@ _BASES = {
     "call of a background save, DCP": "save, DCP",
     "step during a save, ours": "step",
     "step during a save, DCP": "step",
+    **{f"save, {library.name}": "write, plain" for library in LIBRARIES},
+    **{f"load, {library.name}": "read, plain" for library in LIBRARIES},
+    **{f"call of a background save, {library.name}": f"save, {library.name}" for library in LIBRARIES},
+    **{f"step during a save, {library.name}": "step" for library in LIBRARIES},
 }
 
 
@@ -88,19 +97,24 @@ def measure(folder: Path, rounds: int, gigabytes: float) -> Times:
     state = make_state(0, int(gigabytes * 250e6), num_ranks=dist.get_world_size())
     target = zeros_like(state)
     saver = BackgroundSaver("localhost")
+    others = [library(state["model"]) for library in installed()]
     for number in range(rounds):
         own = folder / str(number)
-        _measure_saves(own, state, times)
-        _measure_loads(own, target, times)
+        _measure_saves(own, state, others, times)
+        _measure_loads(own, target, others, times)
         _measure_background(own, state, saver, times, is_warm=number > 0)
+        for other in others:
+            _measure_other_background(own, other, times, is_warm=number > 0)
         dist.barrier()
         if dist.get_rank() == 0:
             shutil.rmtree(own)
     saver.close()
+    for other in others:
+        other.close()
     return dict(times)
 
 
-def _measure_saves(folder: Path, state: State, times: Times) -> None:
+def _measure_saves(folder: Path, state: State, others: Sequence[Library], times: Times) -> None:
     local = {name: tensor.to_local() for name, tensor in state["model"].items()}
     if dist.get_rank() == 0:
         folder.mkdir()
@@ -111,6 +125,7 @@ def _measure_saves(folder: Path, state: State, times: Times) -> None:
         "save, ours without hashes": lambda: _save_without_hashes(folder / "step-2", state),
         "save, DCP": lambda: dcp.save(state["model"], checkpoint_id=folder / "dcp"),
         "save, safetensors": lambda: _save_safetensors(file, local),
+        **{f"save, {other.name}": partial(other.save, folder / other.name) for other in others},
     }
     # In another order each time, the same on all ranks, and from a disk without unwritten pages.
     names = random.Random(folder.name).sample(list(saves), len(saves))
@@ -119,7 +134,7 @@ def _measure_saves(folder: Path, state: State, times: Times) -> None:
         _timed(times, name, saves[name])
 
 
-def _measure_loads(folder: Path, target: State, times: Times) -> None:
+def _measure_loads(folder: Path, target: State, others: Sequence[Library], times: Times) -> None:
     """Measure loads from the disk: what the page cache holds of the files is dropped before each."""
     local = {name: tensor.to_local() for name, tensor in target["model"].items()}
     _drop_cached(folder)
@@ -131,6 +146,9 @@ def _measure_loads(folder: Path, target: State, times: Times) -> None:
     _drop_cached(folder)
     file = folder / f"{dist.get_rank()}.safetensors"
     _timed(times, "load, safetensors", lambda: _load_safetensors(file, local))
+    for other in others:
+        _drop_cached(folder)
+        _timed(times, f"load, {other.name}", partial(other.load, folder / other.name))
 
 
 def _measure_background(folder: Path, state: State, saver: BackgroundSaver, times: Times, *, is_warm: bool) -> None:
@@ -164,6 +182,25 @@ def _measure_background(folder: Path, state: State, saver: BackgroundSaver, time
     times["step during a save, DCP"].append(statistics.median(steps))
 
 
+def _measure_other_background(folder: Path, other: Library, times: Times, *, is_warm: bool) -> None:
+    """Measure the same of another library."""
+    if not is_warm:
+        first = other.begin(folder / f"{other.name}-first")
+        while not first.is_done():
+            time.sleep(0.01)
+    begun = []
+    _timed(
+        times,
+        f"call of a background save, {other.name}",
+        lambda: begun.append(other.begin(folder / f"{other.name}-background")),
+    )
+    steps = [_step_s(begun[0].wait_until_staged)]
+    while not begun[0].is_done():
+        steps.append(_step_s())
+    times[f"step during a save, {other.name}"].append(statistics.median(steps))
+    dist.barrier()
+
+
 def _step_s(before_update: Callable[[], None] = lambda: None) -> float:
     """Return the seconds of one step of this rank."""
     started_s = time.perf_counter()
@@ -189,10 +226,7 @@ def _save_without_hashes(folder: Path, state: State) -> None:
 
 def _drop_cached(folder: Path) -> None:
     dist.barrier()
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    drop_cached(folder)
 
 
 def _write_plain(path: Path, tensors: dict[str, torch.Tensor]) -> None:

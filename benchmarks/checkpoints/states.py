@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -97,3 +98,11 @@ def fresh_copy(source: Path, target: Path) -> None:
     """Make `target` a copy of `source`."""
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target)
+
+
+def drop_cached(folder: Path) -> None:
+    """Drop what the page cache holds of the files in `folder`, which must be on the disk."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
