@@ -17,6 +17,10 @@ from meshwright.spec.layout.layout import LayoutRequest
 
 _ATTRIBUTES = {"tp": "tensor_parallel", "pp": "first_parts", "cp": "takes_positions"}
 """What a model needs for a parallelism (models/contract.py)."""
+_FORMAT = "hugging_face"
+"""The attribute of a model that maps it to Hugging Face folders (models/contract.py)."""
+_OTHER_FORMATS = {"Dict", "List", "Tuple", "Set", "Constant", "NameMap", "Rename", "dict", "list", "tuple"}
+"""What may be written there by mistake: literals by their syntax, and calls by the name of what is called."""
 
 
 def object_problems(
@@ -80,19 +84,48 @@ def _definition_problems(
         and (problem := options_problem(section_name, section.source, section.options, signature)) is not None
     ):
         yield problem
+    if not isinstance(section, ModelSection):
+        return
+    if isinstance(found[0], ast.ClassDef):
+        yield from _format_problems(section, found[0], file)
     if layout is None or not _derives_from_module_alone(found[0]):
         return
-    words = {
-        node.id if isinstance(node, ast.Name) else node.attr
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Name | ast.Attribute)
-    }
+    words = {*_words(tree)}
     for axis, attribute in _ATTRIBUTES.items():
         if (degree := getattr(layout, axis)) > 1 and attribute not in words:
             yield (
                 f"layout.{axis} = {degree}: {name} ({file}) has no attribute {attribute}: add it (see "
                 f"meshwright/models/contract.py), or set layout.{axis} to 1"
             )
+    if section.initial_weights is not None and _FORMAT not in words:
+        yield (
+            f"model.initial_weights = {section.initial_weights!r}: {name} ({file}) has no attribute {_FORMAT}, which "
+            "names its tensors in that folder: add it (see docs/how_to/own_model.md), or leave model.initial_weights "
+            "out"
+        )
+
+
+def _format_problems(section: ModelSection, node: ast.ClassDef, file: str) -> Iterator[str]:
+    """Yield why the table of a class is no HuggingFaceFormat, where its own text says so."""
+    for line in node.body:
+        target = line.targets[0] if isinstance(line, ast.Assign) else getattr(line, "target", None)
+        value = getattr(line, "value", None)
+        if not isinstance(target, ast.Name) or target.id != _FORMAT or value is None:
+            continue
+        given = ast.unparse(value.func).rpartition(".")[2] if isinstance(value, ast.Call) else type(value).__name__
+        if given in _OTHER_FORMATS:
+            yield (
+                f"model.source = {section.source!r}: {_FORMAT} ({file}:{line.lineno}) is a {given}, but must "
+                "be a meshwright.hf.HuggingFaceFormat: correct it"
+            )
+
+
+def _words(tree: ast.AST) -> Iterator[str]:
+    """Yield every name that a module reads, binds or defines."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.FunctionDef(name=name):
+                yield name
 
 
 def _top_level_bindings(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
