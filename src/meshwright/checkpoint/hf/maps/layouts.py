@@ -38,6 +38,8 @@ def _one_to_ours(rename: Rename, tensor: Tensor) -> Tensor:
         tensor = tensor.mT
     if rename.interleaved_heads is not None:
         tensor = _swap_pairs(tensor, (rename.interleaved_heads, -1, 2))
+    if rename.our_interleaved_heads is not None:
+        tensor = _swap_pairs(tensor, (rename.our_interleaved_heads, 2, -1))
     return tensor.contiguous()
 
 
@@ -50,6 +52,8 @@ def to_theirs(renames: Sequence[Rename], ours: Sequence[Tensor]) -> Tensor:
             tensor = tensor.narrow(rename.our_part.dim, start, end - start)
         if rename.interleaved_heads is not None:
             tensor = _swap_pairs(tensor, (rename.interleaved_heads, 2, -1))
+        if rename.our_interleaved_heads is not None:
+            tensor = _swap_pairs(tensor, (rename.our_interleaved_heads, -1, 2))
         laid_out.append(tensor.mT if rename.is_transposed else tensor)
     part = renames[0].part
     return (laid_out[0] if part is None else torch.cat(laid_out, dim=part.dim)).contiguous()

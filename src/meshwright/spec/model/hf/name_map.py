@@ -53,8 +53,8 @@ class Rename:
 
     Names may have fields: {i}, {j} and other letters are numbers, such as that of a layer, and {rest} is any text, the
     same in both names. {e} in theirs is the number of an expert: our tensor stacks theirs of all experts along dim 0.
-    Their layout follows from ours in this order: stacked experts apart, our part taken, rows of RoPE interleaved,
-    transposed, parts fused. Raises ConfigError for fields that only one of the names has.
+    Their layout follows from ours in this order: stacked experts apart, our part taken, rows reordered for
+    RoPE, transposed, parts fused. Raises ConfigError for fields that only one of the names has.
     """
 
     ours: str
@@ -67,6 +67,8 @@ class Rename:
     """Which part of theirs ours is, with a row for each of our tensors; None where ours is the whole."""
     interleaved_heads: int | None = None
     """Number of heads in whose rows their RoPE turns neighbours (2i, 2i + 1), and ours i and i + head_dim / 2."""
+    our_interleaved_heads: int | None = None
+    """Number of heads where it is our RoPE that turns neighbours, as Meta's Llama does, and theirs that does not."""
     our_part: Part | None = None
     """Which part of ours theirs is, with a row for each of their tensors; None where theirs is the whole."""
 
@@ -78,11 +80,12 @@ class Rename:
                 f"Rename({self.ours!r}, {self.theirs!r}): {first_of([f'{{{name}}}' for name in wrong])} must be in "
                 "both names, or {e} in theirs alone: correct the row"
             )
-        if self.part is not None and self.our_part is not None:
-            raise ConfigError(
-                f"Rename({self.ours!r}, {self.theirs!r}) has part and our_part, but one of the two tensors must be "
-                "whole: leave one out"
-            )
+        for one, other in (("part", "our_part"), ("interleaved_heads", "our_interleaved_heads")):
+            if getattr(self, one) is not None and getattr(self, other) is not None:
+                raise ConfigError(
+                    f"Rename({self.ours!r}, {self.theirs!r}) has {one} and {other}, which exclude each other: leave "
+                    "one out"
+                )
 
     @property
     def is_stacked(self) -> bool:
@@ -92,7 +95,8 @@ class Rename:
     @property
     def keeps_rows(self) -> bool:
         """Return whether each row of ours (an expert, if stacked) is the same row of theirs."""
-        return self.is_stacked or not (self.is_transposed or self.part or self.interleaved_heads or self.our_part)
+        moves = self.is_transposed or self.part or self.our_part or self.interleaved_heads or self.our_interleaved_heads
+        return self.is_stacked or not moves
 
     def their_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Return the shape of each of their tensors that make up ours, of `shape`, or that ours is a part of."""

@@ -49,9 +49,9 @@ def _misfit(name: str, row: Rename, shape: tuple[int, ...]) -> str | None:
         if part.dim >= len(sizes) or sizes[part.dim] % sum(part.shares):
             return f"{where}, whose dim {part.dim} is not {sum(part.shares)} equal shares: correct our_part"
         sizes[part.dim] = sizes[part.dim] // sum(part.shares) * part.shares[part.index]
-    heads = row.interleaved_heads
+    heads = row.our_interleaved_heads if row.interleaved_heads is None else row.interleaved_heads
     if heads is not None and (not sizes or heads < 1 or sizes[0] % (2 * heads)):
-        return f"{where}, whose rows are not {heads} heads of an even size: correct interleaved_heads"
+        return f"{where}, whose rows are not {heads} heads of an even size: correct the number of heads"
     if row.is_transposed and len(sizes) < 2:
         return f"{where}, which is no matrix: leave is_transposed out"
     if row.is_transposed:
