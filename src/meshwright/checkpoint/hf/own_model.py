@@ -20,7 +20,10 @@ ATTRIBUTE = "hugging_face"
 """Attribute of a user's class: a HuggingFaceFormat, or a method that returns one."""
 _NUM_NAMED = 6
 # What transformers writes of itself, or computes nothing.
-_NOT_OF_THE_MODEL = {"architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path", "use_cache"}
+_NOT_OF_THE_MODEL = {
+    *("architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path", "use_cache"),
+    *("bos_token_id", "eos_token_id", "pad_token_id"),
+}
 
 
 class OwnModel(HfModel):
