@@ -66,7 +66,8 @@ def _their_model(folder: Path) -> Any:
         load = transformers.AutoModelForCausalLM.from_pretrained
         model, found = load(folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True)
     except Exception as error:
-        raise CheckpointError(f"{version} cannot load it ({type(error).__name__}: {error}): correct config") from error
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"{version} cannot load it ({type(error).__name__}: {reason}): correct config") from error
     sizes = [f"{name} {list(here)} (needs {list(needed)})" for name, here, needed in sorted(found["mismatched_keys"])]
     wrong = {"misses": found["missing_keys"], "has no use for": found["unexpected_keys"], "has other sizes of": sizes}
     if texts := [f"{what} {first_of(sorted(names), _NUM_NAMED)}" for what, names in wrong.items() if names]:

@@ -69,6 +69,15 @@ class Wrapped(nn.Module):
 def build(width): ...
 """
 
+TABLE = """\
+from torch import nn
+from meshwright import hf
+class Mine(nn.Module):
+    hugging_face = {value}
+class Method(nn.Module):
+    def hugging_face(self): return names()
+"""
+
 
 @pytest.mark.parametrize(
     ("name", "options", "layout", "message"),
@@ -98,3 +107,34 @@ def test_options_and_layouts_are_compared_with_the_definition(
     else:
         [problem] = found
         assert problem.startswith(message.replace("{file}", str(file)))
+
+
+@pytest.mark.parametrize(
+    ("value", "given"),
+    [
+        ('hf.HuggingFaceFormat(hf.NameMap(()), {"model_type": "llama"})', None),
+        ("table_of(3)", None),
+        ("hf.NameMap(())", "NameMap"),
+        ('{"model_type": "llama"}', "Dict"),
+        ("None", "Constant"),
+    ],
+)
+def test_a_table_that_is_none_is_found_without_running_it(tmp_path: Path, value: str, given: str | None) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(TABLE.replace("{value}", value))
+    found = object_problems("model", ModelSection(source="mine:Mine"), tmp_path, LayoutRequest())
+    if given is None:
+        assert found == []
+    else:
+        [problem] = found
+        assert problem.startswith(f"model.source = 'mine:Mine': hugging_face ({file}:4) is a {given}, but must be a ")
+
+
+def test_initial_weights_need_a_table(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(TABLE.replace("{value}", "table()"))
+    (tmp_path / "without.py").write_text(CLASSES)
+    section = ModelSection(source="mine:Method", initial_weights="weights")
+    assert object_problems("model", section, tmp_path, LayoutRequest()) == []
+    section = section.replace(source="without:Mine")
+    [problem] = object_problems("model", section, tmp_path, LayoutRequest())
+    assert problem.startswith(f"model.initial_weights = 'weights': Mine ({tmp_path / 'without.py'}) has no attribute ")

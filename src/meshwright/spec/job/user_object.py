@@ -11,6 +11,7 @@ from typing import Any
 
 from meshwright.errors import ConfigError
 
+_PACKAGE = Path(__file__).parents[2]
 _OBJECT = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
@@ -89,7 +90,8 @@ def options_problem(section: str, source: str, options: dict[str, Any], signatur
 
 
 def place_of(error: Exception) -> str:
-    """Return an error of a user's code with the innermost line of its traceback; a SyntaxError names its own."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
+    """Return an error with the user's innermost line in its traceback; a SyntaxError names its own."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = next((one for one in reversed(frames) if not Path(one.filename).is_relative_to(_PACKAGE)), frames[-1])
     where = "" if isinstance(error, SyntaxError) else f" ({last.filename}, line {last.lineno})"
     return f"{type(error).__name__}: {error}{where}"
