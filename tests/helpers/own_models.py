@@ -46,7 +46,7 @@ class EveryRow(nn.Module):
         self.head = nn.Linear(dim, 257, bias=False)
         self.head.weight = self.embedding.weight
         self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(2))
-        shapes = {"down": (7, dim), "wide": (8, dim), "narrow": (4, dim), "qkv": (32, dim), "rotated": (8, dim)}
+        shapes = {"down": (7, dim), "wide": (8, dim), "narrow": (4, dim), "qkv": (48, dim), "rotated": (12, dim)}
         stacks = {"experts": (3, 5, dim), "gate_up": (3, 10, dim), "first": (3, 2, dim), "second": (3, 4, dim)}
         for name, shape in {**shapes, **stacks}.items():
             self.register_parameter(name, nn.Parameter(torch.randn(shape)))

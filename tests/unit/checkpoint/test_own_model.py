@@ -42,7 +42,7 @@ def expected_theirs(ours: dict[str, Tensor]) -> dict[str, Tensor]:
     theirs = {"embed.weight": ours["embedding.weight"], "down_proj.weight": ours["down"].T}
     theirs |= {f"final.{kind}.{i}": ours[f"norms.{i}.{kind}"] for i in (0, 1) for kind in ("weight", "bias")}
     theirs["fused.weight"] = torch.cat([ours["wide"], ours["narrow"]]).T
-    query, key, theirs["v.weight"] = ours["qkv"].split((16, 8, 8))
+    query, key, theirs["v.weight"] = ours["qkv"].split((24, 12, 12))
     theirs["rotated.weight"] = interleaved(ours["rotated"], 2)
     for e in range(3):
         theirs[f"experts.{e}.down.weight"] = ours["experts"][e].T
@@ -131,7 +131,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "shares that do not divide": (
         {"replaced": {"v.weight": {"our_part": [2, [4, 2, 3], 0]}}},
-        r"qkv is \[32, 6\], whose dim 0 is not 9 equal shares: correct our_part",
+        r"qkv is \[48, 6\], whose dim 0 is not 9 equal shares: correct our_part",
     ),
     "no such dim": (
         {"replaced": {"v.weight": {"our_part": [2, [4, 2, 2], 5]}}},
@@ -142,8 +142,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         r"buffer\.scale is \[2\], which is no matrix: leave is_transposed out",
     ),
     "another number of heads": (
-        {"replaced": {"rotated.weight": {"interleaved_heads": 3}}},
-        r"rotated is \[8, 6\], whose rows are not 3 heads of an even size",
+        {"replaced": {"rotated.weight": {"interleaved_heads": 5}}},
+        r"rotated is \[12, 6\], whose rows are not 5 heads of an even size",
     ),
     "a part of no index": (
         {"replaced": {"v.weight": {"our_part": [3, [4, 2, 2], 0]}}},
@@ -207,8 +207,8 @@ def test_a_folder_of_other_tensors_is_an_error_that_names_them(tmp_path: Path) -
     for change, error, message in (
         ({"k.weight": None}, CheckpointError, r"1 missing: k\.weight"),
         ({"more": torch.ones(1)}, CheckpointError, r"1 unknown: more"),
-        ({"k.weight": torch.ones(4, 6)}, ConfigError, r"k\.weight is \[4, 6\], the architecture has \[8, 6\]"),
-        ({"k.weight": torch.ones(8, 6).bfloat16()}, CheckpointError, r"the parts of qkv, .* have several dtypes"),
+        ({"k.weight": torch.ones(4, 6)}, ConfigError, r"k\.weight is \[4, 6\], the architecture has \[12, 6\]"),
+        ({"k.weight": torch.ones(12, 6).bfloat16()}, CheckpointError, r"the parts of qkv, .* have several dtypes"),
         ({"experts.3.w1.weight": torch.ones(5, 6)}, CheckpointError, r"1 unknown: experts\.3\.w1\.weight"),
     ):
         save_file({name: t for name, t in {**whole, **change}.items() if t is not None}, path)
