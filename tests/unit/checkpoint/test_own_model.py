@@ -76,18 +76,21 @@ def test_training_starts_from_the_folder(tmp_path: Path) -> None:
     ours = write_own_run(tmp_path / "run", "EveryRow")
     export(tmp_path / "run", tmp_path / "out")
     job = own_job("EveryRow")
-    section = job.model.replace(initial_weights=str(tmp_path / "out"))
-    model = build_model(section)
-    fill_from_hf(model, section, described_for_hf(section, model))
+    job = job.replace(model=job.model.replace(initial_weights=str(tmp_path / "out")))
+    model = build_model(job.model)
+    fill_from_hf(model, job.model, described_for_hf(job, model))
     state = model.state_dict()
     assert all(torch.equal(state[name.removeprefix("buffer.")], tensor) for name, tensor in ours.items())
 
 
 def test_a_table_is_checked_though_training_does_not_need_it() -> None:
-    section = own_job("Changed", {"without": "down"}).model
+    job = own_job("Changed", {"without": "down"})
     with pytest.raises(ConfigError, match="no row names down: add a Rename"):
-        described_for_hf(section, build_model(section))
-    assert described_for_hf(own_job("Attribute").model, torch.nn.Linear(2, 2)) is None
+        described_for_hf(job, build_model(job.model))
+    without = torch.nn.Linear(2, 2)
+    assert described_for_hf(job, without) is None
+    with pytest.raises(UnsupportedError, match="own_models:Changed has no attribute hugging_face"):
+        described_for_hf(job.replace(checkpoint={"export": "float32"}), without)
 
 
 def test_a_copy_is_dropped_if_it_is_one(tmp_path: Path) -> None:

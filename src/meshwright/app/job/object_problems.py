@@ -11,9 +11,9 @@ from difflib import get_close_matches
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import DataSection, ModelSection
 from meshwright.spec.job.user_object import options_problem
-from meshwright.spec.layout.layout import LayoutRequest
 
 _ATTRIBUTES = {"tp": "tensor_parallel", "pp": "first_parts", "cp": "takes_positions"}
 """What a model needs for a parallelism (models/contract.py)."""
@@ -23,9 +23,7 @@ _OTHER_FORMATS = {"Dict", "List", "Tuple", "Set", "Constant", "NameMap", "Rename
 """What may be written there by mistake: literals by their syntax, and calls by the name of what is called."""
 
 
-def object_problems(
-    name: str, section: ModelSection | DataSection, folder: Path, layout: LayoutRequest | None = None
-) -> list[str]:
+def object_problems(name: str, section: ModelSection | DataSection, folder: Path, job: Job | None = None) -> list[str]:
     """Return what is wrong with the source of the section `name`, looked for in `folder`, here and on sys.path.
 
     What only running the module would show is not known, such as what a base class of the user's adds.
@@ -47,7 +45,7 @@ def object_problems(
         return [f"{key} = {source!r}: {spec.origin}:{error.lineno} is not Python ({error.msg}): correct that line"]
     except OSError as error:
         return [f"{key} = {source!r}: {spec.origin} cannot be read ({error.strerror}): check its permissions"]
-    return list(_definition_problems(name, section, spec.origin, tree, layout))
+    return list(_definition_problems(name, section, spec.origin, tree, job))
 
 
 def _find(module: str, places: Sequence[str]) -> ModuleSpec | None:
@@ -67,7 +65,7 @@ def _definition_problems(
     section: ModelSection | DataSection,
     file: str,
     tree: ast.Module,
-    layout: LayoutRequest | None,
+    job: Job | None,
 ) -> Iterator[str]:
     key, (module, _, name) = f"{section_name}.source", section.source.partition(":")
     bindings = list(_top_level_bindings(tree))
@@ -88,21 +86,24 @@ def _definition_problems(
         return
     if isinstance(found[0], ast.ClassDef):
         yield from _format_problems(section, found[0], file)
-    if layout is None or not _derives_from_module_alone(found[0]):
+    if job is None or not _derives_from_module_alone(found[0]):
         return
     words = {*_words(tree)}
     for axis, attribute in _ATTRIBUTES.items():
-        if (degree := getattr(layout, axis)) > 1 and attribute not in words:
+        if (degree := getattr(job.layout, axis)) > 1 and attribute not in words:
             yield (
                 f"layout.{axis} = {degree}: {name} ({file}) has no attribute {attribute}: add it (see "
                 f"meshwright/models/contract.py), or set layout.{axis} to 1"
             )
-    if section.initial_weights is not None and _FORMAT not in words:
-        yield (
-            f"model.initial_weights = {section.initial_weights!r}: {name} ({file}) has no attribute {_FORMAT}, which "
-            "names its tensors in that folder: add it (see docs/how_to/own_model.md), or leave model.initial_weights "
-            "out"
-        )
+    needing = {"model.initial_weights": section.initial_weights}
+    if job.checkpoint.export != "none":
+        needing["checkpoint.export"] = job.checkpoint.export
+    for key, value in needing.items():
+        if value is not None and _FORMAT not in words:
+            yield (
+                f"{key} = {value!r}: {name} ({file}) has no attribute {_FORMAT}, which names its tensors in a Hugging "
+                f"Face folder: add it (see docs/how_to/own_model.md), or leave {key} out"
+            )
 
 
 def _format_problems(section: ModelSection, node: ast.ClassDef, file: str) -> Iterator[str]:

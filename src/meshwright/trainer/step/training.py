@@ -132,7 +132,7 @@ def build_pipeline(job: Job, ranks: Ranks, microbatches: Sequence[int] | None = 
     num_parameters = sum(parameter.numel() for parameter in whole.parameters())
     layout = with_stage_boundaries(job, job.layout.resolve(ranks.num_ranks), whole)
     require_valid(job, layout)
-    described = described_for_hf(job.model, whole)
+    described = described_for_hf(job, whole)
     meshes = build_meshes(layout, ranks.device.type)
     schedule = build_schedule(layout, job.num_microbatches(layout), read_schedule(layout))
     if microbatches is not None:
@@ -184,15 +184,16 @@ def require_valid(job: Job, layout: Layout) -> None:
         raise InfeasibleLayout("\n".join(problems))
 
 
-def described_for_hf(section: ModelSection, whole: nn.Module) -> HfModel | None:
+def described_for_hf(job: Job, whole: nn.Module) -> HfModel | None:
     """Return what a Hugging Face folder holds of the model; None where none is read, and no user's table is checked.
 
     Raises ConfigError for a user's table that does not fit, with which no export would follow the training.
     """
-    is_read, architecture = section.initial_weights is not None, resolve_architecture(section)
+    is_read, architecture = job.model.initial_weights is not None, resolve_architecture(job.model)
     if architecture is not None:
         return BuiltInModel(architecture) if is_read else None
-    return OwnModel(section.source, whole) if is_read or has_format(whole) else None
+    is_needed = is_read or job.checkpoint.export != "none"
+    return OwnModel(job.model.source, whole) if is_needed or has_format(whole) else None
 
 
 def fill_from_hf(model: nn.Module, section: ModelSection, described: HfModel | None) -> None:
