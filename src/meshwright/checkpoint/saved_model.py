@@ -42,7 +42,7 @@ class SavedModel:
         if self.built_in is None:
             raise UnsupportedError(
                 f"{self.run.folder} trained the class {self.section.source}: only built-in models are supported here; "
-                "read its tensors with "
+                "export it and name that folder, or read its tensors with "
                 f"meshwright.checkpoint.checkpoint.load_parameters(Path({str(self.checkpoint)!r}))"
             )
         return self.built_in

@@ -54,7 +54,8 @@ def max_logits_difference(model: nn.Module, hf_folder: Path, dtype: torch.dtype)
 def _their_model(folder: Path) -> Any:
     """Return transformers' causal language model of `folder`, which has exactly the tensors that it needs."""
     transformers = import_extra("transformers", "comparing with transformers")
-    transformers.utils.logging.disable_progress_bar()
+    logging = transformers.utils.logging
+    logging.disable_progress_bar()
     version = f"transformers {transformers.__version__}"
     model_type = read_json(folder / CONFIG)["model_type"]
     if model_type not in transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
@@ -62,16 +63,21 @@ def _their_model(folder: Path) -> Any:
             f"config.json has model_type = {model_type!r}, of which {version} knows no causal language model: correct "
             "model_type, or export without --verify"
         )
+    verbosity = logging.get_verbosity()
+    # What it would report is in the error below.
+    logging.set_verbosity_error()
     try:
         load = transformers.AutoModelForCausalLM.from_pretrained
         model, found = load(folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True)
     except Exception as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"{version} cannot load it ({type(error).__name__}: {reason}): correct config") from error
+    finally:
+        logging.set_verbosity(verbosity)
     sizes = [f"{name} {list(here)} (needs {list(needed)})" for name, here, needed in sorted(found["mismatched_keys"])]
     wrong = {"misses": found["missing_keys"], "has no use for": found["unexpected_keys"], "has other sizes of": sizes}
     if texts := [f"{what} {first_of(sorted(names), _NUM_NAMED)}" for what, names in wrong.items() if names]:
-        raise CheckpointError(f"{version} {', '.join(texts)}: correct the names, or config")
+        raise CheckpointError(f"{version} {', '.join(texts)}: correct the rows of these names, or config")
     return model.eval()
 
 

@@ -70,7 +70,12 @@ def test_a_short_sliding_window_is_compared_within(tmp_path: Path) -> None:
             CheckpointError,
             r"has other sizes of lm_head\.weight \[264, 32\] \(needs \[300, 32\]\)",
         ),
-        ({}, {"more": torch.ones(1)}, CheckpointError, r"has no use for more: correct the names, or config"),
+        (
+            {},
+            {"more": torch.ones(1)},
+            CheckpointError,
+            r"has no use for more: correct the rows of these names",
+        ),
     ],
 )
 def test_a_folder_that_transformers_reads_as_another_model(
