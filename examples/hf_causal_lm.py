@@ -1,10 +1,13 @@
 """Bring a model of transformers: any causal language model trains once it returns logits and shows its blocks.
 
-Train it with:  meshwright train examples/hf_causal_lm.toml   (needs pip install '.[hf]')
+meshwright train examples/hf_causal_lm.toml            (needs pip install '.[hf]')
+meshwright export runs/hf_causal_lm gpt2 --verify      AutoModelForCausalLM.from_pretrained("gpt2") loads it
 """
 
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GPT2Config
+
+from meshwright.hf import Drop, HuggingFaceFormat, NameMap, Rename
 
 
 class SmallGPT2(nn.Module):
@@ -31,6 +34,11 @@ class SmallGPT2(nn.Module):
     def blocks(self) -> nn.ModuleList:
         """The repeated part: each block is sharded, recomputed and compiled on its own."""
         return self.lm.transformer.h
+
+    def hugging_face(self) -> HuggingFaceFormat:
+        """Return the names in a Hugging Face folder: those that it has in transformers. The head is tied."""
+        tied = Drop("lm_head.weight", "the tied head", copy_of="lm.transformer.wte.weight")
+        return HuggingFaceFormat(NameMap((Rename("lm.{rest}", "{rest}"),), drops=(tied,)), self.lm.config.to_dict())
 
     def forward(self, tokens_BS: Tensor) -> Tensor:
         return self.lm(tokens_BS, use_cache=False).logits

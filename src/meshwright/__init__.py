@@ -2,7 +2,8 @@
 
 Commands are functions here: `import meshwright as mw; mw.plan(model="llama3-8b", cluster="h100:64", ...)`. Each is
 imported when it is first used, so that this import takes no time and no torch. `mw.checkpoints` is a module: `ls`,
-`verify`, `inspect`, `diff`, `gc`, `reshard`. `mw.CheckpointFolder` saves and loads in a training loop of your own.
+`verify`, `inspect`, `diff`, `gc`, `reshard`; so is `mw.hf`: the table that stores a model of your own for Hugging Face.
+`mw.CheckpointFolder` saves and loads in a training loop of your own.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from meshwright import hf as hf
     from meshwright.app import checkpoints as checkpoints
     from meshwright.app.check import check
     from meshwright.app.compare import compare
     from meshwright.app.diagnose import diagnose
     from meshwright.app.exchange import export, generate
+    from meshwright.app.import_weights import import_weights
     from meshwright.app.job.jobs import load_job
     from meshwright.app.plan import plan
     from meshwright.app.prove import prove
@@ -35,6 +38,7 @@ _PLACES = {
     "resume": "train",
     "generate": "exchange",
     "export": "exchange",
+    "import_weights": "import_weights",
     "report": "report",
     "compare": "compare",
     "diagnose": "diagnose",
@@ -48,6 +52,7 @@ __all__ = [
     "diagnose",
     "export",
     "generate",
+    "import_weights",
     "load_job",
     "plan",
     "prove",
@@ -64,6 +69,8 @@ def __getattr__(name: str) -> Any:
         return import_module("meshwright.app.checkpoints")
     if name == "CheckpointFolder":
         return import_module("meshwright.checkpoint.checkpoint_folder").CheckpointFolder
+    if name == "hf":
+        return import_module("meshwright.hf")
     if name not in _PLACES:
         raise AttributeError(f"module 'meshwright' has no attribute {name!r}")
     in_python = import_module("meshwright.app.arguments").in_python
@@ -73,4 +80,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__", "checkpoints"])
+    return sorted([*__all__, "__version__", "checkpoints", "hf"])

@@ -22,7 +22,7 @@ from meshwright.errors import CheckpointError
 from meshwright.extras import import_extra
 from meshwright.inference.generate import Sampling, TextStream
 from meshwright.inference.generate import generate as _generate
-from meshwright.inference.loaded_model import load_model
+from meshwright.inference.loaded_model import load_model, load_module
 from meshwright.inference.transformers_parity import max_logits_difference
 from meshwright.units import counted, format_bytes, format_count
 
@@ -103,7 +103,7 @@ def export_as_peer(request: ExportRequest, verify: bool, peers: GroupPeers) -> E
 
     def compare(model: SavedModel, folder: Path) -> None:
         if verify:
-            comparisons.append(_comparison(model.checkpoint, folder, out, dtype))
+            comparisons.append(_comparison(model, folder, out, dtype))
 
     done = export_together(request, peers, compare)
     comparison = comparisons[0] if comparisons else None
@@ -151,19 +151,20 @@ def generate(
     return prompt + "".join([stream.add(token) for token in tokens]) + stream.end()
 
 
-def _comparison(checkpoint: Path, folder: Path, out: Path, dtype: str) -> LogitsComparison:
+def _comparison(model: SavedModel, folder: Path, out: Path, dtype: str) -> LogitsComparison:
     import transformers
 
-    model = load_model(checkpoint, device=torch.device("cpu")).model
+    checkpoint = model.checkpoint
     try:
-        difference = max_logits_difference(model, folder, getattr(torch, dtype))
+        difference = max_logits_difference(load_module(model), folder, getattr(torch, dtype))
     except CheckpointError as error:
         raise CheckpointError(f"{out} was not written from {checkpoint}: {error}") from error
     # A difference of NaN is no agreement either.
     if not difference <= _TOLERANCE:
+        advice = "report this as a bug" if model.built_in else "correct hugging_face of the class, or its forward"
         raise CheckpointError(
             f"transformers {transformers.__version__} computes other logits from the export of {checkpoint}, off by up "
-            f"to {difference:.1e} where rounding explains {_TOLERANCE:.0e}: {out} was not written; report this as a "
-            "bug, and export without --verify to look into it"
+            f"to {difference:.1e} where rounding explains {_TOLERANCE:.0e}: {out} was not written; {advice}, and "
+            "export without --verify to look into it"
         )
     return LogitsComparison(difference, transformers.__version__)

@@ -12,7 +12,8 @@ from meshwright.checkpoint.find_checkpoint import find_checkpoint
 from meshwright.data.tokenizer import Tokenizer, load_tokenizer
 from meshwright.errors import ConfigError, UnsupportedError
 from meshwright.spec.job.job import Job
-from meshwright.spec.job.user_object import is_object_source
+from meshwright.spec.job.sections import ModelSection
+from meshwright.spec.job.user_object import find_modules_in, is_object_source
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.run.run import Manifest, Run
@@ -23,14 +24,28 @@ IMPORTED_FROM = "imported_from"
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A checkpoint of a built-in model, and its run."""
+    """A checkpoint of a model, and its run."""
 
     checkpoint: Path
     run: Run
     job: Job
-    architecture: LlamaArchitecture
+    section: ModelSection
+    """What the model is: the run folder's config.json where it has one, else the job's [model]."""
+    built_in: LlamaArchitecture | None
+    """None for a class of the user's."""
     is_imported: bool
     """Whether the weights were imported from a Hugging Face folder, whose other files are in the run folder."""
+
+    @property
+    def architecture(self) -> LlamaArchitecture:
+        """Return the architecture of a built-in model; raises UnsupportedError for a class of the user's."""
+        if self.built_in is None:
+            raise UnsupportedError(
+                f"{self.run.folder} trained the class {self.section.source}: only built-in models are supported here; "
+                "export it and name that folder, or read its tensors with "
+                f"meshwright.checkpoint.checkpoint.load_parameters(Path({str(self.checkpoint)!r}))"
+            )
+        return self.built_in
 
     def load_tokenizer(self) -> Tokenizer | None:
         """Return the model's tokenizer; None for user data and for imported weights without one."""
@@ -45,26 +60,24 @@ class SavedModel:
 def find_saved_model(source: Path, step: int | None = None) -> SavedModel:
     """Return the model in `source`: a run folder (its newest checkpoint, or that of `step`) or a checkpoint folder.
 
-    Raises ConfigError for another kind of folder, CheckpointError for a damaged one, UnsupportedError for a user's
-    model class.
+    Raises ConfigError for another kind of folder, CheckpointError for a damaged one.
     """
     run, checkpoint = find_checkpoint(source, step)
-    job = _read_job(run)
-    config = run.folder / "config.json"
-    # The run folder's own config comes first: the folder may have been moved.
-    section = job.model.replace(source=str(config), options={}) if config.is_file() else job.model
-    architecture = resolve_architecture(section)
-    if architecture is None:
-        raise UnsupportedError(
-            f"{run.folder} trained the class {job.model.source}: only built-in models are supported "
-            f"here; read its tensors with meshwright.checkpoint.checkpoint.load_parameters(Path({str(checkpoint)!r}))"
-        )
-    return SavedModel(checkpoint, run, job, architecture, IMPORTED_FROM in read_metadata(checkpoint))
+    manifest = _read_manifest(run)
+    job, config = manifest.job, run.folder / "config.json"
+    section = job.model
+    if is_object_source(section.source):
+        find_modules_in(manifest.module_dir)
+    elif config.is_file():
+        # The run folder's own config comes first: the folder may have been moved.
+        section = section.replace(source=str(config), options={})
+    is_imported = IMPORTED_FROM in read_metadata(checkpoint)
+    return SavedModel(checkpoint, run, job, section, resolve_architecture(section), is_imported)
 
 
-def _read_job(run: Run) -> Job:
+def _read_manifest(run: Run) -> Manifest:
     try:
-        return Manifest.from_json(run.manifest.read_text(encoding="utf-8")).job
+        return Manifest.from_json(run.manifest.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"there is no {run.manifest}, which says what the model is: put it back") from None
     except (OSError, ValidationError) as error:

@@ -8,24 +8,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from meshwright.checkpoint.checkpoint import load_parameters
 from meshwright.checkpoint.find_checkpoint import is_hugging_face
 from meshwright.checkpoint.hf.folder import CONFIG, read_json
-from meshwright.checkpoint.hf.maps.families import BUFFER
 from meshwright.checkpoint.hf.side_files import GENERATION_CONFIG, TOKENIZER
 from meshwright.checkpoint.hf.weights import load_hf_parameters
 from meshwright.checkpoint.saved_model import SavedModel, find_saved_model
 from meshwright.data.tokenizer import BYTES, Tokenizer, load_tokenizer
 from meshwright.errors import ConfigError
 from meshwright.extras import import_extra
-from meshwright.models.build import build_architecture
+from meshwright.models.build import build_architecture, build_model
 from meshwright.models.gpt2 import GPT2
 from meshwright.models.llama import Llama
+from meshwright.parallelism.torch_private.torch_compat import canonical_parameters, persistent_buffers
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.hf.hf_config import architecture_from_hf
 from meshwright.spec.model.hf.hub_cache import local_path
+from meshwright.spec.model.hf.name_map import BUFFER
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,18 @@ def build_with(architecture: LlamaArchitecture, parameters: Mapping[str, Tensor]
     }
     model.load_state_dict(state, assign=True)
     return model.requires_grad_(False).eval()
+
+
+def load_module(saved: SavedModel) -> nn.Module:
+    """Return the model of a checkpoint in float32 on the CPU, for inference; a user's class is built as it is."""
+    parameters = load_parameters(saved.checkpoint)
+    if saved.built_in is not None:
+        return build_with(saved.built_in, parameters, torch.device("cpu"))
+    model = build_model(saved.section).requires_grad_(False).eval()
+    own = {**dict(canonical_parameters(model)), **{f"{BUFFER}{k}": v for k, v in persistent_buffers(model).items()}}
+    for name, tensor in own.items():
+        tensor.copy_(parameters[name])
+    return model
 
 
 def _hf_side(saved: SavedModel) -> Path | None:

@@ -20,6 +20,9 @@
     tensor_parallel = {...}             optional: sharding of each layer (tp): a role such as "column" for a pattern
                                         of module names such as "blocks.*.up" (parallelism/tensor/sharding_plan.py). The
                                         embedding is "vocabulary", the last layer "head"; x is [batch, sequence, width]
+    hugging_face = HuggingFaceFormat    optional: names and layouts of the tensors in a Hugging Face folder, and its
+                                        config.json (meshwright.hf); or a method that returns it. Required for export,
+                                        import and model.initial_weights
     casts_block_inputs = False          optional: a block gets its inputs as the model passes them. Without it those in
                                         floating point are cast to precision.compute
 

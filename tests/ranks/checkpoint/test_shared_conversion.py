@@ -1,5 +1,6 @@
 """Export and import by several processes: the bytes of one process, an even share each, one error for all."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +15,11 @@ from meshwright.checkpoint.hf.export import ExportFormat, ExportRequest, export,
 from meshwright.checkpoint.hf.import_ import import_folder
 from meshwright.checkpoint.peers import GroupPeers
 from meshwright.cli.main import run
+from meshwright.config.write import to_toml
 from meshwright.errors import CheckpointError
 from meshwright.spec.model.architecture import LlamaArchitecture
+from meshwright.units import format_count
+from own_models import own_job, write_own_run
 from run_ranks import run_ranks
 
 FORMAT = ExportFormat("bfloat16", max_shard_bytes=30_000)
@@ -99,3 +103,20 @@ def test_the_ranks_of_torchrun_share_the_work_and_one_of_them_speaks(tmp_path: P
     assert contents(tmp_path / "out") == contents(tmp_path / "alone")
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert again.stderr.count("out exists, and export never overwrites") == 1
+
+
+def test_ranks_share_an_own_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ours = write_own_run(tmp_path / "run", "EveryRow")
+    mw.export(tmp_path / "run", tmp_path / "alone")
+    mw.export(tmp_path / "run", tmp_path / "out", ranks=2)
+    assert contents(tmp_path / "out") == contents(tmp_path / "alone")
+    (tmp_path / "job.toml").write_text(to_toml(own_job("EveryRow")))
+    job = str(tmp_path / "job.toml")
+    done = mw.import_weights(tmp_path / "out", tmp_path / "again", job=job, ranks=2)
+    again = load_parameters(done.checkpoint)
+    assert all(torch.equal(again[name], tensor) for name, tensor in ours.items())
+    parameters = format_count(sum(tensor.numel() for name, tensor in ours.items() if name != "buffer.scale"))
+    assert repr(done) == f"<Import {tmp_path / 'out'} -> {done.checkpoint}: {parameters} parameters in float32>"
+    assert done.table().splitlines()[-1] == f"next: meshwright train {tmp_path / 'again' / 'job.toml'} run.dir=NEW"
+    assert run(["import", str(tmp_path / "out"), str(tmp_path / "again"), "--job", job, "--overwrite", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_parameters"] == done.num_parameters

@@ -173,13 +173,18 @@ def test_folders_that_are_no_run_are_named(tmp_path: Path) -> None:
         export(tmp_path / "elsewhere" / "step-3", tmp_path / "out")
 
 
-def test_a_class_of_the_users_own_is_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_a_class_without_a_table_is_refused_with_the_way_out(tmp_path: Path) -> None:
     write_run(tmp_path / "run", architecture())
     run = Run(tmp_path / "run")
-    job = Job.from_dict({"model": {"source": "my_module:MyModel"}})
-    run.manifest.write_text(Manifest(job=job, seed=0, num_parameters=1).to_json())
-    with pytest.raises(UnsupportedError, match=r"the class my_module:MyModel: .*load_parameters\(Path\('"):
-        export(tmp_path / "run", tmp_path / "out")
+    (tmp_path / "without_table.py").write_text("from torch import nn\nclass Mine(nn.Linear): ...\n")
+    section = {"source": "without_table:Mine", "options": {"in_features": 2, "out_features": 3}}
+    manifest = Manifest(job=Job.from_dict({"model": section}), module_dir=str(tmp_path), seed=0, num_parameters=1)
+    run.manifest.write_text(manifest.to_json())
+    with pytest.raises(UnsupportedError, match=r"without_table:Mine has no attribute hugging_face, .*load_parameters"):
+        export(run.folder, tmp_path / "out")
+    with pytest.raises(UnsupportedError, match=r"the class without_table:Mine: .*load_parameters\(Path\('"):
+        export_dcp(run.folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_damage_leaves_no_folder(tmp_path: Path) -> None:

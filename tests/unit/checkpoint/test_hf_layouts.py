@@ -18,14 +18,14 @@ from meshwright.checkpoint.hf import weight_files
 from meshwright.checkpoint.hf.export import export
 from meshwright.checkpoint.hf.import_ import import_folder
 from meshwright.checkpoint.hf.maps import layouts
-from meshwright.checkpoint.hf.maps.layouts import row_ranges, their_shape, to_ours, to_theirs
-from meshwright.checkpoint.hf.maps.name_map import Part, Rename
+from meshwright.checkpoint.hf.maps.layouts import row_ranges, to_ours, to_theirs
 from meshwright.checkpoint.hf.weights import HfWeights
 from meshwright.checkpoint.peers import GroupPeers
 from meshwright.checkpoint.saving import Extent, SaveRequest, with_bytes, write_checkpoint
 from meshwright.checkpoint.section import SectionReader
 from meshwright.checkpoint.shards import Shard
 from meshwright.spec.model.architecture import LlamaArchitecture
+from meshwright.spec.model.hf.name_map import Part, Rename
 from meshwright.spec.run.run import Run
 
 SIZES = st.integers(1, 5)
@@ -39,7 +39,7 @@ def distinct(*shape: int) -> Tensor:
 def test_a_transposed_matrix(rows: int, columns: int) -> None:
     rename, ours = Rename("a", "b", is_transposed=True), distinct(rows, columns)
     theirs = to_theirs([rename], [ours])
-    assert tuple(theirs.shape) == their_shape(rename, ours.shape) == (columns, rows)
+    assert tuple(theirs.shape) == rename.their_shape(ours.shape) == (columns, rows)
     assert all(theirs[j, i] == ours[i, j] for i in range(rows) for j in range(columns))
     assert torch.equal(to_ours(rename, [theirs]), ours)
 
@@ -53,7 +53,7 @@ def test_parts_of_a_fused_matrix(shares: list[int], width: int, dim: int, is_tra
     for share, rename, one in zip(shares, renames, ours, strict=True):
         expected = theirs[start : start + 2 * share] if dim == 0 else theirs[:, start : start + 2 * share]
         assert torch.equal(one, expected.T if is_transposed else expected)
-        assert their_shape(rename, one.shape) == tuple(theirs.shape)
+        assert rename.their_shape(one.shape) == tuple(theirs.shape)
         start += 2 * share
     assert torch.equal(to_theirs(renames, ours), theirs)
 
@@ -73,7 +73,7 @@ def test_rows_of_rope_that_turn_neighbours(num_heads: int, half: int, width: int
 def test_experts_are_stacked_each_in_its_layout() -> None:
     rename, experts = Rename("a", "b.{e}", is_transposed=True), [distinct(2, 3) + 10 * e for e in range(4)]
     ours = to_ours(rename, experts)
-    assert their_shape(rename, ours.shape) == (2, 3)
+    assert rename.their_shape(ours.shape) == (2, 3)
     assert all(torch.equal(ours[e], expert.T) for e, expert in enumerate(experts))
     assert all(torch.equal(to_theirs([rename], [ours[e]]), expert) for e, expert in enumerate(experts))
 

@@ -10,9 +10,9 @@ from hf_models import architecture, moe_architecture
 from meshwright.checkpoint.hf.maps.families import name_map, stored_shapes
 from meshwright.checkpoint.hf.maps.llama import LLAMA
 from meshwright.checkpoint.hf.maps.moe import MIXTRAL
-from meshwright.checkpoint.hf.maps.name_map import Drop, NameMap, Rename
 from meshwright.errors import CheckpointError
 from meshwright.spec.model.hf.hf_config import hf_model_type
+from meshwright.spec.model.hf.name_map import Drop, NameMap, Rename
 from meshwright.spec.model.presets import PRESETS
 
 MAP = NameMap(
@@ -60,8 +60,8 @@ def test_experts_are_stacked(number: int, num_experts: int) -> None:
     theirs = MIXTRAL.theirs(ours, (num_experts, 3, 4))
     assert theirs[-1] == f"model.layers.{number}.block_sparse_moe.experts.{num_experts - 1}.w2.weight"
     assert {MIXTRAL.ours(part) for part in theirs} == {ours}
-    assert MIXTRAL.rename_of(ours).is_stacked
-    assert not MIXTRAL.rename_of(f"blocks.{number}.ffn.router.weight").is_stacked
+    assert MIXTRAL.rows_of(ours)[0].is_stacked
+    assert not MIXTRAL.rows_of(f"blocks.{number}.ffn.router.weight")[0].is_stacked
 
 
 def test_exactly_the_expected_keys_are_accounted_for() -> None:

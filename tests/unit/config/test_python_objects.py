@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from meshwright.app.job.object_problems import object_problems
+from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import ModelSection
-from meshwright.spec.layout.layout import LayoutRequest
 
 MODULE = """\
 raise RuntimeError("importing this would be a mistake")
@@ -69,6 +69,15 @@ class Wrapped(nn.Module):
 def build(width): ...
 """
 
+TABLE = """\
+from torch import nn
+from meshwright import hf
+class Mine(nn.Module):
+    hugging_face = {value}
+class Method(nn.Module):
+    def hugging_face(self): return names()
+"""
+
 
 @pytest.mark.parametrize(
     ("name", "options", "layout", "message"),
@@ -92,9 +101,45 @@ def test_options_and_layouts_are_compared_with_the_definition(
     file = tmp_path / "mine.py"
     file.write_text(CLASSES)
     section = ModelSection(source=name, options=options)
-    found = object_problems("model", section, tmp_path, LayoutRequest(**layout))
+    found = object_problems("model", section, tmp_path, Job.from_dict({"layout": layout}))
     if message is None:
         assert found == []
     else:
         [problem] = found
         assert problem.startswith(message.replace("{file}", str(file)))
+
+
+@pytest.mark.parametrize(
+    ("value", "given"),
+    [
+        ('hf.HuggingFaceFormat(hf.NameMap(()), {"model_type": "llama"})', None),
+        ("table_of(3)", None),
+        ("hf.NameMap(())", "NameMap"),
+        ('{"model_type": "llama"}', "Dict"),
+        ("None", "Constant"),
+    ],
+)
+def test_a_table_that_is_none_is_found_without_running_it(tmp_path: Path, value: str, given: str | None) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(TABLE.replace("{value}", value))
+    found = object_problems("model", ModelSection(source="mine:Mine"), tmp_path, Job())
+    if given is None:
+        assert found == []
+    else:
+        [problem] = found
+        assert problem.startswith(f"model.source = 'mine:Mine': hugging_face ({file}:4) is a {given}, but must be a ")
+
+
+def test_initial_weights_need_a_table(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(TABLE.replace("{value}", "table()"))
+    (tmp_path / "without.py").write_text(CLASSES)
+    section = ModelSection(source="mine:Method", initial_weights="weights")
+    assert object_problems("model", section, tmp_path, Job()) == []
+    section = section.replace(source="without:Mine")
+    job = Job.from_dict({"checkpoint": {"export": "float32"}})
+    problems = object_problems("model", section, tmp_path, job)
+    keys = ("model.initial_weights = 'weights'", "checkpoint.export = 'float32'")
+    missing = f"Mine ({tmp_path / 'without.py'}) has no attribute hugging_face, which names its tensors"
+    assert [problem.partition(", which")[0] for problem in problems] == [
+        f"{key}: {missing.partition(', which')[0]}" for key in keys
+    ]

@@ -1,13 +1,17 @@
 """max_logits_difference: zero for the same model, and not for a slightly different one."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 from hf_models import architecture, require_transformers, write_run
 from meshwright.checkpoint.hf.export import ExportFormat, export
-from meshwright.errors import CheckpointError
+from meshwright.errors import CheckpointError, UnsupportedError
 from meshwright.inference.transformers_parity import max_logits_difference
 
 
@@ -46,3 +50,50 @@ def test_a_short_sliding_window_is_compared_within(tmp_path: Path) -> None:
     model = write_run(tmp_path / "run", architecture(sliding_window=8))
     export(tmp_path / "run", tmp_path / "out")
     assert max_logits_difference(model, tmp_path / "out", torch.float32) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("config", "weights", "error", "message"),
+    [
+        (
+            {"model_type": "mine"},
+            {},
+            UnsupportedError,
+            r"model_type = 'mine', of which transformers .* no causal",
+        ),
+        ({"model_type": "vit"}, {}, UnsupportedError, r"model_type = 'vit', of which transformers .* no causal"),
+        ({"num_attention_heads": "4"}, {}, CheckpointError, r"cannot load it \(.*: correct config"),
+        ({"attention_bias": True}, {}, CheckpointError, r"misses model\.layers\.0\.self_attn\.k_proj\.bias, .* 4 more"),
+        (
+            {"vocab_size": 300},
+            {},
+            CheckpointError,
+            r"has other sizes of lm_head\.weight \[264, 32\] \(needs \[300, 32\]\)",
+        ),
+        (
+            {},
+            {"more": torch.ones(1)},
+            CheckpointError,
+            r"has no use for more: correct the rows of these names",
+        ),
+    ],
+)
+def test_a_folder_that_transformers_reads_as_another_model(
+    tmp_path: Path, config: dict[str, Any], weights: dict[str, Tensor], error: type[Exception], message: str
+) -> None:
+    require_transformers()
+    model = write_run(tmp_path / "run", architecture())
+    export(tmp_path / "run", tmp_path / "out")
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    (tmp_path / "out" / "config.json").write_text(json.dumps({**written, **config}))
+    save_file({**load_file(tmp_path / "out" / "model.safetensors"), **weights}, tmp_path / "out" / "model.safetensors")
+    with pytest.raises(error, match=message):
+        max_logits_difference(model, tmp_path / "out", torch.float32)
+
+
+def test_what_is_no_logits_is_refused(tmp_path: Path) -> None:
+    require_transformers()
+    write_run(tmp_path / "run", architecture())
+    export(tmp_path / "run", tmp_path / "out")
+    with pytest.raises(CheckpointError, match=r"forward returned \[2, 64\] where transformers .* \[2, 64, 264\]"):
+        max_logits_difference(nn.Identity(), tmp_path / "out", torch.float32)

@@ -96,7 +96,7 @@ def _model_problems(resolved: ResolvedJob) -> list[str]:
     section = resolved.job.model
     problems = problems_raised_by(lambda: resolve_architecture(section))
     if is_object_source(section.source):
-        problems += object_problems("model", section, resolved.folder, resolved.job.layout)
+        problems += object_problems("model", section, resolved.folder, resolved.job)
     weights = section.initial_weights
     if weights is not None and not (local_path(weights) / "config.json").is_file():
         problems.append(
@@ -114,9 +114,8 @@ def _export_problems(job: Job) -> list[str]:
     architecture = resolve_architecture(job.model)
     given = f"checkpoint.export = {section.export!r}"
     advice = 'set it to "none"'
-    if architecture is None:
-        return [f"{given}, but {job.model.source} is a class of your own, which has no Hugging Face format: {advice}"]
-    if obstacles := hf_obstacles(architecture):
+    # Whether a class has a table is read with the rest of its definition.
+    if architecture is not None and (obstacles := hf_obstacles(architecture)):
         return [f"{given}, but transformers has no model with {' and '.join(obstacles)}: {advice}"]
     return []
 

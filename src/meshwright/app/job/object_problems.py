@@ -11,17 +11,19 @@ from difflib import get_close_matches
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import DataSection, ModelSection
 from meshwright.spec.job.user_object import options_problem
-from meshwright.spec.layout.layout import LayoutRequest
 
 _ATTRIBUTES = {"tp": "tensor_parallel", "pp": "first_parts", "cp": "takes_positions"}
 """What a model needs for a parallelism (models/contract.py)."""
+_FORMAT = "hugging_face"
+"""The attribute of a model that maps it to Hugging Face folders (models/contract.py)."""
+_OTHER_FORMATS = {"Dict", "List", "Tuple", "Set", "Constant", "NameMap", "Rename", "dict", "list", "tuple"}
+"""What may be written there by mistake: literals by their syntax, and calls by the name of what is called."""
 
 
-def object_problems(
-    name: str, section: ModelSection | DataSection, folder: Path, layout: LayoutRequest | None = None
-) -> list[str]:
+def object_problems(name: str, section: ModelSection | DataSection, folder: Path, job: Job | None = None) -> list[str]:
     """Return what is wrong with the source of the section `name`, looked for in `folder`, here and on sys.path.
 
     What only running the module would show is not known, such as what a base class of the user's adds.
@@ -43,7 +45,7 @@ def object_problems(
         return [f"{key} = {source!r}: {spec.origin}:{error.lineno} is not Python ({error.msg}): correct that line"]
     except OSError as error:
         return [f"{key} = {source!r}: {spec.origin} cannot be read ({error.strerror}): check its permissions"]
-    return list(_definition_problems(name, section, spec.origin, tree, layout))
+    return list(_definition_problems(name, section, spec.origin, tree, job))
 
 
 def _find(module: str, places: Sequence[str]) -> ModuleSpec | None:
@@ -63,7 +65,7 @@ def _definition_problems(
     section: ModelSection | DataSection,
     file: str,
     tree: ast.Module,
-    layout: LayoutRequest | None,
+    job: Job | None,
 ) -> Iterator[str]:
     key, (module, _, name) = f"{section_name}.source", section.source.partition(":")
     bindings = list(_top_level_bindings(tree))
@@ -80,19 +82,51 @@ def _definition_problems(
         and (problem := options_problem(section_name, section.source, section.options, signature)) is not None
     ):
         yield problem
-    if layout is None or not _derives_from_module_alone(found[0]):
+    if not isinstance(section, ModelSection):
         return
-    words = {
-        node.id if isinstance(node, ast.Name) else node.attr
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Name | ast.Attribute)
-    }
+    if isinstance(found[0], ast.ClassDef):
+        yield from _format_problems(section, found[0], file)
+    if job is None or not _derives_from_module_alone(found[0]):
+        return
+    words = {*_words(tree)}
     for axis, attribute in _ATTRIBUTES.items():
-        if (degree := getattr(layout, axis)) > 1 and attribute not in words:
+        if (degree := getattr(job.layout, axis)) > 1 and attribute not in words:
             yield (
                 f"layout.{axis} = {degree}: {name} ({file}) has no attribute {attribute}: add it (see "
                 f"meshwright/models/contract.py), or set layout.{axis} to 1"
             )
+    needing = {"model.initial_weights": section.initial_weights}
+    if job.checkpoint.export != "none":
+        needing["checkpoint.export"] = job.checkpoint.export
+    for key, value in needing.items():
+        if value is not None and _FORMAT not in words:
+            yield (
+                f"{key} = {value!r}: {name} ({file}) has no attribute {_FORMAT}, which names its tensors in a Hugging "
+                f"Face folder: add it (see docs/how_to/own_model.md), or leave {key} out"
+            )
+
+
+def _format_problems(section: ModelSection, node: ast.ClassDef, file: str) -> Iterator[str]:
+    """Yield why the table of a class is no HuggingFaceFormat, where its own text says so."""
+    for line in node.body:
+        target = line.targets[0] if isinstance(line, ast.Assign) else getattr(line, "target", None)
+        value = getattr(line, "value", None)
+        if not isinstance(target, ast.Name) or target.id != _FORMAT or value is None:
+            continue
+        given = ast.unparse(value.func).rpartition(".")[2] if isinstance(value, ast.Call) else type(value).__name__
+        if given in _OTHER_FORMATS:
+            yield (
+                f"model.source = {section.source!r}: {_FORMAT} ({file}:{line.lineno}) is a {given}, but must "
+                "be a meshwright.hf.HuggingFaceFormat: correct it"
+            )
+
+
+def _words(tree: ast.AST) -> Iterator[str]:
+    """Yield every name that a module reads, binds or defines."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.FunctionDef(name=name):
+                yield name
 
 
 def _top_level_bindings(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:

@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 
 from meshwright.checkpoint.find_checkpoint import is_hugging_face
+from meshwright.checkpoint.hf.find_hf_model import hf_model
 from meshwright.checkpoint.hf.folder import CONFIG, WEIGHT_FILES, read_json
-from meshwright.checkpoint.hf.maps.families import BUFFER, name_map, num_parameters, stored_shapes
 from meshwright.checkpoint.hf.output_folder import Replaceable, output_folder, require_target
 from meshwright.checkpoint.hf.side_files import SIDE_FILES, write_side_files
 from meshwright.checkpoint.hf.weight_files import divide, output_tensors, write_files
@@ -20,7 +20,7 @@ from meshwright.checkpoint.peers import GroupPeers
 from meshwright.checkpoint.saved_model import SavedModel, find_saved_model
 from meshwright.checkpoint.section import SectionReader
 from meshwright.log import logger
-from meshwright.spec.model.hf.hf_config import architecture_to_hf
+from meshwright.spec.model.hf.name_map import BUFFER
 
 ExportDType = Literal["float32", "bfloat16"]
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -81,6 +81,7 @@ def export_together(
 ) -> Exported:
     """Write a model as a new Hugging Face folder; a collective of `peers`, which share the work.
 
+    A class of the user's is written by the table of its attribute `hugging_face`, whose errors are ConfigErrors.
     Memory of each is that of the largest fused tensor, or of some 64 MiB. The folder is created atomically, after
     `verify` of what was written has returned on rank 0. Raises ConfigError if it exists, CheckpointError for a damaged
     source or a full disk, UnsupportedError for a model that transformers lacks.
@@ -88,20 +89,21 @@ def export_together(
     out, weights = request.out, request.weights
     require_target(out, "export", _REPLACEABLE if request.overwrite else None)
     model = find_saved_model(request.source, request.step)
+    described = hf_model(model.section)
     # Raises for a model that transformers lacks.
-    _remark_other_type(model, architecture_to_hf(model.architecture)["model_type"])
+    config, shapes = described.config(), described.shapes
+    _remark_other_type(model, config["model_type"])
     saved = SectionReader(model.checkpoint, "model")
-    shapes = stored_shapes(model.architecture)
     saved.require(shapes)
     # A router's bias stays float32, as in transformers.
     dtypes = {name: torch.float32 if name.startswith(BUFFER) else DTYPES[weights.dtype] for name in shapes}
-    outputs = output_tensors(name_map(model.architecture), shapes, dtypes)
+    outputs = output_tensors(described.name_map(), shapes, dtypes)
     files = divide(outputs, weights.max_shard_bytes)
     with output_folder(out, sum(output.num_bytes for output in outputs), peers) as folder:
-        folder.write(lambda: write_side_files(model, folder.path, weights.dtype), on_rank=0)
+        folder.write(lambda: write_side_files(model, described, folder.path, weights.dtype), on_rank=0)
         num_bytes = write_files(files, saved, folder)
         folder.write(lambda: verify(model, folder.path), on_rank=0)
-    return Exported(model, num_parameters(model.architecture), len(files), num_bytes)
+    return Exported(model, described.num_parameters, len(files), num_bytes)
 
 
 def _remark_other_type(model: SavedModel, written: str) -> None:

@@ -15,12 +15,13 @@ from meshwright.checkpoint.checkpoint import read_metadata
 from meshwright.checkpoint.dtypes import dtype_name
 from meshwright.checkpoint.durable import write_durably
 from meshwright.checkpoint.find_checkpoint import model_folder
+from meshwright.checkpoint.hf.find_hf_model import hf_model
 from meshwright.checkpoint.hf.folder import CONFIG, read_json
-from meshwright.checkpoint.hf.maps.families import num_parameters, stored_shapes
+from meshwright.checkpoint.hf.hf_model import BuiltInModel, HfModel
 from meshwright.checkpoint.hf.maps.layouts import row_ranges, share_of
 from meshwright.checkpoint.hf.output_folder import Replaceable, output_folder, require_target
 from meshwright.checkpoint.hf.side_files import SIDE_FILES, TOKENIZER, copy_side_files
-from meshwright.checkpoint.hf.weights import HfWeights, load_hf_parameters
+from meshwright.checkpoint.hf.weights import HfWeights, load_hf_weights
 from meshwright.checkpoint.peers import GroupPeers
 from meshwright.checkpoint.saved_model import IMPORTED_FROM
 from meshwright.checkpoint.saving import Extent, SaveRequest, with_bytes, write_checkpoint
@@ -29,6 +30,7 @@ from meshwright.checkpoint.torch_formats.torch_weights import is_torch_checkpoin
 from meshwright.config.write import to_toml
 from meshwright.errors import CheckpointError, ConfigError, ExitCode, UnsupportedError
 from meshwright.spec.job.job import Job
+from meshwright.spec.job.user_object import is_object_source, module_dir
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.hf.hf_config import architecture_from_hf, hf_obstacles
 from meshwright.spec.model.hf.hf_quantization import QUANTIZATION
@@ -40,7 +42,10 @@ class Imported:
     """Result of an import."""
 
     run: Run
-    architecture: LlamaArchitecture
+    job: Job
+    """The run's job, which starts from the weights where they are a Hugging Face folder."""
+    architecture: LlamaArchitecture | None
+    """None for a class of the user's."""
     num_parameters: int
     dtypes: list[str]
     dropped: dict[str, list[str]] = field(default_factory=dict)
@@ -52,6 +57,7 @@ def import_folder(
     run_folder: Path,
     *,
     config: Path | None = None,
+    job: Job | None = None,
     overwrite: bool = False,
     peers: GroupPeers | None = None,
 ) -> Imported:
@@ -59,10 +65,12 @@ def import_folder(
 
     `source` is a Hugging Face folder, whose block-fp8 weights become bfloat16, the hub id of a downloaded model, a
     torch.save file or a torch.distributed.checkpoint folder; `config` is the folder of its config.json and tokenizer,
-    if another. A collective of `peers`, which share the work; None is this process alone. Memory is that of the largest
-    tensor whose layout changes, or of some 64 MiB. The run is created atomically; with `overwrite` it may replace an
-    imported run that was not trained. Raises ConfigError if `run_folder` exists, CheckpointError for a damaged source
-    or a full disk, UnsupportedError for an unknown model.
+    if another. `job` names a class of the user's, whose attribute `hugging_face` maps the tensors of a Hugging Face
+    folder; without it config.json says what the model is. A collective of `peers`, which share the work; None is this
+    process alone. Memory is that of the largest tensor whose layout changes, or of some 64 MiB. The run is created
+    atomically; with `overwrite` it may replace an imported run that was not trained. Raises ConfigError if `run_folder`
+    exists, CheckpointError for a damaged source or a full disk, UnsupportedError for an unknown model, or a class
+    without a table.
     """
     require_target(run_folder, "import", _REPLACEABLE if overwrite else None)
     require_index(source)
@@ -75,31 +83,54 @@ def import_folder(
         )
     side = model_folder(side)
     values = read_json(side / CONFIG)
-    architecture = architecture_from_hf(values, str(side / CONFIG))
-    _require_way_back(architecture, side / CONFIG)
-    weights = (
-        load_hf_parameters(folder, architecture, dtype=None) if is_hf else load_torch_parameters(folder, architecture)
-    )
-    shapes = stored_shapes(architecture)
-    count = num_parameters(architecture)
+    model, weights = _opened(folder, values, side / CONFIG, job)
+    shapes, count = model.shapes, model.num_parameters
     num_bytes = sum(prod(shape) * weights.dtype(name).itemsize for name, shape in shapes.items())
     with output_folder(run_folder, num_bytes, peers or GroupPeers(is_alone=True)) as new:
         run = Run(new.path)
+
+        # Training starts from Hugging Face folders only.
+        start, has_tokenizer = str(source) if is_hf else None, (side / TOKENIZER).is_file()
+        of_run = _own_job(job, start) if job else _job(start, run_folder, has_tokenizer=has_tokenizer)
 
         def describe() -> None:
             copy_side_files(side, run.folder)
             if QUANTIZATION in values:
                 _write_config(values, run.folder / CONFIG)
-            # Training starts from Hugging Face folders only.
-            job = _job(str(source) if is_hf else None, run_folder, has_tokenizer=(run.folder / TOKENIZER).is_file())
-            manifest = Manifest(job=job, seed=job.train.seed, num_parameters=count, exit=ExitCode.DONE)
+            manifest = Manifest(
+                job=of_run,
+                module_dir=module_dir(of_run.model.source),
+                seed=of_run.train.seed,
+                num_parameters=count,
+                exit=ExitCode.DONE,
+            )
             write_durably(run.manifest, manifest.to_json())
-            write_durably(run.job, to_toml(job))
+            write_durably(run.job, to_toml(of_run))
 
         new.write(describe, on_rank=0)
         _write_weights(weights, shapes, run.checkpoint(0), {"step": 0, IMPORTED_FROM: str(source)}, new.peers)
     dtypes = sorted({dtype_name(weights.dtype(name)) for name in shapes})
-    return Imported(Run(run_folder), architecture, count, dtypes, weights.dropped)
+    return Imported(Run(run_folder), of_run, model.architecture, count, dtypes, weights.dropped)
+
+
+def _opened(folder: Path, values: dict[str, Any], config: Path, job: Job | None) -> tuple[HfModel, HfWeights]:
+    """Return the model and the checked weights of `folder`; `values` are those of the file `config`."""
+    is_torch = is_torch_checkpoint(folder)
+    if job is not None:
+        if is_torch or not is_object_source(job.model.source):
+            what = f"{folder} is none" if is_torch else f"model.source = {job.model.source!r} is none"
+            raise ConfigError(
+                f"--job imports a Hugging Face folder into a class of your own (my_module:MyModel), and {what}: leave "
+                "--job out for a built-in model, which config.json describes"
+            )
+        model = hf_model(job.model)
+        return model, load_hf_weights(folder, model, dtype=None)
+    architecture = architecture_from_hf(values, str(config))
+    _require_way_back(architecture, config)
+    built_in = BuiltInModel(architecture)
+    if is_torch:
+        return built_in, load_torch_parameters(folder, architecture)
+    return built_in, load_hf_weights(folder, built_in, dtype=None)
 
 
 def _require_way_back(architecture: LlamaArchitecture, config: Path) -> None:
@@ -143,7 +174,7 @@ def _pieces(weights: HfWeights, shapes: dict[str, tuple[int, ...]]) -> list[tupl
     pieces = []
     for name, shape in shapes.items():
         itemsize = weights.dtype(name).itemsize
-        for start, end in row_ranges(weights.table.rename_of(name), shape, itemsize):
+        for start, end in row_ranges(weights.table.rows_of(name)[0], shape, itemsize):
             pieces.append((name, (start, end), (end - start) * prod(shape[1:]) * itemsize))
     return pieces
 
@@ -169,6 +200,11 @@ def _write_config(config: dict[str, Any], path: Path) -> None:
     """Replace a copied config by `config` without its quantisation."""
     plain = {key: value for key, value in config.items() if key != QUANTIZATION}
     path.write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
+
+
+def _own_job(job: Job, weights: str | None) -> Job:
+    """Return the job of a user's class, which starts from these weights."""
+    return job.replace(model=job.model.replace(initial_weights=weights), run=job.run.replace(dir=None))
 
 
 def _job(weights: str | None, run_folder: Path, *, has_tokenizer: bool) -> Job:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.checkpoint.hf.folder import CONFIG, read_json
+from meshwright.checkpoint.hf.hf_model import HfModel
 from meshwright.checkpoint.saved_model import SavedModel
 from meshwright.data.tokenizer import BYTES, Tokenizer
 from meshwright.errors import ConfigError
@@ -35,23 +36,25 @@ SIDE_FILES = "|".join(re.escape(name) for name in (CONFIG, GENERATION_CONFIG, *T
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
-def write_side_files(model: SavedModel, folder: Path, dtype: str) -> None:
+def write_side_files(model: SavedModel, described: HfModel, folder: Path, dtype: str) -> None:
     """Write the configs and the tokenizer of `model` into `folder`; imported files are copied unchanged."""
     tokenizer = model.load_tokenizer()
-    if tokenizer is not None and tokenizer.vocab_size > model.architecture.vocab_size:
+    rows = described.vocab_size
+    if tokenizer is not None and rows is not None and tokenizer.vocab_size > rows:
         raise ConfigError(
             f"the tokenizer of {model.run.folder} has {tokenizer.vocab_size} tokens, more than the model's vocab_size "
-            f"= {model.architecture.vocab_size}: put the tokenizer.json that it was trained with into that folder"
+            f"= {rows}: put the tokenizer.json that it was trained with into that folder"
         )
     ids = _token_ids(model, tokenizer)
-    # transformers 4 and 5 and inference engines read torch_dtype.
-    _write(folder / CONFIG, {**architecture_to_hf(model.architecture), **ids, "torch_dtype": dtype})
+    # transformers 4 and 5 and inference engines read torch_dtype; 5 prefers dtype where both are there.
+    config = {name: value for name, value in described.config().items() if name != "dtype"}
+    _write(folder / CONFIG, {**config, **ids, "torch_dtype": dtype})
     if model.is_imported and (model.run.folder / GENERATION_CONFIG).is_file():
         shutil.copyfile(model.run.folder / GENERATION_CONFIG, folder / GENERATION_CONFIG)
     else:
         _write(folder / GENERATION_CONFIG, ids)
     if tokenizer is not None:
-        _write_tokenizer(model, tokenizer, folder)
+        _write_tokenizer(model, tokenizer, folder, described.max_seq_len)
 
 
 def keep_side_files(job: Job, run: Run) -> None:
@@ -93,7 +96,7 @@ def _token_ids(model: SavedModel, tokenizer: Tokenizer | None) -> dict[str, Any]
     return {"bos_token_id": end, "eos_token_id": end}
 
 
-def _write_tokenizer(model: SavedModel, tokenizer: Tokenizer, folder: Path) -> None:
+def _write_tokenizer(model: SavedModel, tokenizer: Tokenizer, folder: Path, max_seq_len: int | None) -> None:
     source = _tokenizer_folder(model)
     for name in TOKENIZER_FILES if source is not None else ():
         assert source is not None
@@ -104,7 +107,7 @@ def _write_tokenizer(model: SavedModel, tokenizer: Tokenizer, folder: Path) -> N
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "eos_token": tokenizer.end_of_text_token,
-            "model_max_length": model.architecture.max_seq_len,
+            **({} if max_seq_len is None else {"model_max_length": max_seq_len}),
             # True would drop spaces before punctuation in decoding.
             "clean_up_tokenization_spaces": False,
         }

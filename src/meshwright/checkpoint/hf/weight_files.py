@@ -21,16 +21,15 @@ from meshwright.checkpoint.hf.maps.layouts import (
     PIECE_BYTES,
     row_ranges,
     share_of,
-    their_shape,
     to_theirs,
     written_together,
 )
-from meshwright.checkpoint.hf.maps.name_map import NameMap, Rename
 from meshwright.checkpoint.hf.output_folder import NewFolder
 from meshwright.checkpoint.hf.rounding import rounded
 from meshwright.checkpoint.hf.safetensors_writer import create, safetensors_header, write_at
 from meshwright.checkpoint.saving import bytes_of
 from meshwright.checkpoint.section import SectionReader
+from meshwright.spec.model.hf.name_map import NameMap, Rename
 
 
 @dataclass(frozen=True)
@@ -58,15 +57,12 @@ def output_tensors(
 ) -> list[OutputTensor]:
     """Return all tensors of theirs in the model's order; `dtypes` are those of the files, by our names."""
     outputs = []
-    for ours in written_together(table, shapes):
-        renames = tuple(table.rename_of(name) for name in ours)
-        first = ours[0]
-        shape = their_shape(renames[0], shapes[first])
-        names = table.theirs(first, shapes[first])
-        experts = range(len(names)) if renames[0].is_stacked else (None,)
+    for theirs, made_of in written_together(table, shapes).items():
+        ours, renames = zip(*made_of, strict=True)
+        shape, dtype = renames[0].their_shape(shapes[ours[0]]), dtypes[ours[0]]
+        experts = range(shapes[ours[0]][0]) if renames[0].is_stacked else (None,)
         outputs += [
-            OutputTensor(name, dtypes[first], shape, tuple(ours), renames, expert)
-            for name, expert in zip(names, experts, strict=True)
+            OutputTensor(theirs.replace("{e}", str(expert)), dtype, shape, ours, renames, expert) for expert in experts
         ]
     return outputs
 
@@ -172,8 +168,9 @@ def _write(pieces: Iterable[tuple[WeightFile, ConvertedPiece]], saved: SectionRe
 def _tensors(piece: ConvertedPiece, saved: SectionReader) -> Iterator[Tensor]:
     first = piece.outputs[0]
     if first.expert is not None:
-        for data in saved.read(first.ours[0], piece.rows):
-            yield to_theirs(first.renames, [rounded(data, first.dtype, first.ours[0])])
+        for parts in zip(*(saved.read(name, piece.rows) for name in first.ours), strict=True):
+            named = zip(parts, first.ours, strict=True)
+            yield to_theirs(first.renames, [rounded(data, first.dtype, name) for data, name in named])
     else:
         yield to_theirs(
             first.renames, [rounded(saved.read(name, piece.rows), first.dtype, name) for name in first.ours]
@@ -184,7 +181,7 @@ def _batches(outputs: Sequence[OutputTensor]) -> Iterator[list[OutputTensor]]:
     """Yield consecutive experts of one of our tensors together, about PIECE_BYTES of them; other tensors alone."""
     batch: list[OutputTensor] = []
     for output in outputs:
-        follows = bool(batch) and output.ours == batch[-1].ours
+        follows = bool(batch) and (output.ours, output.renames) == (batch[-1].ours, batch[-1].renames)
         if batch and not (follows and output.num_bytes * (len(batch) + 1) <= PIECE_BYTES):
             yield batch
             batch = []

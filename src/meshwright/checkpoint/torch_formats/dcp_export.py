@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from meshwright.checkpoint.hf.export import DTYPES, ExportDType, Exported
-from meshwright.checkpoint.hf.maps.families import BUFFER, num_parameters, stored_shapes
+from meshwright.checkpoint.hf.hf_model import BuiltInModel
 from meshwright.checkpoint.hf.output_folder import Replaceable, output_folder, require_target
 from meshwright.checkpoint.hf.rounding import rounded
 from meshwright.checkpoint.hf.side_files import SIDE_FILES, write_side_files
@@ -25,6 +25,7 @@ from meshwright.checkpoint.section import SectionReader
 from meshwright.checkpoint.torch_formats.dcp_metadata import FILE_NAME
 from meshwright.errors import CheckpointError
 from meshwright.spec.model.hf.hf_config import hf_obstacles
+from meshwright.spec.model.hf.name_map import BUFFER
 
 _REPLACEABLE = Replaceable(
     lambda folder: (folder / FILE_NAME).is_file(),
@@ -55,7 +56,8 @@ def export_dcp(
     require_target(out, "export", _REPLACEABLE if overwrite else None)
     model = find_saved_model(source, step)
     saved = SectionReader(model.checkpoint, "model")
-    shapes = stored_shapes(model.architecture)
+    described = BuiltInModel(model.architecture)
+    shapes = described.shapes
     saved.require(shapes)
     dtypes = {name: torch.float32 if name.startswith(BUFFER) else DTYPES[dtype] for name in shapes}
     ours = {name.removeprefix(BUFFER): name for name in shapes}
@@ -66,10 +68,10 @@ def export_dcp(
         def write() -> None:
             _save(state, folder.path, lambda name: rounded(saved.read(ours[name]), state[name].dtype, name))
             if not hf_obstacles(model.architecture):
-                write_side_files(model, folder.path, dtype)
+                write_side_files(model, described, folder.path, dtype)
 
         folder.write(write)
-    return Exported(model, num_parameters(model.architecture), len(state), num_bytes)
+    return Exported(model, described.num_parameters, len(state), num_bytes)
 
 
 def _save(state: dict[str, Tensor], folder: Path, read: Callable[[str], Tensor]) -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from meshwright.checkpoint.hf.maps.families import BUFFER, name_map, stored_shapes
+from meshwright.checkpoint.hf.hf_model import BuiltInModel
+from meshwright.checkpoint.hf.maps.families import name_map, with_tied_head
 from meshwright.checkpoint.hf.maps.meta_llama import meta_map
 from meshwright.checkpoint.hf.maps.moe import FUSED_EXPERTS, with_fused_experts
-from meshwright.checkpoint.hf.maps.name_map import Drop, NameMap, Rename
 from meshwright.checkpoint.hf.weights import HfWeights, checked_weights
 from meshwright.checkpoint.torch_formats.dcp_folder import DcpFolder
 from meshwright.checkpoint.torch_formats.dcp_metadata import FILE_NAME
 from meshwright.checkpoint.torch_formats.torch_file import TorchFile
 from meshwright.errors import CheckpointError
 from meshwright.spec.model.architecture import LlamaArchitecture
+from meshwright.spec.model.hf.name_map import BUFFER, Drop, NameMap, Rename
 from meshwright.spec.model.moe_architecture import MoEArchitecture
 from meshwright.units import first_of
 
@@ -45,21 +47,21 @@ def load_torch_parameters(source: Path, architecture: LlamaArchitecture) -> HfWe
     for other names, missing or unknown tensors and damaged files, ConfigError for tensors of another architecture.
     """
     opened = TorchFile(source) if source.is_file() else DcpFolder(source)
-    table = _table_for(opened.names, architecture, source)
+    shapes = BuiltInModel(architecture).shapes
+    table = _table_for(opened.names, architecture, shapes, source)
     drops = [Drop(f"{name}.{{rest}}", "training state, which an import leaves out") for name in _TRAINING_STATE]
     table = replace(table, drops=(*table.drops, *drops))
-    return checked_weights(opened, table, architecture)
+    return checked_weights(opened, table, shapes)
 
 
-def _table_for(names: set[str], architecture: LlamaArchitecture, source: Path) -> NameMap:
+def _table_for(names: set[str], architecture: LlamaArchitecture, shapes: Collection[str], source: Path) -> NameMap:
     """Return the name map whose name of the embedding is in `names`, with its prefix."""
-    shapes = stored_shapes(architecture)
     theirs = name_map(architecture)
     if isinstance(architecture, MoEArchitecture) and any(name.endswith(FUSED_EXPERTS) for name in names):
         theirs = with_fused_experts(theirs)
     tables = [NameMap(tuple(Rename(name, name.removeprefix(BUFFER)) for name in shapes)), theirs]
     if type(architecture) is LlamaArchitecture and not (architecture.qk_norm or architecture.qkv_bias):
-        tables.append(meta_map(architecture))
+        tables.append(with_tied_head(meta_map(architecture)) if architecture.tie_embeddings else meta_map(architecture))
     for prefix in _PREFIXES:
         for table in tables:
             if f"{prefix}{table.theirs('embedding.weight')[0]}" in names:

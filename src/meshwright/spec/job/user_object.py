@@ -11,6 +11,7 @@ from typing import Any
 
 from meshwright.errors import ConfigError
 
+_PACKAGE = Path(__file__).parents[2]
 _OBJECT = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
@@ -35,7 +36,7 @@ def import_object(key: str, source: str) -> Any:
             reason = f"{module_name} imports {error.name}, which is not installed: install it"
         raise ConfigError(f"{key} = {source!r}: {reason}, or correct {key}") from None
     except Exception as error:
-        raise ConfigError(f"{key} = {source!r}: importing it raised {_place(error)}: correct it") from error
+        raise ConfigError(f"{key} = {source!r}: importing it raised {place_of(error)}: correct it") from error
     if not hasattr(module, name):
         public = [public for public in vars(module) if not public.startswith("_")]
         nearest = get_close_matches(name, public, n=1, cutoff=0.5)
@@ -44,6 +45,22 @@ def import_object(key: str, source: str) -> Any:
             f"{f'did you mean {nearest[0]}?' if nearest else f'define it there, or correct {key}'}"
         )
     return getattr(module, name)
+
+
+def module_dir(source: str) -> str | None:
+    """Return the folder in which the imported module of `source` was found; None if `source` names no module."""
+    name = source.partition(":")[0]
+    file = getattr(sys.modules.get(name), "__file__", None) if is_object_source(source) else None
+    if file is None:
+        return None
+    depth = name.count(".") + (Path(file).stem == "__init__")
+    return str(Path(file).resolve().parents[depth])
+
+
+def find_modules_in(folder: str | None) -> None:
+    """Let modules be imported from `folder`, if it exists, before the working directory."""
+    if folder is not None and Path(folder).is_dir() and folder not in sys.path:
+        sys.path.insert(0, folder)
 
 
 def make_object(section: str, source: str, options: dict[str, Any]) -> Any:
@@ -60,7 +77,7 @@ def make_object(section: str, source: str, options: dict[str, Any]) -> Any:
     try:
         return make(**options)
     except Exception as error:
-        raise ConfigError(f"{key} = {source!r}: building it raised {_place(error)}: correct it") from error
+        raise ConfigError(f"{key} = {source!r}: building it raised {place_of(error)}: correct it") from error
 
 
 def options_problem(section: str, source: str, options: dict[str, Any], signature: inspect.Signature) -> str | None:
@@ -72,8 +89,9 @@ def options_problem(section: str, source: str, options: dict[str, Any], signatur
     return None
 
 
-def _place(error: Exception) -> str:
-    # The innermost line of a traceback in a user's file; a SyntaxError names its own.
-    last = traceback.extract_tb(error.__traceback__)[-1]
+def place_of(error: Exception) -> str:
+    """Return an error with the user's innermost line in its traceback; a SyntaxError names its own."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = next((one for one in reversed(frames) if not Path(one.filename).is_relative_to(_PACKAGE)), frames[-1])
     where = "" if isinstance(error, SyntaxError) else f" ({last.filename}, line {last.lineno})"
     return f"{type(error).__name__}: {error}{where}"

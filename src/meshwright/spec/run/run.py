@@ -113,6 +113,8 @@ class Manifest(Frozen):
     """Version of the manifest's format."""
     job: Job
     """The resolved job of the newest attempt."""
+    module_dir: str | None = None
+    """Folder of the module that model.source names; None for a built-in model."""
     seed: int
     """The seed, as in train.seed."""
     num_parameters: int

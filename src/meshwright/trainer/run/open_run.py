@@ -11,6 +11,7 @@ from meshwright.config.write import to_toml
 from meshwright.errors import ConfigError
 from meshwright.log import logger
 from meshwright.spec.job.job import Job
+from meshwright.spec.job.user_object import module_dir
 from meshwright.spec.run.run import Attempt, Manifest, Run
 from meshwright.spec.step.estimate import Estimate
 from meshwright.trainer.run.provenance import git_commit, versions
@@ -80,6 +81,7 @@ def open_recorder(
         estimate = previous.estimate
     manifest = Manifest(
         job=job,
+        module_dir=module_dir(job.model.source),
         seed=job.train.seed,
         num_parameters=training.num_parameters,
         data=training.dataset.fingerprint,

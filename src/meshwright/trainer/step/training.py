@@ -12,8 +12,9 @@ from torch import nn
 from torch.optim import AdamW
 
 from meshwright.checkpoint.checkpoint import load, load_newest
-from meshwright.checkpoint.hf.maps.families import BUFFER
-from meshwright.checkpoint.hf.weights import load_hf_parameters
+from meshwright.checkpoint.hf.hf_model import BuiltInModel, HfModel
+from meshwright.checkpoint.hf.own_model import OwnModel, has_format
+from meshwright.checkpoint.hf.weights import load_hf_weights
 from meshwright.data.dataset import Dataset, build_dataset
 from meshwright.data.loader import Loader
 from meshwright.data.order import Share, check_resumable
@@ -37,6 +38,7 @@ from meshwright.spec.layout.schedule.schedule import build_schedule
 from meshwright.spec.layout.schedule.schedule_csv import read_schedule
 from meshwright.spec.layout.stage_split import split_stages, stage_boundaries
 from meshwright.spec.model.hf.hub_cache import local_path
+from meshwright.spec.model.hf.name_map import BUFFER
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.model.model_spec import model_spec
 from meshwright.spec.run.run import Run
@@ -130,12 +132,13 @@ def build_pipeline(job: Job, ranks: Ranks, microbatches: Sequence[int] | None = 
     num_parameters = sum(parameter.numel() for parameter in whole.parameters())
     layout = with_stage_boundaries(job, job.layout.resolve(ranks.num_ranks), whole)
     require_valid(job, layout)
+    described = described_for_hf(job, whole)
     meshes = build_meshes(layout, ranks.device.type)
     schedule = build_schedule(layout, job.num_microbatches(layout), read_schedule(layout))
     if microbatches is not None:
         schedule = schedule.of_microbatches(microbatches)
     model = parallelize(whole, meshes, job.precision, schedule, seq_len=job.train.seq_len, seed=job.train.seed)
-    fill_from_hf(model, job.model)
+    fill_from_hf(model, job.model, described)
     share_tied(model, meshes)
     compute_dtype = TORCH_DTYPES[job.precision.compute]
     return meshes, Pipeline(model, schedule, make_loss(whole, meshes), meshes, compute_dtype), num_parameters
@@ -181,19 +184,25 @@ def require_valid(job: Job, layout: Layout) -> None:
         raise InfeasibleLayout("\n".join(problems))
 
 
-def fill_from_hf(model: nn.Module, section: ModelSection) -> None:
+def described_for_hf(job: Job, whole: nn.Module) -> HfModel | None:
+    """Return what a Hugging Face folder holds of the model; None where none is read, and no user's table is checked.
+
+    Raises ConfigError for a user's table that does not fit, with which no export would follow the training.
+    """
+    is_read, architecture = job.model.initial_weights is not None, resolve_architecture(job.model)
+    if architecture is not None:
+        return BuiltInModel(architecture) if is_read else None
+    is_needed = is_read or job.checkpoint.export != "none"
+    return OwnModel(job.model.source, whole) if is_needed or has_format(whole) else None
+
+
+def fill_from_hf(model: nn.Module, section: ModelSection, described: HfModel | None) -> None:
     """Copy the weights of model.initial_weights, if set, into this rank's shards of `model`."""
-    if section.initial_weights is None:
+    if section.initial_weights is None or described is None:
         return
-    architecture = resolve_architecture(section)
-    if architecture is None:
-        raise ConfigError(
-            f"model.initial_weights = {section.initial_weights!r}: needs a preset or a config.json as model.source, "
-            f"which is the class {section.source!r}; load the weights in its constructor"
-        )
     names, buffers = [name for name, _ in canonical_parameters(model)], persistent_buffers(model)
     names += [f"{BUFFER}{name}" for name in buffers]
-    weights = load_hf_parameters(local_path(section.initial_weights), architecture, names)
+    weights = load_hf_weights(local_path(section.initial_weights), described, names)
     fill_from(model, weights.__getitem__)
     for name, buffer in buffers.items():
         buffer.copy_(weights[f"{BUFFER}{name}"])

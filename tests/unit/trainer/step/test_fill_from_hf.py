@@ -7,9 +7,10 @@ import torch
 from hf_models import write_hf
 from meshwright.checkpoint.hf.weights import load_hf_parameters
 from meshwright.models.build import build_model
+from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import ModelSection
 from meshwright.spec.model.model_source import resolve_architecture
-from meshwright.trainer.step.training import fill_from_hf
+from meshwright.trainer.step.training import described_for_hf, fill_from_hf
 
 
 def test_the_routers_biases_are_theirs(tmp_path: Path) -> None:
@@ -18,7 +19,7 @@ def test_the_routers_biases_are_theirs(tmp_path: Path) -> None:
     architecture = resolve_architecture(section)
     assert architecture is not None
     model = build_model(section)
-    fill_from_hf(model, section)
+    fill_from_hf(model, section, described_for_hf(Job(model=section), model))
     weights = load_hf_parameters(tmp_path / "theirs", architecture)
     state = {name.removeprefix("buffer."): tensor for name, tensor in weights.items()}
     assert state.keys() == model.state_dict().keys()

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
+from torch import nn
 
 from meshwright.checkpoint.hf.maps.gpt2 import GPT2
-from meshwright.checkpoint.hf.maps.llama import HEAD, LLAMA
+from meshwright.checkpoint.hf.maps.llama import LLAMA
 from meshwright.checkpoint.hf.maps.moe import DEEPSEEK_V3, MIXTRAL, QWEN3_MOE
-from meshwright.checkpoint.hf.maps.name_map import Drop, NameMap
 from meshwright.checkpoint.hf.maps.phi3 import phi3_map
 from meshwright.models.build import build_architecture
+from meshwright.parallelism.torch_private.torch_compat import canonical_parameters, persistent_buffers
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.hf.hf_config import hf_model_type
+from meshwright.spec.model.hf.name_map import BUFFER, Drop, NameMap
 
-BUFFER = "buffer."
-"""Prefix of a buffer's name in a checkpoint; parameters have none."""
-
-COPY = "a copy of the embedding, checked to be equal before it is dropped"
-"""Why the head of a model that ties it is dropped."""
-
+_OUR_HEAD, _EMBEDDING = "head.weight", "embedding.weight"
+_COPY = "a copy of the embedding, checked to be equal before it is dropped"
 _MAPS: dict[str, NameMap] = {
     "gpt2": GPT2,
     "llama": LLAMA,
@@ -44,26 +44,38 @@ def name_map(architecture: LlamaArchitecture, model_type: str | None = None) -> 
         names = _MAPS_BY_SIZES[model_type](architecture)
     else:
         names = _MAPS[hf_model_type(architecture)]
-    if not architecture.tie_embeddings:
-        return names
+    return with_tied_head(names) if architecture.tie_embeddings else names
+
+
+def family_map(architecture: LlamaArchitecture, config: Mapping[str, Any] | None) -> NameMap:
+    """Return the name map of a folder with `config`; layers that predict further tokens are dropped by name."""
+    if config is None:
+        return name_map(architecture)
+    table, num_further = name_map(architecture, str(config.get("model_type"))), config.get("num_nextn_predict_layers")
+    if not num_further or config.get("num_hidden_layers") != architecture.num_layers:
+        return table
+    layers = range(architecture.num_layers, architecture.num_layers + num_further)
+    reason = "of the layers that predict further tokens, which are not trained here"
+    return replace(table, drops=(*table.drops, *(Drop(f"model.layers.{layer}.{{rest}}", reason) for layer in layers)))
+
+
+def with_tied_head(table: NameMap) -> NameMap:
+    """Return `table` with the head, where it has one, dropped as a copy of the embedding."""
+    heads = [rename.theirs for rename in table.renames if rename.ours == _OUR_HEAD]
     return replace(
-        names,
-        renames=tuple(rename for rename in names.renames if rename.theirs != HEAD),
-        drops=(*names.drops, Drop(HEAD, COPY)),
+        table,
+        renames=tuple(rename for rename in table.renames if rename.ours != _OUR_HEAD),
+        drops=(*table.drops, *(Drop(head, _COPY, copy_of=_EMBEDDING) for head in heads)),
     )
 
 
 def stored_shapes(architecture: LlamaArchitecture) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the model of `architecture`, as `tensor_shapes` does."""
+    with torch.device("meta"):
+        return tensor_shapes(build_architecture(architecture))
+
+
+def tensor_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """Return the shape of each tensor by its name in a checkpoint, in the model's order: buffers last."""
-    with torch.device("meta"):
-        model = build_architecture(architecture)
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    parameters = {name for name, _ in model.named_parameters()}
-    buffers = {f"{BUFFER}{name}": shapes[name] for name in shapes if name not in parameters}
-    return {**{name: shapes[name] for name in shapes if name in parameters}, **buffers}
-
-
-def num_parameters(architecture: LlamaArchitecture) -> int:
-    """Return the exact number of parameters, tied ones once, without buffers."""
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in build_architecture(architecture).parameters())
+    buffers = {f"{BUFFER}{name}": buffer for name, buffer in persistent_buffers(model).items()}
+    return {name: tuple(tensor.shape) for name, tensor in {**dict(canonical_parameters(model)), **buffers}.items()}

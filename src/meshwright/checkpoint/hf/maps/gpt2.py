@@ -5,7 +5,7 @@ values in one layer, each a third of its outputs.
 """
 
 from meshwright.checkpoint.hf.maps.llama import HEAD
-from meshwright.checkpoint.hf.maps.name_map import Drop, NameMap, Part, Rename
+from meshwright.spec.model.hf.name_map import Drop, NameMap, Part, Rename
 
 _BLOCK, _THEIR_BLOCK = "blocks.{i}", "transformer.h.{i}"
 _LINEAR = {"attention.output": "attn.c_proj", "ffn.up": "mlp.c_fc", "ffn.down": "mlp.c_proj"}

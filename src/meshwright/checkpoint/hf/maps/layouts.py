@@ -4,32 +4,42 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from itertools import accumulate
 from math import prod
 
 import torch
 from torch import Tensor
 
-from meshwright.checkpoint.hf.maps.name_map import NameMap, Rename
+from meshwright.spec.model.hf.name_map import NameMap, Rename, their_name
 
 PIECE_BYTES = 32 << 20
 """Tensors are converted in pieces of about this size where their rows are independent."""
 
 
 def to_ours(rename: Rename, theirs: Sequence[Tensor]) -> Tensor:
-    """Return our tensor, contiguous; `theirs` is one tensor, or one per expert."""
+    """Return our tensor, or the part of it that `rename` is of; `theirs` is one tensor, or one per expert."""
     if rename.is_stacked:
-        one = replace(rename, theirs="")
-        return torch.stack([to_ours(one, [tensor]) for tensor in theirs])
+        return torch.stack([_one_to_ours(rename, tensor) for tensor in theirs])
     [tensor] = theirs
+    return _one_to_ours(rename, tensor)
+
+
+def joined(renames: Sequence[Rename], parts: Sequence[Tensor]) -> Tensor:
+    """Return our tensor of its parts, each of which `to_ours` made for its row; of one row it is the whole."""
+    part = renames[0].our_part
+    return parts[0] if part is None else torch.cat([*parts], dim=part.dim + renames[0].is_stacked)
+
+
+def _one_to_ours(rename: Rename, tensor: Tensor) -> Tensor:
     if rename.part is not None:
         start, end = rename.part.range_of(tensor.shape[rename.part.dim])
         tensor = tensor.narrow(rename.part.dim, start, end - start)
     if rename.is_transposed:
-        tensor = tensor.T
+        tensor = tensor.mT
     if rename.interleaved_heads is not None:
         tensor = _swap_pairs(tensor, (rename.interleaved_heads, -1, 2))
+    if rename.our_interleaved_heads is not None:
+        tensor = _swap_pairs(tensor, (rename.our_interleaved_heads, 2, -1))
     return tensor.contiguous()
 
 
@@ -37,31 +47,25 @@ def to_theirs(renames: Sequence[Rename], ours: Sequence[Tensor]) -> Tensor:
     """Return one tensor of theirs, contiguous; `ours` are its parts by index, or a single tensor (of one expert)."""
     laid_out = []
     for rename, tensor in zip(renames, ours, strict=True):
+        if rename.our_part is not None:
+            start, end = rename.our_part.range_of(tensor.shape[rename.our_part.dim])
+            tensor = tensor.narrow(rename.our_part.dim, start, end - start)
         if rename.interleaved_heads is not None:
             tensor = _swap_pairs(tensor, (rename.interleaved_heads, 2, -1))
-        laid_out.append(tensor.T if rename.is_transposed else tensor)
+        if rename.our_interleaved_heads is not None:
+            tensor = _swap_pairs(tensor, (rename.our_interleaved_heads, -1, 2))
+        laid_out.append(tensor.mT if rename.is_transposed else tensor)
     part = renames[0].part
     return (laid_out[0] if part is None else torch.cat(laid_out, dim=part.dim)).contiguous()
 
 
-def their_shape(rename: Rename, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape of each of their tensors that make up one of ours, of `shape`."""
-    sizes = list(shape[1:] if rename.is_stacked else shape)
-    if rename.is_transposed:
-        sizes.reverse()
-    if rename.part is not None:
-        sizes[rename.part.dim] = rename.part.fused_size(sizes[rename.part.dim])
-    return tuple(sizes)
-
-
-def written_together(names: NameMap, ours: Collection[str]) -> list[list[str]]:
-    """Return our names in order, grouped by the tensor of theirs that they are parts of, in the order of the parts."""
-    groups: dict[str, list[tuple[int, str]]] = {}
+def written_together(names: NameMap, ours: Collection[str]) -> dict[str, list[tuple[str, Rename]]]:
+    """Return by name of theirs, with {e} for experts, our tensors that make it up, each with its row, in order."""
+    groups: dict[str, list[tuple[str, Rename]]] = {}
     for name in ours:
-        part = names.rename_of(name).part
-        key, index = (name, 0) if part is None else (names.theirs(name)[0], part.index)
-        groups.setdefault(key, []).append((index, name))
-    return [[name for _, name in sorted(group)] for group in groups.values()]
+        for rename in names.rows_of(name):
+            groups.setdefault(their_name(rename, name), []).append((name, rename))
+    return {theirs: sorted(group, key=_part_index) for theirs, group in groups.items()}
 
 
 def row_ranges(rename: Rename, shape: Sequence[int], itemsize: int) -> list[tuple[int, int]]:
@@ -78,6 +82,11 @@ def share_of(sizes: Sequence[int], rank: int, num_ranks: int) -> range:
     total, starts = sum(sizes), [0, *accumulate(sizes)]
     first, end = (bisect_left(starts, total * r / num_ranks, hi=len(sizes)) for r in (rank, rank + 1))
     return range(first, len(sizes) if rank == num_ranks - 1 else end)
+
+
+def _part_index(named: tuple[str, Rename]) -> int:
+    part = named[1].part
+    return 0 if part is None else part.index
 
 
 def _swap_pairs(tensor: Tensor, pairs: tuple[int, int, int]) -> Tensor:

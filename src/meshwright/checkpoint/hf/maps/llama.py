@@ -4,7 +4,7 @@ RoPE rotates the same pairs (i, i + head_dim / 2) and linear layers are (out, in
 permuted nor transposed.
 """
 
-from meshwright.checkpoint.hf.maps.name_map import Drop, NameMap, Rename
+from meshwright.spec.model.hf.name_map import Drop, NameMap, Rename
 
 HEAD = "lm_head.weight"
 

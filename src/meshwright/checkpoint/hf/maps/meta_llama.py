@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from meshwright.checkpoint.hf.maps.name_map import Drop, NameMap, Rename
 from meshwright.spec.model.architecture import LlamaArchitecture
+from meshwright.spec.model.hf.name_map import Drop, NameMap, Rename
 
 
 def meta_map(architecture: LlamaArchitecture) -> NameMap:

@@ -7,7 +7,7 @@ transformers and our model both rotate neighbouring dimensions, so the weights a
 from dataclasses import replace
 
 from meshwright.checkpoint.hf.maps.llama import FEED_FORWARD, FREQUENCIES, GROUPED_ATTENTION, SHARED_BY_ALL
-from meshwright.checkpoint.hf.maps.name_map import NameMap, Part, Rename
+from meshwright.spec.model.hf.name_map import NameMap, Part, Rename
 
 _EXPERTS = (
     Rename("blocks.{i}.ffn.router.weight", "model.layers.{i}.mlp.gate.weight"),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from meshwright.checkpoint.hf.maps.llama import FREQUENCIES, SHARED_BY_ALL
-from meshwright.checkpoint.hf.maps.name_map import NameMap, Part, Rename
 from meshwright.spec.model.architecture import LlamaArchitecture
+from meshwright.spec.model.hf.name_map import NameMap, Part, Rename
 
 _LAYER = "model.layers.{i}"
 
