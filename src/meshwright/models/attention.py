@@ -7,61 +7,42 @@ heads, H width of a query or key head, W of a value head.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from meshwright.models.dot_product import attend, causal_mask, same_document, with_sink_scores
+from meshwright.models.sliding_window import attend_in_chunks
 
 
 class CausalAttention(nn.Module):
-    """Causal grouped-query attention, within documents if given."""
+    """Causal grouped-query attention, within documents, a sliding window and with attention sinks if given."""
 
-    def __init__(self, scale: float | None = None) -> None:
+    def __init__(self, scale: float | None = None, window: int | None = None) -> None:
         super().__init__()
         self.scale = scale
         """Factor on the scores; None is 1 / sqrt(H)."""
+        self.window = window
+        """Positions that a query attends to, its own included; None for all."""
 
     def forward(
-        self, query_BSNH: Tensor, key_BTKH: Tensor, value_BTKW: Tensor, documents_BS: Tensor | None = None
+        self,
+        query_BSNH: Tensor,
+        key_BTKH: Tensor,
+        value_BTKW: Tensor,
+        documents_BS: Tensor | None = None,
+        sinks_N: Tensor | None = None,
     ) -> Tensor:
-        """Return attended_BSNW; the S queries are the last S of the T positions."""
-        num_new, num_all = query_BSNH.shape[1], key_BTKH.shape[1]
+        """Return attended_BSNW; the S queries are the last S of the T positions, `sinks_N` logits without a value."""
+        num_new, num_all, scale = query_BSNH.shape[1], key_BTKH.shape[1], self.scale
+        if sinks_N is not None:
+            query_BSNH, scale = with_sink_scores(query_BSNH, sinks_N, scale)
+        if self.window is not None and num_new == num_all > self.window:
+            return attend_in_chunks(query_BSNH, key_BTKH, value_BTKW, self.window, documents_BS, scale)
         mask = None
         if documents_BS is not None:
             mask = causal_mask(num_new, num_all, query_BSNH.device) & same_document(documents_BS, documents_BS)
-        elif 1 < num_new < num_all:
-            mask = causal_mask(num_new, num_all, query_BSNH.device)
-        key_BTKH, value_BTKW = with_fused_heads(query_BSNH, key_BTKH, value_BTKW)
-        attended_BNSW = F.scaled_dot_product_attention(
-            query_BSNH.transpose(1, 2),
-            key_BTKH.transpose(1, 2),
-            value_BTKW.transpose(1, 2),
-            attn_mask=mask,
-            is_causal=mask is None and num_new == num_all,
-            scale=self.scale,
-            enable_gqa=query_BSNH.shape[2] != key_BTKH.shape[2],
-        )
-        return attended_BNSW.transpose(1, 2)
-
-
-def with_fused_heads(query_BSNH: Tensor, key_BTKH: Tensor, value_BTKW: Tensor) -> tuple[Tensor, Tensor]:
-    """Return keys and values with the heads that fused kernels support: repeated to the queries' heads in float32.
-
-    On accelerators flash attention, with grouped queries, is 16-bit only, and memory-efficient attention supports
-    grouped queries from torch 2.14; otherwise the unfused fallback would save all scores.
-    """
-    repeats = query_BSNH.shape[2] // key_BTKH.shape[2]
-    if repeats == 1 or query_BSNH.device.type == "cpu" or query_BSNH.dtype != torch.float32:
-        return key_BTKH, value_BTKW
-    return key_BTKH.repeat_interleave(repeats, dim=2), value_BTKW.repeat_interleave(repeats, dim=2)
-
-
-def causal_mask(num_queries: int, num_keys: int, device: torch.device) -> Tensor:
-    """Return mask_ST, True where a query attends to a key; the queries are the last positions."""
-    return torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).tril(num_keys - num_queries)
-
-
-def same_document(query_documents_BS: Tensor, key_documents_BT: Tensor) -> Tensor:
-    """Return mask_B1ST, True where query and key are of the same document."""
-    return (query_documents_BS[:, :, None] == key_documents_BT[:, None, :])[:, None]
+        elif num_new < num_all and (num_new > 1 or self.window is not None):
+            mask = causal_mask(num_new, num_all, query_BSNH.device, self.window)
+        return attend(query_BSNH, key_BTKH, value_BTKW, mask, scale)
 
 
 class LayerCache:

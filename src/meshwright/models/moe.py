@@ -83,6 +83,8 @@ class TopKRouter(nn.Module):
     """Router: scores in float32 at least, and the top experts of each token."""
 
     bias: Tensor | None
+    logit_bias: nn.Parameter | None
+    """Learned, added to the logits (GPT-OSS)."""
     load_E: Tensor
     balance_loss: Tensor
     z_loss: Tensor
@@ -94,6 +96,7 @@ class TopKRouter(nn.Module):
         self.rules = architecture.router
         self.experts_per_token = architecture.experts_per_token
         self.weight = nn.Parameter(torch.empty(num_experts, architecture.dim))
+        self.register_parameter("logit_bias", None)
         # Added to the scores for the choice only; updated by `update_bias`, not by gradients.
         self.register_buffer("bias", torch.zeros(num_experts) if self.rules.bias_update_rate else None)
         # Since the last reset: rows of each expert, unweighted losses summed over forward passes, and their number.
@@ -110,7 +113,8 @@ class TopKRouter(nn.Module):
     def forward(self, x_BSD: Tensor) -> RouterOutput:
         """Return the assignment of tokens; in training the weights' gradient includes the router's losses."""
         wide = torch.promote_types(self.weight.dtype, torch.float32)
-        logits_BSE = F.linear(x_BSD.to(wide), self.weight.to(wide))
+        bias = None if self.logit_bias is None else self.logit_bias.to(wide)
+        logits_BSE = F.linear(x_BSD.to(wide), self.weight.to(wide), bias)
         scores_BSE = logits_BSE.softmax(-1) if self.rules.score == "softmax" else logits_BSE.sigmoid()
         expert_BSK = self._choose(scores_BSE.detach())
         weight_BSK = scores_BSE.gather(-1, expert_BSK)
@@ -183,7 +187,7 @@ class Experts(nn.Module):
         """Return rows_RD after their experts: the first counts_E[0] rows are the first expert's, and so on."""
         alignment = math.lcm(self.alignment, required_alignment(rows_RD))
         if alignment == 1:
-            return self._swiglu(rows_RD, counts_E)
+            return self.compute(rows_RD, counts_E)
         num_rows, num_experts = rows_RD.shape[0], self.gate.shape[0]
         padded_E = (counts_E + alignment - 1) // alignment * alignment
         shift_E = (padded_E - counts_E).cumsum(0) - (padded_E - counts_E)
@@ -194,9 +198,10 @@ class Experts(nn.Module):
         # The maximum number of rows: the actual number is on the device.
         most_rows = num_rows + num_experts * (alignment - 1)
         padded_PD = spread(rows_RD, place_R, most_rows)
-        return collect(self._swiglu(padded_PD, padded_E), place_R)
+        return collect(self.compute(padded_PD, padded_E), place_R)
 
-    def _swiglu(self, rows_RD: Tensor, counts_E: Tensor) -> Tensor:
+    def compute(self, rows_RD: Tensor, counts_E: Tensor) -> Tensor:
+        """Return rows_RD after their experts, whose rows are aligned as the kernel requires."""
         gate_RF = grouped_matmul(rows_RD, self.gate, counts_E)
         up_RF = grouped_matmul(rows_RD, self.up, counts_E)
         return grouped_matmul(swiglu(gate_RF, up_RF), self.down, counts_E)
