@@ -27,7 +27,10 @@ _NO_TENSOR = "no tensor, such as a number of the training state"
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _OUR_HEAD = "head.weight"
 # Fields that do not change shapes, but change what the same tensors compute.
-_UNSEEN_IN_SHAPES = ("norm_eps", "rope_theta", "rope_scaling", "yarn", "rope_interleaved", "experts_per_token")
+_UNSEEN_IN_SHAPES = (
+    *("norm_eps", "rope_theta", "rope_scaling", "yarn", "rope_interleaved", "sliding_window", "layer_types"),
+    *("experts_per_token", "swiglu_limit"),
+)
 _UNSEEN_OF_ROUTER = ("score", "normalize_weights", "weight_scale", "num_groups", "groups_per_token")
 
 

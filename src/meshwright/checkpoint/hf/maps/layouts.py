@@ -11,7 +11,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from meshwright.checkpoint.hf.maps.name_map import NameMap, Rename
+from meshwright.checkpoint.hf.maps.name_map import NameMap, Part, Rename
 
 PIECE_BYTES = 32 << 20
 """Tensors are converted in pieces of about this size where their rows are independent."""
@@ -24,10 +24,9 @@ def to_ours(rename: Rename, theirs: Sequence[Tensor]) -> Tensor:
         return torch.stack([to_ours(one, [tensor]) for tensor in theirs])
     [tensor] = theirs
     if rename.part is not None:
-        start, end = rename.part.range_of(tensor.shape[rename.part.dim])
-        tensor = tensor.narrow(rename.part.dim, start, end - start)
+        tensor = _part_of(tensor, rename.part)
     if rename.is_transposed:
-        tensor = tensor.T
+        tensor = tensor.mT
     if rename.interleaved_heads is not None:
         tensor = _swap_pairs(tensor, (rename.interleaved_heads, -1, 2))
     return tensor.contiguous()
@@ -39,16 +38,20 @@ def to_theirs(renames: Sequence[Rename], ours: Sequence[Tensor]) -> Tensor:
     for rename, tensor in zip(renames, ours, strict=True):
         if rename.interleaved_heads is not None:
             tensor = _swap_pairs(tensor, (rename.interleaved_heads, 2, -1))
-        laid_out.append(tensor.T if rename.is_transposed else tensor)
+        laid_out.append(tensor.mT if rename.is_transposed else tensor)
     part = renames[0].part
-    return (laid_out[0] if part is None else torch.cat(laid_out, dim=part.dim)).contiguous()
+    if part is None:
+        return laid_out[0].contiguous()
+    if part.is_interleaved:
+        return torch.stack(laid_out, dim=part.dim + 1).flatten(part.dim, part.dim + 1)
+    return torch.cat(laid_out, dim=part.dim)
 
 
 def their_shape(rename: Rename, shape: Sequence[int]) -> tuple[int, ...]:
     """Return the shape of each of their tensors that make up one of ours, of `shape`."""
     sizes = list(shape[1:] if rename.is_stacked else shape)
     if rename.is_transposed:
-        sizes.reverse()
+        sizes[-2:] = sizes[:-3:-1]
     if rename.part is not None:
         sizes[rename.part.dim] = rename.part.fused_size(sizes[rename.part.dim])
     return tuple(sizes)
@@ -78,6 +81,14 @@ def share_of(sizes: Sequence[int], rank: int, num_ranks: int) -> range:
     total, starts = sum(sizes), [0, *accumulate(sizes)]
     first, end = (bisect_left(starts, total * r / num_ranks, hi=len(sizes)) for r in (rank, rank + 1))
     return range(first, len(sizes) if rank == num_ranks - 1 else end)
+
+
+def _part_of(tensor: Tensor, part: Part) -> Tensor:
+    if part.is_interleaved:
+        every: Tensor = tensor.unflatten(part.dim, (-1, len(part.shares))).select(part.dim + 1, part.index)
+        return every
+    start, end = part.range_of(tensor.shape[part.dim])
+    return tensor.narrow(part.dim, start, end - start)
 
 
 def _swap_pairs(tensor: Tensor, pairs: tuple[int, int, int]) -> Tensor:

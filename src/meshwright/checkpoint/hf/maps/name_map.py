@@ -24,6 +24,8 @@ class Part:
     """Relative sizes of all parts, in their order: (1, 1, 1) for thirds."""
     dim: int = 0
     """Dim of their tensor that is divided."""
+    is_interleaved: bool = False
+    """Whether the parts, of equal sizes, alternate: element i of theirs is of part i % len(shares)."""
 
     def range_of(self, size: int) -> tuple[int, int]:
         """Return (start, end) of this part of `size` elements."""
@@ -41,7 +43,8 @@ class Rename:
     """One tensor under two names and in two layouts; {i} is the same layer number in both.
 
     {e} in theirs is the number of an expert: our tensor stacks theirs of all experts along dim 0. Their layout follows
-    from ours in this order: stacked experts apart, rows of RoPE interleaved, transposed, parts fused.
+    from ours in this order: stacked experts apart, rows of RoPE interleaved, transposed, parts fused. Of tensors with a
+    dim of experts in front the last two dims are transposed.
     """
 
     ours: str
@@ -53,6 +56,9 @@ class Rename:
     interleaved_heads: int | None = None
     """Number of heads in whose rows their RoPE turns neighbours (2i, 2i + 1), and ours i and i + head_dim / 2."""
 
+    has_experts: bool = False
+    """Whether dim 0 counts experts in both, each of which has the layout."""
+
     @property
     def is_stacked(self) -> bool:
         """Return whether ours stacks several of theirs."""
@@ -61,7 +67,7 @@ class Rename:
     @property
     def keeps_rows(self) -> bool:
         """Return whether each row of ours (an expert, if stacked) is the same row of theirs."""
-        return self.is_stacked or not (self.is_transposed or self.part or self.interleaved_heads)
+        return self.is_stacked or self.has_experts or not (self.is_transposed or self.part or self.interleaved_heads)
 
 
 @dataclass(frozen=True)
