@@ -45,8 +45,7 @@ def max_logits_difference(model: Llama | GPT2, hf_folder: Path, dtype: torch.dty
 
 
 def _seq_len(model: Llama | GPT2) -> int:
-    window = model.architecture.sliding_window
-    return min(_SEQ_LEN, model.architecture.max_seq_len, window or _SEQ_LEN)
+    return min(_SEQ_LEN, model.architecture.max_seq_len)
 
 
 def _require_finite_weights(model: Llama | GPT2) -> None:

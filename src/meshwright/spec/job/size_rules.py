@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.gpt2_architecture import GPT2Architecture
+from meshwright.spec.model.gpt_oss_architecture import GptOssArchitecture
 from meshwright.spec.model.moe_architecture import MoEArchitecture
 from meshwright.spec.problem import Fix, Problem, nearest_first
 
@@ -46,6 +47,18 @@ def head_exchange_problems(layout: Layout, architecture: LlamaArchitecture) -> I
             f"the num_kv_heads = {kv_heads} or be a multiple of it",
             [*fixes, {"layout.cp_method": "all-gather"}],
         )
+
+
+def ring_problems(layout: Layout, architecture: LlamaArchitecture) -> Iterator[Problem]:
+    """Yield why a ring cannot compute the model's attention."""
+    if layout.cp == 1 or layout.cp_method != "ring":
+        return
+    windows = {architecture.window_of(layer) for layer in range(architecture.num_layers)} - {None}
+    asked = ["attention sinks"] if isinstance(architecture, GptOssArchitecture) else []
+    asked += [f"sliding_window = {window}" for window in windows]
+    if asked:
+        others: list[Fix] = [{"layout.cp_method": method} for method in ("all-gather", "ulysses")]
+        yield Problem(f'layout.cp_method = "ring" does not compute the model\'s {both(asked)}', others)
 
 
 def expert_problems(
@@ -120,21 +133,14 @@ def _ranks_of_experts(layout: Layout) -> tuple[int, str]:
 
 
 def length_problems(architecture: LlamaArchitecture, seq_len: int) -> list[Problem]:
-    """Return why sequences of `seq_len` tokens are too long for a model with learned positions, or with a window."""
+    """Return why sequences of `seq_len` tokens are too long for a model with learned positions."""
     if isinstance(architecture, GPT2Architecture) and seq_len > architecture.max_seq_len:
         what = (
             f"train.seq_len = {seq_len} is longer than the model's max_seq_len = {architecture.max_seq_len}, the rows "
             "of its position embedding"
         )
         return [Problem(what, _shorter(architecture.max_seq_len), after=" or less", most=1)]
-    window = architecture.sliding_window
-    if window is None or seq_len <= window:
-        return []
-    what = (
-        f"train.seq_len = {seq_len} is longer than the model's sliding_window = {window}, and attention within a "
-        "window is not computed yet"
-    )
-    return [Problem(what, _shorter(window), after=" or less", most=1)]
+    return []
 
 
 def _shorter(most: int) -> list[Fix]:
