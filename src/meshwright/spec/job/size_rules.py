@@ -51,14 +51,16 @@ def head_exchange_problems(layout: Layout, architecture: LlamaArchitecture) -> I
 
 def ring_problems(layout: Layout, architecture: LlamaArchitecture) -> Iterator[Problem]:
     """Yield why a ring cannot compute the model's attention."""
-    if layout.cp == 1 or layout.cp_method != "ring":
-        return
-    windows = {architecture.window_of(layer) for layer in range(architecture.num_layers)} - {None}
-    asked = ["attention sinks"] if isinstance(architecture, GptOssArchitecture) else []
-    asked += [f"sliding_window = {window}" for window in windows]
-    if asked:
+    if layout.cp > 1 and layout.cp_method == "ring" and (asked := ring_obstacles(architecture)):
         others: list[Fix] = [{"layout.cp_method": method} for method in ("all-gather", "ulysses")]
         yield Problem(f'layout.cp_method = "ring" does not compute the model\'s {both(asked)}', others)
+
+
+def ring_obstacles(architecture: LlamaArchitecture) -> list[str]:
+    """Return what the model's attention has that ring attention does not compute."""
+    windows = {architecture.window_of(layer) for layer in range(architecture.num_layers)} - {None}
+    sinks = ["attention sinks"] if isinstance(architecture, GptOssArchitecture) else []
+    return sinks + [f"sliding_window = {window}" for window in windows]
 
 
 def expert_problems(
