@@ -238,7 +238,7 @@ def _tied_parameters(op: Op) -> int:
 
 def _is_split(op: Op) -> bool:
     """Return whether tp ranks divide the parameters of `op`."""
-    return isinstance(op, Embedding | Head) or (isinstance(op, Matmul) and op.tensor_split != "none")
+    return isinstance(op, Embedding | Head | CoreAttention) or (isinstance(op, Matmul) and op.tensor_split != "none")
 
 
 def _num_row_matmuls(group: BlockGroup) -> float:
