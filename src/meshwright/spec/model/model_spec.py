@@ -67,6 +67,15 @@ class ModelSpec(Frozen):
     """The groups in the order of forward."""
 
     @property
+    def distinct_groups(self) -> tuple[BlockGroup, ...]:
+        """Return the groups with those of equal ops as one, such as every second block, in the order of the first."""
+        found: dict[tuple[Op, ...], BlockGroup] = {}
+        for group in self.groups:
+            count = found[group.ops].count if group.ops in found else 0
+            found[group.ops] = group.replace(count=count + group.count)
+        return tuple(found.values())
+
+    @property
     def num_parameters(self) -> int:
         """Return the exact number of parameters, tied ones once."""
         return sum(group.count * group.num_parameters for group in self.groups)
