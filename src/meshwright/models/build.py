@@ -1,10 +1,12 @@
 """Construction of models from [model] of a job: built-in architectures or user classes."""
 
+from functools import partial
+
 from torch import nn
 
 from meshwright.errors import ConfigError
+from meshwright.models.clamped_swiglu import clamped_swiglu
 from meshwright.models.gpt2 import GPT2
-from meshwright.models.gpt_oss import GptOssAttention, GptOssMixture
 from meshwright.models.latent_attention import MultiHeadLatentAttention, latent_attention_scale, yarn_tables
 from meshwright.models.llama import Llama, LlamaAttention, LlamaBlock, LlamaFeedForward
 from meshwright.models.moe import MixtureOfExperts
@@ -54,9 +56,7 @@ def _attention(architecture: MoEArchitecture, layer: int) -> nn.Module:
     if architecture.latent is not None:
         return MultiHeadLatentAttention(architecture, latent_attention_scale(architecture))
     window = architecture.window_of(layer)
-    if isinstance(architecture, GptOssArchitecture):
-        return GptOssAttention(architecture, window)
-    return LlamaAttention(architecture, window)
+    return LlamaAttention(architecture, window, has_sinks_and_output_bias=isinstance(architecture, GptOssArchitecture))
 
 
 def _mixture(architecture: MoEArchitecture, layer: int) -> MixtureOfExperts | None:
@@ -65,5 +65,6 @@ def _mixture(architecture: MoEArchitecture, layer: int) -> MixtureOfExperts | No
     shared_dim = architecture.shared_ffn_dim
     shared = LlamaFeedForward(architecture.dim, shared_dim) if shared_dim else None
     if isinstance(architecture, GptOssArchitecture):
-        return GptOssMixture(architecture, shared)
+        activation = partial(clamped_swiglu, limit=architecture.swiglu_limit)
+        return MixtureOfExperts(architecture, shared, has_bias=True, activation=activation)
     return MixtureOfExperts(architecture, shared)

@@ -13,7 +13,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from meshwright.models.attention import CausalAttention, KVCache, LayerCache, next_positions
+from meshwright.models.attention import AttentionSinks, CausalAttention, KVCache, LayerCache, next_positions
 from meshwright.models.initial import Constant, Normal
 from meshwright.models.rope import Rope, rope_tables, rotate
 from meshwright.spec.model.architecture import LlamaArchitecture
@@ -124,19 +124,20 @@ class LlamaBlock(nn.Module):
 class LlamaAttention(nn.Module):
     """Causal grouped-query attention: each key/value head serves N / K query heads."""
 
-    def __init__(self, architecture: LlamaArchitecture, window: int | None = None) -> None:
+    def __init__(
+        self, architecture: LlamaArchitecture, window: int | None = None, *, has_sinks_and_output_bias: bool = False
+    ) -> None:
         super().__init__()
         self.head_dim = architecture.head_dim
         has_bias = architecture.qkv_bias
         self.query = _linear(architecture.dim, architecture.attention_dim, has_bias)
         self.key = _linear(architecture.dim, architecture.kv_dim, has_bias)
         self.value = _linear(architecture.dim, architecture.kv_dim, has_bias)
-        self.output = _linear(architecture.attention_dim, architecture.dim)
+        self.output = _linear(architecture.attention_dim, architecture.dim, has_sinks_and_output_bias)
         # One scale of width H, shared by all heads.
         self.query_norm = nn.RMSNorm(self.head_dim, eps=architecture.norm_eps) if architecture.qk_norm else None
         self.key_norm = nn.RMSNorm(self.head_dim, eps=architecture.norm_eps) if architecture.qk_norm else None
-        self.sinks: nn.Module | None = None
-        """Module that returns a logit for each query head, without a value (GPT-OSS)."""
+        self.sinks = AttentionSinks(architecture.num_heads) if has_sinks_and_output_bias else None
         self.core = CausalAttention(window=window)
 
     def forward(

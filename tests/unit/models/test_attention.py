@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshwright.models.attention import CausalAttention
-from meshwright.models.dot_product import with_fused_heads
+from meshwright.models.attention import CausalAttention, with_fused_heads
 
 
 def written_out(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scale: float | None) -> Tensor:

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from meshwright.errors import InfeasibleLayout, UnsupportedError
-from meshwright.models.attention import CausalAttention
+from meshwright.models.attention import CausalAttention, attend, causal_mask, same_document, with_sink_scores
 from meshwright.models.contract import blocks_of
-from meshwright.models.dot_product import attend, causal_mask, same_document, with_sink_scores
 from meshwright.parallelism.collectives import all_gather_autograd, all_gather_dim, exchange_rows
 from meshwright.parallelism.context.ring_attention import RingAttention
 from meshwright.parallelism.context.sequence_shards import in_true_order, sequence_indices
