@@ -136,7 +136,7 @@ def padding_of(model: ModelSpec, layout: Layout, gathered_bytes: int) -> Padding
     """Return what padding costs where an element of `gathered_bytes` is gathered; None where nothing is padded."""
     gathered = needed = state = 0
     parameters = []
-    for group in model.groups:
+    for group in model.distinct_groups:
         for op in group.ops:
             if isinstance(op, GroupedMatmul) or not op.num_parameters:
                 continue
