@@ -168,6 +168,8 @@ def shrink(architecture: LlamaArchitecture, layouts: Sequence[Layout]) -> LlamaA
     }
     if architecture.sliding_window is not None:
         sizes["sliding_window"] = min(architecture.sliding_window, _WINDOW)
+        # In turns, so that few layers have both kinds.
+        sizes["layer_types"] = tuple(dict.fromkeys(architecture.layer_types))
     if isinstance(architecture, MoEArchitecture):
         sizes |= {"num_dense_layers": min(architecture.num_dense_layers, 1), **_experts(architecture, layouts)}
         if architecture.latent is not None:
