@@ -49,7 +49,8 @@ class CausalAttention(nn.Module):
             return attend_in_chunks(query_BSNH, key_BTKH, value_BTKW, self.window, documents_BS, scale)
         mask = None
         if documents_BS is not None:
-            mask = causal_mask(num_new, num_all, query_BSNH.device) & same_document(documents_BS, documents_BS)
+            mask = causal_mask(num_new, num_all, query_BSNH.device, self.window)
+            mask = mask & same_document(documents_BS, documents_BS)
         elif num_new < num_all and (num_new > 1 or self.window is not None):
             mask = causal_mask(num_new, num_all, query_BSNH.device, self.window)
         return attend(query_BSNH, key_BTKH, value_BTKW, mask, scale)

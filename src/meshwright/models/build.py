@@ -55,8 +55,7 @@ def build_architecture(architecture: LlamaArchitecture) -> Llama | GPT2:
 def _attention(architecture: MoEArchitecture, layer: int) -> nn.Module:
     if architecture.latent is not None:
         return MultiHeadLatentAttention(architecture, latent_attention_scale(architecture))
-    window = architecture.window_of(layer)
-    return LlamaAttention(architecture, window, has_sinks_and_output_bias=isinstance(architecture, GptOssArchitecture))
+    return LlamaAttention(architecture, architecture.window_of(layer))
 
 
 def _mixture(architecture: MoEArchitecture, layer: int) -> MixtureOfExperts | None:

@@ -124,20 +124,18 @@ class LlamaBlock(nn.Module):
 class LlamaAttention(nn.Module):
     """Causal grouped-query attention: each key/value head serves N / K query heads."""
 
-    def __init__(
-        self, architecture: LlamaArchitecture, window: int | None = None, *, has_sinks_and_output_bias: bool = False
-    ) -> None:
+    def __init__(self, architecture: LlamaArchitecture, window: int | None = None) -> None:
         super().__init__()
         self.head_dim = architecture.head_dim
         has_bias = architecture.qkv_bias
         self.query = _linear(architecture.dim, architecture.attention_dim, has_bias)
         self.key = _linear(architecture.dim, architecture.kv_dim, has_bias)
         self.value = _linear(architecture.dim, architecture.kv_dim, has_bias)
-        self.output = _linear(architecture.attention_dim, architecture.dim, has_sinks_and_output_bias)
+        self.output = _linear(architecture.attention_dim, architecture.dim, architecture.has_sinks_and_output_bias)
         # One scale of width H, shared by all heads.
         self.query_norm = nn.RMSNorm(self.head_dim, eps=architecture.norm_eps) if architecture.qk_norm else None
         self.key_norm = nn.RMSNorm(self.head_dim, eps=architecture.norm_eps) if architecture.qk_norm else None
-        self.sinks = AttentionSinks(architecture.num_heads) if has_sinks_and_output_bias else None
+        self.sinks = AttentionSinks(architecture.num_heads) if architecture.has_sinks_and_output_bias else None
         self.core = CausalAttention(window=window)
 
     def forward(

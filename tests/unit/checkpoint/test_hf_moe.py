@@ -131,12 +131,18 @@ def test_what_was_imported_goes_out_to_the_bit(tmp_path: Path, kind: str) -> Non
     assert architecture_from_hf(configs[0]) == architecture_from_hf(configs[1]) == imported.architecture
 
 
-def test_gpt_oss_without_yarn_stays_so(tmp_path: Path) -> None:
-    # Without rope_scaling transformers takes yarn for this family.
-    theirs = write_hf(tmp_path / "theirs", "gpt_oss", rope_parameters={"rope_type": "default", "rope_theta": 100.0})
+@pytest.mark.parametrize(
+    ("options", "absent"),
+    [
+        # Without rope_scaling transformers takes yarn for this family, and without a window it fails.
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}, "yarn"),
+        ({"layer_types": ["full_attention"] * 2}, "sliding_window"),
+    ],
+)
+def test_gpt_oss_without_yarn_or_window_stays_so(tmp_path: Path, options: dict[str, Any], absent: str) -> None:
+    theirs = write_hf(tmp_path / "theirs", "gpt_oss", **options)
     imported = import_folder(tmp_path / "theirs", tmp_path / "run")
-    assert isinstance(imported.architecture, MoEArchitecture)
-    assert imported.architecture.yarn is None
+    assert getattr(imported.architecture, absent) is None
     export(tmp_path / "run", tmp_path / "out")
     with torch.inference_mode():
         expected_BSV = theirs(some_tokens()).logits

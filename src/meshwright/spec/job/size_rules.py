@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.gpt2_architecture import GPT2Architecture
-from meshwright.spec.model.gpt_oss_architecture import GptOssArchitecture
 from meshwright.spec.model.moe_architecture import MoEArchitecture
 from meshwright.spec.problem import Fix, Problem, nearest_first
 
@@ -59,7 +58,7 @@ def ring_problems(layout: Layout, architecture: LlamaArchitecture) -> Iterator[P
 def ring_obstacles(architecture: LlamaArchitecture) -> list[str]:
     """Return what the model's attention has that ring attention does not compute."""
     windows = {architecture.window_of(layer) for layer in range(architecture.num_layers)} - {None}
-    sinks = ["attention sinks"] if isinstance(architecture, GptOssArchitecture) else []
+    sinks = ["attention sinks"] if architecture.has_sinks_and_output_bias else []
     return sinks + [f"sliding_window = {window}" for window in windows]
 
 

@@ -85,6 +85,11 @@ class LlamaArchitecture(Frozen):
             )
         return self
 
+    @property
+    def has_sinks_and_output_bias(self) -> bool:
+        """Return whether query heads have a learned logit in the softmax's denominator, and all projections a bias."""
+        return False
+
     def window_of(self, layer: int) -> int | None:
         """Return the sliding window of one layer, None where it attends to all positions."""
         return self.sliding_window if self.layer_types[layer % len(self.layer_types)] == "sliding_attention" else None

@@ -31,6 +31,11 @@ class GptOssArchitecture(MoEArchitecture):
     swiglu_limit: PositiveFloat = 7.0
     """Largest value of an expert's gate, and largest magnitude of its up projection."""
 
+    @property
+    def has_sinks_and_output_bias(self) -> bool:
+        """Return whether query heads have a learned logit in the softmax's denominator, and all projections a bias."""
+        return True
+
     @model_validator(mode="after")
     def _is_gpt_oss(self) -> GptOssArchitecture:
         if self.latent is not None:

@@ -112,7 +112,7 @@ def transformer_spec(config: TransformerConfig) -> ModelSpec:
 
 def transformer_config(architecture: LlamaArchitecture) -> TransformerConfig:
     """Return the sizes and switches of the model of `architecture`."""
-    is_gpt2, is_gpt_oss = isinstance(architecture, GPT2Architecture), isinstance(architecture, GptOssArchitecture)
+    is_gpt2 = isinstance(architecture, GPT2Architecture)
     attention = AttentionConfig(
         num_heads=architecture.num_heads,
         num_kv_heads=architecture.num_kv_heads,
@@ -121,8 +121,8 @@ def transformer_config(architecture: LlamaArchitecture) -> TransformerConfig:
         has_rope=not is_gpt2,
         qk_norm=architecture.qk_norm,
         qkv_bias=architecture.qkv_bias or is_gpt2,
-        output_bias=is_gpt2 or is_gpt_oss,
-        has_sinks=is_gpt_oss,
+        output_bias=is_gpt2 or architecture.has_sinks_and_output_bias,
+        has_sinks=architecture.has_sinks_and_output_bias,
     )
     return TransformerConfig(
         vocab_size=architecture.vocab_size,

@@ -39,7 +39,9 @@ def layers_to_hf(architecture: LlamaArchitecture, family: Family) -> dict[str, A
     """Return the keys that say which layers have the window; none for a family in which all layers do, or none."""
     kinds = [_FULL if architecture.window_of(i) is None else _SLIDING for i in range(architecture.num_layers)]
     if "layer_types" in family.defaults:
-        return {"layer_types": kinds}
+        # transformers needs a window even where no layer has it.
+        window = architecture.sliding_window or family.defaults["sliding_window"]
+        return {"layer_types": kinds, "sliding_window": window}
     if not family.has_window_switch or _SLIDING not in kinds:
         return {}
     window = {"use_sliding_window": True, "sliding_window": architecture.sliding_window}
