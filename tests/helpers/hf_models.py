@@ -17,6 +17,7 @@ from meshwright.models.llama import Llama
 from meshwright.spec.job.job import Job
 from meshwright.spec.model.architecture import LlamaArchitecture, RopeScaling
 from meshwright.spec.model.gpt2_architecture import GPT2Architecture
+from meshwright.spec.model.gpt_oss_architecture import GptOssArchitecture
 from meshwright.spec.model.hf.hf_config import architecture_to_hf
 from meshwright.spec.model.moe_architecture import MoEArchitecture
 from meshwright.spec.run.run import Manifest, Run
@@ -36,6 +37,7 @@ THEIR_SIZES = {
 }
 THEIR_EXPERTS = {
     "mixtral": {"num_local_experts": 6, "num_experts_per_tok": 2},
+    "gpt_oss": {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 24, "sliding_window": 6},
     "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 12, "norm_topk_prob": True},
     "deepseek_v3": {
         "num_hidden_layers": 3,
@@ -76,7 +78,7 @@ def write_run(
     with torch.no_grad():
         for name, parameter in llama.named_parameters():
             # Norms that are all 1 would hide that two of them were swapped.
-            if name.endswith(("norm.weight", ".bias")):
+            if name.endswith(("norm.weight", "bias", "sinks.weight")):
                 parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name))) / 4)
         for name, buffer in llama.named_buffers():
             buffer.copy_(torch.rand(buffer.shape, generator=torch.Generator().manual_seed(len(name))) / 4)
@@ -96,6 +98,8 @@ def write_run(
 def _preset_like(model: LlamaArchitecture) -> str:
     if not isinstance(model, MoEArchitecture):
         return "llama-1m"
+    if isinstance(model, GptOssArchitecture):
+        return "gpt-oss-4m"
     return "moe-4m" if model.latent is None else "mla-moe-4m"
 
 

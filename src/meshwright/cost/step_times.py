@@ -39,10 +39,12 @@ def unit_shares(config: Configurations) -> list[float]:
 
     Without gathers and reductions: a pipeline's stages gather ahead and reduce when they are done.
     """
-    seconds = [
-        float(one.total[0] - one.dp[0])
-        for position, one in step_pricer(config).block_passes(fitted_constants())
-        for _ in range(int(position.count[0]))
-    ]
+    model = config.setups[config.setup_index[0]].model
+    passes = step_pricer(config).block_passes(fitted_constants())
+    seconds_of = {
+        group.ops: float(one.total[0] - one.dp[0])
+        for group, (_, one) in zip(model.distinct_groups, passes, strict=True)
+    }
+    seconds = [seconds_of[group.ops] for group in model.groups for _ in range(group.count)]
     total_s = sum(seconds)
     return [unit_s / total_s for unit_s in seconds]

@@ -153,9 +153,8 @@ def _key_numbers(configs: Configurations) -> Ints:
 
 
 def groups_of(setup: TrainingSetup) -> Iterator[tuple[BlockGroup, int]]:
-    """Yield the model's groups and their kinds: the ones without a matmul before the blocks are FIRST."""
-    groups = setup.model.groups
-    for group in groups:
+    """Yield the model's groups and their kinds, groups of equal ops as one; those before the blocks are FIRST."""
+    for group in setup.model.distinct_groups:
         if any(isinstance(op, Head) for op in group.ops):
             yield group, LAST
         elif any(isinstance(op, Embedding) for op in group.ops):
@@ -238,7 +237,7 @@ def _tied_parameters(op: Op) -> int:
 
 def _is_split(op: Op) -> bool:
     """Return whether tp ranks divide the parameters of `op`."""
-    return isinstance(op, Embedding | Head) or (isinstance(op, Matmul) and op.tensor_split != "none")
+    return isinstance(op, Embedding | Head | CoreAttention) or (isinstance(op, Matmul) and op.tensor_split != "none")
 
 
 def _num_row_matmuls(group: BlockGroup) -> float:

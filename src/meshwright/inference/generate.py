@@ -87,7 +87,7 @@ def generate(
     """Yield the ids that follow `prompt` as they are sampled, up to a stop id, which is not yielded.
 
     Only the first `num_tokens` ids are sampled: a model may have more rows than its tokenizer has tokens. Raises
-    ConfigError for an empty or invalid prompt, and for more positions than the model's window or position embedding.
+    ConfigError for an empty or invalid prompt, and for more positions than the model's position embedding.
     """
     vocab_size = model.architecture.vocab_size
     if not prompt:
@@ -96,12 +96,7 @@ def generate(
         raise ConfigError(
             f"the prompt has token {max(prompt)}, but the model has {vocab_size} tokens: use the model's own tokenizer"
         )
-    window, num_positions = model.architecture.sliding_window, len(prompt) + sampling.max_new_tokens
-    if window is not None and num_positions > window:
-        raise ConfigError(
-            f"{len(prompt)} tokens of prompt and {sampling.max_new_tokens} new ones are more than the model's "
-            f"sliding_window = {window}, and sliding-window attention is not supported: lower --max-new-tokens"
-        )
+    num_positions = len(prompt) + sampling.max_new_tokens
     if isinstance(model, GPT2) and num_positions > model.architecture.max_seq_len:
         raise ConfigError(
             f"{len(prompt)} tokens of prompt and {sampling.max_new_tokens} new ones are more than the model's "

@@ -82,8 +82,7 @@ def _their_model(folder: Path) -> Any:
 
 
 def _seq_len(config: Any) -> int:
-    sizes: list[int | None] = [getattr(config, name, None) for name in ("max_position_embeddings", "sliding_window")]
-    return min([_SEQ_LEN, *(size for size in sizes if size)])
+    return min(_SEQ_LEN, getattr(config, "max_position_embeddings", None) or _SEQ_LEN)
 
 
 def _takes_positions(model: nn.Module) -> bool:

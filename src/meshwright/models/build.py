@@ -1,16 +1,20 @@
 """Construction of models from [model] of a job: built-in architectures or user classes."""
 
+from functools import partial
+
 from torch import nn
 
 from meshwright.errors import ConfigError
+from meshwright.models.clamped_swiglu import clamped_swiglu
 from meshwright.models.gpt2 import GPT2
 from meshwright.models.latent_attention import MultiHeadLatentAttention, latent_attention_scale, yarn_tables
-from meshwright.models.llama import Llama, LlamaBlock, LlamaFeedForward
+from meshwright.models.llama import Llama, LlamaAttention, LlamaBlock, LlamaFeedForward
 from meshwright.models.moe import MixtureOfExperts
 from meshwright.spec.job.sections import ModelSection
 from meshwright.spec.job.user_object import make_object
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.gpt2_architecture import GPT2Architecture
+from meshwright.spec.model.gpt_oss_architecture import GptOssArchitecture
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.model.moe_architecture import MoEArchitecture
 
@@ -42,20 +46,24 @@ def build_architecture(architecture: LlamaArchitecture) -> Llama | GPT2:
     if not isinstance(architecture, MoEArchitecture):
         return Llama(architecture)
     blocks = [
-        LlamaBlock(architecture, attention=_latent_attention(architecture), ffn=_mixture(architecture, index))
+        LlamaBlock(architecture, attention=_attention(architecture, index), ffn=_mixture(architecture, index))
         for index in range(architecture.num_layers)
     ]
     return Llama(architecture, blocks, rope=yarn_tables)
 
 
-def _latent_attention(architecture: MoEArchitecture) -> MultiHeadLatentAttention | None:
-    if architecture.latent is None:
-        return None
-    return MultiHeadLatentAttention(architecture, latent_attention_scale(architecture))
+def _attention(architecture: MoEArchitecture, layer: int) -> nn.Module:
+    if architecture.latent is not None:
+        return MultiHeadLatentAttention(architecture, latent_attention_scale(architecture))
+    return LlamaAttention(architecture, architecture.window_of(layer))
 
 
 def _mixture(architecture: MoEArchitecture, layer: int) -> MixtureOfExperts | None:
     if layer < architecture.num_dense_layers:
         return None
     shared_dim = architecture.shared_ffn_dim
-    return MixtureOfExperts(architecture, shared=LlamaFeedForward(architecture.dim, shared_dim) if shared_dim else None)
+    shared = LlamaFeedForward(architecture.dim, shared_dim) if shared_dim else None
+    if isinstance(architecture, GptOssArchitecture):
+        activation = partial(clamped_swiglu, limit=architecture.swiglu_limit)
+        return MixtureOfExperts(architecture, shared, has_bias=True, activation=activation)
+    return MixtureOfExperts(architecture, shared)

@@ -3,7 +3,7 @@
 Autograd's own backward would save inputs of which only the shape is needed, or that can be recomputed. It also cannot
 know that indices are distinct, and scatter-adds rows in nondeterministic order on CUDA.
 
-Shapes: T tokens, D dim, R rows (one per token and choice), P rows after padding, F width inside an expert.
+Shapes: T tokens, D dim, R rows (one per token and choice), P rows after padding, F width inside an expert, E experts.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from meshwright.models.grouped_matmul import group_sums
 
 
 def token_rows(x_TD: Tensor, order_R: Tensor, place_R: Tensor) -> Tensor:
@@ -43,6 +45,12 @@ def swiglu(gate_RF: Tensor, up_RF: Tensor) -> Tensor:
     """Return silu(gate_RF) * up_RF; backward recomputes silu, which saves a quarter of the activations."""
     product_RF: Tensor = _SwiGLU.apply(gate_RF, up_RF)  # type: ignore[no-untyped-call]
     return product_RF
+
+
+def add_expert_bias(rows_RF: Tensor, bias_EF: Tensor, counts_E: Tensor) -> Tensor:
+    """Return rows_RF plus the bias of each row's expert; rows are sorted by expert, counts_E of each."""
+    biased_RF: Tensor = _AddExpertBias.apply(rows_RF, bias_EF, counts_E)  # type: ignore[no-untyped-call]
+    return biased_RF
 
 
 class _TokenRows(torch.autograd.Function):
@@ -107,6 +115,21 @@ class _SwiGLU(torch.autograd.Function):
         gate_RF, up_RF = ctx.saved_tensors
         gate_gradient_RF: Tensor = torch.ops.aten.silu_backward(gradient_RF * up_RF, gate_RF)
         return gate_gradient_RF, gradient_RF * F.silu(gate_RF)
+
+
+class _AddExpertBias(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows_RF: Tensor, bias_EF: Tensor, counts_E: Tensor) -> Tensor:
+        ctx.save_for_backward(counts_E)
+        row_R = torch.arange(len(rows_RF), device=rows_RF.device)
+        expert_R = torch.searchsorted(counts_E.cumsum(0), row_R, right=True)
+        # Rows after the last expert's are padding.
+        return rows_RF + bias_EF[expert_R.clamp(max=len(bias_EF) - 1)]
+
+    @staticmethod
+    def backward(ctx: Any, gradient_RF: Tensor) -> tuple[Tensor, Tensor, None]:
+        (counts_E,) = ctx.saved_tensors
+        return gradient_RF, group_sums(gradient_RF, counts_E), None
 
 
 def _placed(rows_RD: Tensor, place_R: Tensor, num_rows: int) -> Tensor:

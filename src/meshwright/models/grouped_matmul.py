@@ -27,6 +27,16 @@ def grouped_matmul(rows_RI: Tensor, weight_EOI: Tensor, counts_E: Tensor) -> Ten
     return product
 
 
+def group_sums(rows_RO: Tensor, counts_E: Tensor) -> Tensor:
+    """Return sums_EO of the first counts_E[0] rows, and so on: in a fixed order, which a scatter-add on CUDA lacks."""
+    ones_RI = rows_RO.new_ones(rows_RO.shape[0], _KERNEL_WIDTH_BYTES // rows_RO.element_size())
+    if _kernel_takes(rows_RO, rows_RO[None]):
+        ends_E = counts_E.cumsum(0).to(torch.int32)
+        return F.grouped_mm(rows_RO.T, ones_RI, offs=ends_E)[..., 0]
+    sums_EO: Tensor = _weight_gradient(rows_RO, ones_RI, counts_E)[..., 0]
+    return sums_EO
+
+
 def required_alignment(rows: Tensor) -> int:
     """Return the required multiple of each group's number of rows, for the dtype and device of `rows`.
 

@@ -124,8 +124,10 @@ def _blended_pairs(architecture: MoEArchitecture, yarn: YarnScaling) -> tuple[fl
         # The pair with this many rotations in the original length: length x theta^(-2i / width) = 2 pi rotations.
         return width * math.log(yarn.original_max_seq_len / (num_turns * 2 * math.pi)) / (2 * math.log(theta))
 
-    first = max(math.floor(pair_with(yarn.beta_fast)), 0)
-    last = min(math.ceil(pair_with(yarn.beta_slow)), width - 1)
+    first, last = pair_with(yarn.beta_fast), pair_with(yarn.beta_slow)
+    if yarn.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, width - 1)
     return first, last if last != first else first + 0.001
 
 

@@ -13,14 +13,14 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from meshwright.models.attention import CausalAttention, KVCache, LayerCache, next_positions
+from meshwright.models.attention import AttentionSinks, CausalAttention, KVCache, LayerCache, next_positions
 from meshwright.models.initial import Constant, Normal
 from meshwright.models.rope import Rope, rope_tables, rotate
 from meshwright.spec.model.architecture import LlamaArchitecture
 
 _RESIDUAL_OUTPUTS = ("attention.output.weight", "ffn.down.weight", "ffn.shared.down.weight", "ffn.experts.down")
-_BIASES = ("query.bias", "key.bias", "value.bias")
-_BUFFERS = ("router.bias", "load_E", "padded_rows", "balance_loss", "z_loss", "num_forwards")
+_ZEROS = ("bias", "sinks.weight")
+_BUFFERS = ("load_E", "padded_rows", "balance_loss", "z_loss", "num_forwards")
 
 
 class Llama(nn.Module):
@@ -47,7 +47,7 @@ class Llama(nn.Module):
         self.stage_width = architecture.dim
         self.rope = rope
         self.embedding: Any = nn.Embedding(architecture.vocab_size, architecture.dim)
-        self.blocks = nn.ModuleList(blocks or [LlamaBlock(architecture) for _ in range(architecture.num_layers)])
+        self.blocks = nn.ModuleList(blocks or _blocks(architecture))
         self.norm: Any = nn.RMSNorm(architecture.dim, eps=architecture.norm_eps)
         # A tied head uses the embedding's weight, not a second parameter with shared storage, which moving the model
         # to another device would silently untie.
@@ -86,7 +86,7 @@ class Llama(nn.Module):
         """
         if fqn.endswith("norm.weight"):
             return Constant(1.0)
-        if fqn.endswith((*_BUFFERS, *_BIASES)):
+        if fqn.endswith((*_BUFFERS, *_ZEROS)):
             return Constant(0.0)
         std = math.sqrt(2 / (5 * self.architecture.dim))
         if fqn.endswith(_RESIDUAL_OUTPUTS):
@@ -124,18 +124,19 @@ class LlamaBlock(nn.Module):
 class LlamaAttention(nn.Module):
     """Causal grouped-query attention: each key/value head serves N / K query heads."""
 
-    def __init__(self, architecture: LlamaArchitecture) -> None:
+    def __init__(self, architecture: LlamaArchitecture, window: int | None = None) -> None:
         super().__init__()
         self.head_dim = architecture.head_dim
         has_bias = architecture.qkv_bias
         self.query = _linear(architecture.dim, architecture.attention_dim, has_bias)
         self.key = _linear(architecture.dim, architecture.kv_dim, has_bias)
         self.value = _linear(architecture.dim, architecture.kv_dim, has_bias)
-        self.output = _linear(architecture.attention_dim, architecture.dim)
+        self.output = _linear(architecture.attention_dim, architecture.dim, architecture.has_sinks_and_output_bias)
         # One scale of width H, shared by all heads.
         self.query_norm = nn.RMSNorm(self.head_dim, eps=architecture.norm_eps) if architecture.qk_norm else None
         self.key_norm = nn.RMSNorm(self.head_dim, eps=architecture.norm_eps) if architecture.qk_norm else None
-        self.core = CausalAttention()
+        self.sinks = AttentionSinks(architecture.num_heads) if architecture.has_sinks_and_output_bias else None
+        self.core = CausalAttention(window=window)
 
     def forward(
         self,
@@ -154,7 +155,8 @@ class LlamaAttention(nn.Module):
         query_BSNH, key_BTKH = rotate(query_BSNH, cos_SH, sin_SH), rotate(key_BSKH, cos_SH, sin_SH)
         if cache is not None:
             key_BTKH, value_BTKH = cache.append(key_BTKH, value_BTKH)
-        attended_BSNH = self.core(query_BSNH, key_BTKH, value_BTKH, documents_BS)
+        sinks_N = None if self.sinks is None else self.sinks()
+        attended_BSNH = self.core(query_BSNH, key_BTKH, value_BTKH, documents_BS, sinks_N)
         output_BSD: Tensor = self.output(attended_BSNH.flatten(-2))
         return output_BSD
 
@@ -173,6 +175,11 @@ class LlamaFeedForward(nn.Module):
         gated_BSF = F.silu(self.gate(x_BSD)) * self.up(x_BSD)
         down_BSD: Tensor = self.down(gated_BSF)
         return down_BSD
+
+
+def _blocks(architecture: LlamaArchitecture) -> list[LlamaBlock]:
+    windows = [architecture.window_of(layer) for layer in range(architecture.num_layers)]
+    return [LlamaBlock(architecture, attention=LlamaAttention(architecture, window)) for window in windows]
 
 
 def _linear(in_features: int, out_features: int, has_bias: bool = False) -> nn.Linear:

@@ -17,9 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from meshwright.models.expert_rows import collect, reorder, spread, swiglu, token_rows
+from meshwright.models.expert_rows import add_expert_bias, collect, reorder, spread, swiglu, token_rows
 from meshwright.models.grouped_matmul import grouped_matmul, required_alignment
 from meshwright.spec.model.moe_architecture import MoEArchitecture
+
+Activation = Callable[[Tensor, Tensor], Tensor]
+"""(gate_RF, up_RF) -> their product_RF."""
 
 
 class RouterOutput(NamedTuple):
@@ -36,10 +39,19 @@ class RouterOutput(NamedTuple):
 class MixtureOfExperts(nn.Module):
     """The weighted sum of each token's chosen experts, plus shared experts, if any."""
 
-    def __init__(self, architecture: MoEArchitecture, shared: nn.Module | None = None) -> None:
+    def __init__(
+        self,
+        architecture: MoEArchitecture,
+        shared: nn.Module | None = None,
+        *,
+        has_bias: bool = False,
+        activation: Activation = swiglu,
+    ) -> None:
+        """`has_bias` is of the router's logits and the experts (GPT-OSS)."""
         super().__init__()
-        self.router = TopKRouter(architecture)
-        self.experts = Experts(architecture.num_experts, architecture.dim, architecture.expert_ffn_dim)
+        self.router = TopKRouter(architecture, has_bias)
+        sizes = (architecture.num_experts, architecture.dim, architecture.expert_ffn_dim)
+        self.experts = Experts(*sizes, has_bias=has_bias, activation=activation)
         self.shared = shared
         self.dispatch = LocalDispatch()
 
@@ -88,12 +100,13 @@ class TopKRouter(nn.Module):
     z_loss: Tensor
     num_forwards: Tensor
 
-    def __init__(self, architecture: MoEArchitecture) -> None:
+    def __init__(self, architecture: MoEArchitecture, has_logit_bias: bool = False) -> None:
         super().__init__()
         num_experts = architecture.num_experts
         self.rules = architecture.router
         self.experts_per_token = architecture.experts_per_token
         self.weight = nn.Parameter(torch.empty(num_experts, architecture.dim))
+        self.logit_bias = nn.Parameter(torch.empty(num_experts)) if has_logit_bias else None
         # Added to the scores for the choice only; updated by `update_bias`, not by gradients.
         self.register_buffer("bias", torch.zeros(num_experts) if self.rules.bias_update_rate else None)
         # Since the last reset: rows of each expert, unweighted losses summed over forward passes, and their number.
@@ -110,7 +123,8 @@ class TopKRouter(nn.Module):
     def forward(self, x_BSD: Tensor) -> RouterOutput:
         """Return the assignment of tokens; in training the weights' gradient includes the router's losses."""
         wide = torch.promote_types(self.weight.dtype, torch.float32)
-        logits_BSE = F.linear(x_BSD.to(wide), self.weight.to(wide))
+        bias = None if self.logit_bias is None else self.logit_bias.to(wide)
+        logits_BSE = F.linear(x_BSD.to(wide), self.weight.to(wide), bias)
         scores_BSE = logits_BSE.softmax(-1) if self.rules.score == "softmax" else logits_BSE.sigmoid()
         expert_BSK = self._choose(scores_BSE.detach())
         weight_BSK = scores_BSE.gather(-1, expert_BSK)
@@ -166,24 +180,32 @@ class TopKRouter(nn.Module):
 
 
 class Experts(nn.Module):
-    """SwiGLU experts: the rows of each expert times its own three matrices."""
+    """Gated experts: down(activation(gate(x), up(x))), with matrices of each expert's own, and biases if it has any."""
 
+    gate_bias: Tensor | None
+    up_bias: Tensor | None
+    down_bias: Tensor | None
     padded_rows: Tensor
     alignment = 1
     """Multiple to which each expert's rows are zero-padded, besides what the kernel requires."""
 
-    def __init__(self, num_experts: int, dim: int, ffn_dim: int) -> None:
+    def __init__(
+        self, num_experts: int, dim: int, ffn_dim: int, *, has_bias: bool = False, activation: Activation = swiglu
+    ) -> None:
         super().__init__()
+        self.activation = activation
         self.gate = nn.Parameter(torch.empty(num_experts, ffn_dim, dim))
         self.up = nn.Parameter(torch.empty(num_experts, ffn_dim, dim))
         self.down = nn.Parameter(torch.empty(num_experts, dim, ffn_dim))
+        for name, width in (("gate_bias", ffn_dim), ("up_bias", ffn_dim), ("down_bias", dim)):
+            self.register_parameter(name, nn.Parameter(torch.empty(num_experts, width)) if has_bias else None)
         self.register_buffer("padded_rows", torch.zeros(1), persistent=False)
 
     def forward(self, rows_RD: Tensor, counts_E: Tensor) -> Tensor:
         """Return rows_RD after their experts: the first counts_E[0] rows are the first expert's, and so on."""
         alignment = math.lcm(self.alignment, required_alignment(rows_RD))
         if alignment == 1:
-            return self._swiglu(rows_RD, counts_E)
+            return self._compute(rows_RD, counts_E)
         num_rows, num_experts = rows_RD.shape[0], self.gate.shape[0]
         padded_E = (counts_E + alignment - 1) // alignment * alignment
         shift_E = (padded_E - counts_E).cumsum(0) - (padded_E - counts_E)
@@ -194,12 +216,17 @@ class Experts(nn.Module):
         # The maximum number of rows: the actual number is on the device.
         most_rows = num_rows + num_experts * (alignment - 1)
         padded_PD = spread(rows_RD, place_R, most_rows)
-        return collect(self._swiglu(padded_PD, padded_E), place_R)
+        return collect(self._compute(padded_PD, padded_E), place_R)
 
-    def _swiglu(self, rows_RD: Tensor, counts_E: Tensor) -> Tensor:
-        gate_RF = grouped_matmul(rows_RD, self.gate, counts_E)
-        up_RF = grouped_matmul(rows_RD, self.up, counts_E)
-        return grouped_matmul(swiglu(gate_RF, up_RF), self.down, counts_E)
+    def _compute(self, rows_RD: Tensor, counts_E: Tensor) -> Tensor:
+        gate_RF = _linear(rows_RD, self.gate, self.gate_bias, counts_E)
+        up_RF = _linear(rows_RD, self.up, self.up_bias, counts_E)
+        return _linear(self.activation(gate_RF, up_RF), self.down, self.down_bias, counts_E)
+
+
+def _linear(rows_RI: Tensor, weight_EOI: Tensor, bias_EO: Tensor | None, counts_E: Tensor) -> Tensor:
+    product_RO = grouped_matmul(rows_RI, weight_EOI, counts_E)
+    return product_RO if bias_EO is None else add_expert_bias(product_RO, bias_EO, counts_E)
 
 
 class LocalDispatch(nn.Module):

@@ -160,7 +160,8 @@ def _is_replicated_over_tp(parameter: nn.Parameter) -> bool:
     if not isinstance(parameter, DTensor):
         return False
     axes = parameter.device_mesh.mesh_dim_names or ()
-    return "tp" in axes and parameter.placements[axes.index("tp")].is_replicate()
+    # The ranks of etp, which shards experts, are those of tp.
+    return any(axis in axes and parameter.placements[axes.index(axis)].is_replicate() for axis in ("tp", "etp"))
 
 
 def _num_shards(parameter: nn.Parameter) -> int:

@@ -67,8 +67,7 @@ def resolve_named(named: Named, overrides: tuple[str, ...]) -> ResolvedJob:
     architecture = resolve_architecture(ModelSection(source=named.model))
     if architecture is None:
         raise _unsupported(named.model)
-    longest = min(architecture.max_seq_len, architecture.sliding_window or architecture.max_seq_len)
-    seq_len = min(8192, longest) if named.seq_len is None else named.seq_len
+    seq_len = min(8192, architecture.max_seq_len) if named.seq_len is None else named.seq_len
     said = [
         f"model.source={named.model}",
         f"train.seq_len={seq_len}",

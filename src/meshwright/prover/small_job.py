@@ -148,6 +148,8 @@ _HEAD_DIM = 8
 _LATENT_DIM = 16
 _FFN_DIM = 48
 _EXPERT_FFN_DIM = 16
+# Less than the shard of a sequence, so that it ends within shards and between them.
+_WINDOW = 6
 # The byte tokenizer's 257 ids rounded up to a multiple of 32.
 _VOCAB_SIZE = 288
 _MIN_EXPERTS = 4
@@ -164,6 +166,10 @@ def shrink(architecture: LlamaArchitecture, layouts: Sequence[Layout]) -> LlamaA
         "ffn_dim": _multiple_from(_FFN_DIM, tp),
         **_heads(architecture, layouts),
     }
+    if architecture.sliding_window is not None:
+        sizes["sliding_window"] = min(architecture.sliding_window, _WINDOW)
+        # In turns, so that few layers have both kinds.
+        sizes["layer_types"] = tuple(dict.fromkeys(architecture.layer_types))
     if isinstance(architecture, MoEArchitecture):
         sizes |= {"num_dense_layers": min(architecture.num_dense_layers, 1), **_experts(architecture, layouts)}
         if architecture.latent is not None:

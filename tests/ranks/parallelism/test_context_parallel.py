@@ -40,6 +40,12 @@ class Case:
     scale: float | None = None
     document_starts: tuple[int, ...] | None = None
     """Where the second row's documents begin; the first row's are shifted by one."""
+    window: int | None = None
+    has_sinks: bool = False
+
+    def sinks(self, dtype: torch.dtype) -> Tensor | None:
+        """Return sinks_N, those of all ranks."""
+        return torch.linspace(-1, 1, self.num_heads, dtype=dtype) if self.has_sinks else None
 
     def tensors(self, dp_rank: int, dtype: torch.dtype) -> list[Tensor]:
         """Return query, key, value and the gradient of the output, of a data-parallel rank's whole sequences."""
@@ -71,6 +77,13 @@ CASES = (
     # With 4 ranks a chunk has 8 positions: most pairs of chunks have nothing to do with each other.
     Case("short documents", document_starts=tuple(range(0, SEQ_LEN, 4)), num_kv_heads=2, value_width=6),
 )
+# A ring has neither.
+WINDOWS_AND_SINKS = (
+    Case("window", num_kv_heads=2, window=7),
+    Case("window over shards, documents", window=20, document_starts=(3, 10, 11, 24)),
+    Case("sinks", num_kv_heads=2, value_width=6, has_sinks=True),
+    Case("sinks and window", num_kv_heads=1, window=5, has_sinks=True, document_starts=(9,)),
+)
 
 
 class Model(nn.Module):
@@ -78,9 +91,9 @@ class Model(nn.Module):
 
     takes_positions = True
 
-    def __init__(self, scale: float | None) -> None:
+    def __init__(self, scale: float | None, window: int | None = None) -> None:
         super().__init__()
-        self.core = CausalAttention(scale)
+        self.core = CausalAttention(scale, window)
 
 
 class Silent(nn.Module):
@@ -89,18 +102,20 @@ class Silent(nn.Module):
     takes_positions = True
 
 
-def attend(core: nn.Module, tensors: list[Tensor], documents: Tensor | None) -> list[Tensor]:
+def attend(
+    core: nn.Module, tensors: list[Tensor], documents: Tensor | None, sinks: Tensor | None = None
+) -> list[Tensor]:
     """Return the output and the gradients of query, key and value."""
     *inputs, gradient = tensors
     leaves = [tensor.detach().clone().requires_grad_() for tensor in inputs]
-    out = core(*leaves, documents)
+    out = core(*leaves, documents, sinks)
     out.backward(gradient)
     return [out.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
 
 
-def shared_core(meshes: Meshes, scale: float | None) -> nn.Module:
+def shared_core(meshes: Meshes, scale: float | None, window: int | None = None) -> nn.Module:
     """Return the attention that takes the place of a model's, recomputed and compiled as the layout says."""
-    model, layout = Model(scale), meshes.layout
+    model, layout = Model(scale, window), meshes.layout
     apply_context_parallel(model, meshes, SEQ_LEN)
     blocks = nn.ModuleList([model.core])
     checkpoint_blocks(blocks, layout)
@@ -121,10 +136,11 @@ def worst_differences(
     worst = {}
     for case in cases:
         whole, documents = case.tensors(meshes.dp_rank, dtype), case.documents()
-        expected = attend(CausalAttention(case.scale), whole, documents)
+        expected = attend(CausalAttention(case.scale, case.window), whole, documents, case.sinks(dtype))
         mine = [tensor[:, positions] for tensor in whole]
-        core = shared_core(meshes, case.scale)
-        given = attend(core, mine, None if documents is None else documents[:, positions])
+        core = shared_core(meshes, case.scale, case.window)
+        own_documents = None if documents is None else documents[:, positions]
+        given = attend(core, mine, own_documents, case.sinks(dtype))
         pairs = zip(NAMES, given, expected, strict=True)
         worst[case.name] = {name: ((a - b[:, positions]).abs().max() / b.abs().max()).item() for name, a, b in pairs}
     return worst
@@ -150,6 +166,13 @@ def assert_close(by_rank: list[dict[str, dict[str, float]]], tolerance: float) -
 )
 def test_attention_is_that_of_one_process(method: ContextMethod, cp: int, dtype: torch.dtype, tolerance: float) -> None:
     assert_close(run_ranks(worst_differences, cp, {"cp": cp, "cp_method": method}, dtype), tolerance)
+
+
+@pytest.mark.parametrize("method", ["all-gather", "ulysses"])
+@pytest.mark.parametrize("cp", [2, 4])
+def test_windows_and_sinks_are_those_of_one_process(method: ContextMethod, cp: int) -> None:
+    layout = {"cp": cp, "cp_method": method}
+    assert_close(run_ranks(worst_differences, cp, layout, torch.float64, WINDOWS_AND_SINKS), 1e-13)
 
 
 @pytest.mark.parametrize("method", METHODS)

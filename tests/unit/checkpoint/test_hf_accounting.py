@@ -225,7 +225,7 @@ def test_a_disk_that_becomes_full_during_an_import_leaves_nothing(theirs: Path, 
 
 def test_an_unknown_family_is_named_with_what_is_supported(theirs: Path, tmp_path: Path) -> None:
     config = json.loads((theirs / "config.json").read_text())
-    (theirs / "config.json").write_text(json.dumps({**config, "model_type": "gpt_oss"}))
-    with pytest.raises(MeshwrightError, match=r"model_type = 'gpt_oss', but Meshwright reads gpt2, llama, .* only"):
+    (theirs / "config.json").write_text(json.dumps({**config, "model_type": "mamba"}))
+    with pytest.raises(MeshwrightError, match=r"model_type = 'mamba', but Meshwright reads gpt2, llama, .* only"):
         import_folder(theirs, tmp_path / "run")
     assert not (tmp_path / "run").exists()

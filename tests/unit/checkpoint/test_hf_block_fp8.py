@@ -113,7 +113,7 @@ def change_config(folder: Path, **changes: Any) -> None:
     ("quantization", "kind", "message"),
     [
         ({"quant_method": "gptq", "bits": 4}, UnsupportedError, "quant_method = 'gptq'"),
-        ({"quant_method": "mxfp4"}, UnsupportedError, "quant_method = 'mxfp4'"),
+        ({"quant_method": "mxfp4", "block": 16}, UnsupportedError, "quant_method = 'mxfp4'"),
         ({"quant_method": "fp8"}, UnsupportedError, "weight_block_size = None"),
         ({**QUANTIZATION, "rotation": "hadamard"}, UnsupportedError, "and rotation"),
         ({**QUANTIZATION, "weight_block_size": [16]}, ConfigError, r"weight_block_size = \[16\], but the weights are"),

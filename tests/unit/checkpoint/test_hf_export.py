@@ -37,6 +37,10 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "narrow, one key head": NARROW,
     "stretched rope": {"rope_scaling": SCALING.to_dict(), "rope_theta": 10_000.0},
     "mistral": {"sliding_window": 64, **NARROW},
+    "mistral beyond its window": {"sliding_window": 7, **NARROW},
+    "qwen3, a window in one layer": {
+        **{"qk_norm": True, "sliding_window": 9, "layer_types": ["full_attention", "sliding_attention"]}
+    },
     "qwen2": {"qkv_bias": True, "norm_eps": 1e-6, "rope_theta": 1e6},
     "qwen2, narrow and tied": {"qkv_bias": True, **NARROW, "tie_embeddings": True, "head_dim": 6},
     "qwen3": {"qk_norm": True, "norm_eps": 1e-6, "rope_theta": 1e6},

@@ -28,7 +28,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "stretched rope": ("llama", {"rope_parameters": LLAMA3_ROPE}),
     "qwen3": ("qwen3", {"num_key_value_heads": 1, "head_dim": 12}),
     "mistral": ("mistral", {"num_key_value_heads": 1, "sliding_window": 64}),
+    "mistral beyond its window": ("mistral", {"sliding_window": 7}),
     "mistral without a window": ("mistral", {"sliding_window": None}),
+    "qwen2, a window in one layer": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    ),
     "qwen2": ("qwen2", {"num_key_value_heads": 1}),
     "qwen2, tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3, tied": ("qwen3", {"tie_word_embeddings": True}),
@@ -182,8 +187,9 @@ def test_what_sizes_do_not_show_is_remarked(theirs: Path, caplog: pytest.LogCapt
 
 
 def test_what_no_export_can_describe_is_not_imported(tmp_path: Path) -> None:
-    window = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
-    write_hf(tmp_path / "theirs", "qwen2", **window)
-    with pytest.raises(UnsupportedError, match=r"model with sliding_window = 8, which no export can describe again"):
+    write_hf(tmp_path / "theirs", "deepseek_v3", n_group=8, topk_group=4)
+    with pytest.raises(
+        UnsupportedError, match=r"model with router\.num_groups = 8, which no export can"
+    ):
         import_folder(tmp_path / "theirs", tmp_path / "run")
     assert not (tmp_path / "run").exists()

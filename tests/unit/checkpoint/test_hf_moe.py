@@ -37,6 +37,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral, yarn, tied": ("mixtral", {"rope_parameters": YARN, "tie_word_embeddings": True}),
     "qwen3": ("qwen3_moe", {"head_dim": 12, "num_key_value_heads": 1}),
     "qwen3, dense layer, not normalised": ("qwen3_moe", {"mlp_only_layers": [0], "norm_topk_prob": False}),
+    "gpt-oss": ("gpt_oss", {}),
+    "gpt-oss, window in one layer, tied": (
+        "gpt_oss",
+        {
+            **{"num_hidden_layers": 3, "layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+            **{"swiglu_limit": 0.5, "tie_word_embeddings": True, "rope_parameters": YARN},
+        },
+    ),
     "deepseek": ("deepseek_v3", {}),
     "deepseek, yarn": ("deepseek_v3", {"rope_parameters": {**YARN, "mscale_all_dim": 0.7}}),
     "deepseek, direct queries": ("deepseek_v3", {"q_lora_rank": None, "first_k_dense_replace": 0}),
@@ -49,6 +57,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 OURS: dict[str, LlamaArchitecture] = {
     "mixtral": moe_architecture(),
     "qwen3": moe_architecture(qk_norm=True, num_dense_layers=1, router={"normalize_weights": False}),
+    "gpt-oss": PRESETS["gpt-oss-4m"].replace(sliding_window=7, swiglu_limit=0.5),
+    "gpt-oss, full attention first": PRESETS["gpt-oss-4m"].replace(
+        layer_types=["full_attention", "full_attention", "sliding_attention"], tie_embeddings=True
+    ),
     "deepseek": PRESETS["mla-moe-4m"],
     "deepseek, yarn": PRESETS["mla-moe-4m"].replace(
         yarn={"factor": 8.0, "mscale_all_dim": 1.0, "original_max_seq_len": 16}
@@ -94,7 +106,7 @@ def test_transformers_computes_the_same_from_an_export(tmp_path: Path, name: str
     torch.testing.assert_close(their_logits(tmp_path / "out", some_tokens()), logits_BSV, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["mixtral", "deepseek"])
+@pytest.mark.parametrize("name", ["mixtral", "gpt-oss", "deepseek"])
 def test_an_export_can_be_checked_in_bfloat16(tmp_path: Path, name: str) -> None:
     require_transformers()
     model = write_run(tmp_path / "run", OURS[name])
@@ -102,7 +114,7 @@ def test_an_export_can_be_checked_in_bfloat16(tmp_path: Path, name: str) -> None
     assert max_logits_difference(model, tmp_path / "out", torch.bfloat16) < 1e-5
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3"])
 def test_what_was_imported_goes_out_to_the_bit(tmp_path: Path, kind: str) -> None:
     write_hf(tmp_path / "theirs", kind)
     imported = import_folder(tmp_path / "theirs", tmp_path / "run")
@@ -117,6 +129,24 @@ def test_what_was_imported_goes_out_to_the_bit(tmp_path: Path, kind: str) -> Non
     assert all(torch.equal(before[key], after[key]) for key in before)
     configs = [json.loads((tmp_path / folder / "config.json").read_text()) for folder in ("theirs", "out")]
     assert architecture_from_hf(configs[0]) == architecture_from_hf(configs[1]) == imported.architecture
+
+
+@pytest.mark.parametrize(
+    ("options", "absent"),
+    [
+        # Without rope_scaling transformers takes yarn for this family, and without a window it fails.
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}, "yarn"),
+        ({"layer_types": ["full_attention"] * 2}, "sliding_window"),
+    ],
+)
+def test_gpt_oss_without_yarn_or_window_stays_so(tmp_path: Path, options: dict[str, Any], absent: str) -> None:
+    theirs = write_hf(tmp_path / "theirs", "gpt_oss", **options)
+    imported = import_folder(tmp_path / "theirs", tmp_path / "run")
+    assert getattr(imported.architecture, absent) is None
+    export(tmp_path / "run", tmp_path / "out")
+    with torch.inference_mode():
+        expected_BSV = theirs(some_tokens()).logits
+    torch.testing.assert_close(their_logits(tmp_path / "out", some_tokens()), expected_BSV, rtol=0, atol=0)
 
 
 def test_a_missing_expert_is_named(tmp_path: Path) -> None:

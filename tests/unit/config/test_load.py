@@ -232,7 +232,7 @@ def test_the_inspection_keeps_what_is_right(tmp_path: Path) -> None:
         ("[model.options]\nlayers = 2\n", "job.toml:1: model.options.layers is no field of the architecture of "
          "'llama-1m': did you mean num_layers? (fields: vocab_size, dim, num_layers, num_heads, num_kv_heads, "
          "head_dim, ffn_dim, norm_eps, rope_theta, rope_scaling, tie_embeddings, qk_norm, qkv_bias, "
-         "sliding_window, max_seq_len)"),
+         "sliding_window, layer_types, max_seq_len)"),
     ],
 )  # fmt: skip
 def test_one_mistake_one_message(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, message: str) -> None:

@@ -45,7 +45,7 @@ def test_what_is_not_finite_equals_nothing(tmp_path: Path) -> None:
         max_logits_difference(model, tmp_path / "out", torch.float32)
 
 
-def test_a_short_sliding_window_is_compared_within(tmp_path: Path) -> None:
+def test_a_sliding_window_is_compared_beyond_its_end(tmp_path: Path) -> None:
     require_transformers()
     model = write_run(tmp_path / "run", architecture(sliding_window=8))
     export(tmp_path / "run", tmp_path / "out")

@@ -1,5 +1,6 @@
 """The mixture of experts against one written out token by token; its router's rules, losses and statistics."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from meshwright.models.build import build_architecture
+from meshwright.models.clamped_swiglu import clamped_swiglu
 from meshwright.models.contract import next_token_loss, require_shardable
 from meshwright.models.grouped_matmul import grouped_matmul
 from meshwright.models.initial import Constant, initialize
@@ -95,6 +97,42 @@ def test_output_and_gradients_are_those_of_one_token_at_a_time(name: str) -> Non
     torch.testing.assert_close(ours_BSD, theirs_BSD, rtol=1e-12, atol=1e-12)
     variables = (x_BSD, *one.parameters())
     direction = torch.randn_like(ours_BSD)
+    ours = torch.autograd.grad(ours_BSD, variables, direction)
+    for gradient, theirs in zip(ours, torch.autograd.grad(theirs_BSD, variables, direction), strict=True):
+        torch.testing.assert_close(gradient, theirs, rtol=1e-11, atol=1e-12)
+
+
+def test_biases_and_a_clamped_activation_are_those_of_one_token_at_a_time() -> None:
+    torch.manual_seed(0)
+    one, x_BSD = (
+        MixtureOfExperts(architecture(), has_bias=True, activation=partial(clamped_swiglu, limit=0.5)),
+        tokens(),
+    )
+    with torch.no_grad():
+        for parameter in one.parameters():
+            parameter.normal_(0.0, 0.4)
+    one, experts = one.double(), one.experts
+    assert experts.gate_bias is not None
+    assert experts.up_bias is not None
+    assert experts.down_bias is not None
+
+    def expert_output(index: int, x_D: Tensor) -> Tensor:
+        gate_F = (experts.gate[index] @ x_D + experts.gate_bias[index]).clamp(max=0.5)
+        up_F = (experts.up[index] @ x_D + experts.up_bias[index]).clamp(-0.5, 0.5)
+        down_D: Tensor = experts.down[index] @ ((up_F + 1) * gate_F * torch.sigmoid(1.702 * gate_F))
+        return down_D + experts.down_bias[index]
+
+    def output(x_D: Tensor) -> Tensor:
+        assert one.router.logit_bias is not None
+        logits_K, chosen = (one.router.weight @ x_D + one.router.logit_bias).topk(3)
+        pairs = zip(logits_K.softmax(0), chosen.tolist(), strict=True)
+        return sum(weight * expert_output(index, x_D) for weight, index in pairs)  # type: ignore[return-value]
+
+    x_BSD.requires_grad_()
+    ours_BSD = one(x_BSD)
+    theirs_BSD = torch.stack([output(x_D) for x_D in x_BSD.flatten(0, 1)]).view_as(x_BSD)
+    torch.testing.assert_close(ours_BSD, theirs_BSD, rtol=1e-12, atol=1e-12)
+    variables, direction = (x_BSD, *one.parameters()), torch.randn_like(ours_BSD)
     ours = torch.autograd.grad(ours_BSD, variables, direction)
     for gradient, theirs in zip(ours, torch.autograd.grad(theirs_BSD, variables, direction), strict=True):
         torch.testing.assert_close(gradient, theirs, rtol=1e-11, atol=1e-12)
@@ -294,6 +332,14 @@ def test_every_op_with_weights_names_its_module(name: str) -> None:
                 suffix = "" if isinstance(op, GroupedMatmul) else ".weight"
                 priced |= {f"{prefix}{op.name}{suffix}": op.num_parameters} if op.num_parameters else {}
     assert priced == sizes
+
+
+def test_the_ops_of_gpt_oss_have_the_weights_of_its_blocks() -> None:
+    architecture = PRESETS["gpt-oss-4m"]
+    with torch.device("meta"):
+        blocks = build_architecture(architecture).blocks
+    priced = [group.num_parameters for group in model_spec(architecture).groups[1:-1] for _ in range(group.count)]
+    assert priced == [sum(p.numel() for p in block.parameters()) for block in blocks]
 
 
 # torch 2.13's compiler makes an instance of its own of every autograd.Function that it traces.

@@ -69,6 +69,14 @@ def test_a_mixture_keeps_a_dense_layer_two_others_its_groups_and_its_latents() -
     assert small.head_dim == small.latent.plain_head_dim + small.latent.rope_head_dim
 
 
+def test_windows_are_shorter_than_the_sequences_and_in_some_layers() -> None:
+    small = shrink(PRESETS["gpt-oss-20b"], [Layout()])
+    assert [small.window_of(layer) for layer in range(small.num_layers)] == [6, None]
+    kinds = ["full_attention"] * 20 + ["sliding_attention"] * 8
+    small = shrink(PRESETS["qwen3-0.6b"].replace(sliding_window=4096, layer_types=kinds), [Layout()])
+    assert [small.window_of(layer) for layer in range(small.num_layers)] == [None, 6]
+
+
 @pytest.mark.parametrize("layout", [{"pp": 4}, {"pp": 2, "schedule": "DualPipeV"}, {"pp": 2, "stage_boundaries": [3]}])
 def test_there_is_a_layer_for_every_stage(layout: dict[str, Any]) -> None:
     assert shrink(PRESETS["llama3-8b"], [Layout(**layout)]).num_layers == 4

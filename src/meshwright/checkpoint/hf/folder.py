@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from meshwright.checkpoint.hf.block_fp8 import BlockScales, block_of, find_scales
+from meshwright.checkpoint.hf.mxfp4 import PackedNames, find_packed, unpack
 from meshwright.checkpoint.hf.safetensors_file import DTYPES, SafetensorsFile, StoredEntry, unique_keys
 from meshwright.errors import CheckpointError, ConfigError, UnsupportedError
 from meshwright.units import first_of
@@ -28,7 +29,7 @@ _AGAIN = "copy the whole folder again"
 
 
 class HfFolder:
-    """A folder with checked files and headers; tensors are read on request, block-fp8 ones dequantised.
+    """A folder with checked files and headers; tensors are read on request, block-fp8 and MXFP4 ones dequantised.
 
     Raises CheckpointError for missing, truncated or stray files and for keys that the index and the files do not both
     have exactly once, ConfigError for a folder without weights.
@@ -46,34 +47,40 @@ class HfFolder:
 
     @property
     def names(self) -> set[str]:
-        """Return the names of all tensors, without the scales of quantised ones."""
-        return set(self._file_of) - set(self._scales.values())
+        """Return the names of all tensors; a quantised one has one name, without its scales."""
+        parts = {part for packed in self._packed.values() for part in (packed.blocks, packed.scales)}
+        return (set(self._file_of) | set(self._packed)) - set(self._scales.values()) - parts
 
     @property
     def is_quantised(self) -> bool:
-        """Return whether some tensors are stored in block-fp8."""
-        return bool(self._scales)
+        """Return whether some tensors are stored in block-fp8 or MXFP4."""
+        return bool(self._scales or self._packed)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape in the file's header."""
-        return self._entry(name).shape
+        """Return the shape in the file's header, or that of the unpacked tensor."""
+        return self._packed[name].shape if name in self._packed else self._entry(name).shape
 
     def dtype(self, name: str) -> torch.dtype:
         """Return the dtype that `read` returns."""
-        return torch.bfloat16 if name in self._scales else DTYPES[self._entry(name).dtype]
+        is_quantised = name in self._scales or name in self._packed
+        return torch.bfloat16 if is_quantised else DTYPES[self._entry(name).dtype]
 
     def require_floats(self) -> None:
         """Raise UnsupportedError for a tensor in an integer format or one that is not dequantised here."""
-        for name in sorted(self.names):
+        for name in sorted(self.names - self._packed.keys()):
             stored_as = self._entry(name).dtype
             if stored_as not in _READABLE and name not in self._scales:
                 raise UnsupportedError(
                     f"{self._file_of[name].path} holds {name} as {stored_as}, but only {', '.join(_READABLE)} and "
-                    "F8_E4M3 with block scales (quant_method fp8) can be read: take a folder that is not quantised"
+                    "F8_E4M3 with block scales (quant_method fp8) and U8 with scales (mxfp4) can be read: "
+                    "take a folder that is not quantised"
                 )
 
     def read(self, name: str, rows: tuple[int, int] | None = None) -> Tensor:
         """Return one tensor, or its `rows` (start, end) of dim 0; dequantised in float32 and rounded to bfloat16."""
+        if name in self._packed:
+            parts = self._packed[name][:2]
+            return unpack(*(self._file_of[part].read(part, rows) for part in parts))
         stored = self._file_of[name].read(name, rows)
         if name not in self._scales:
             return stored
@@ -87,8 +94,15 @@ class HfFolder:
 
     @cached_property
     def _scales(self) -> dict[str, str]:
-        entries = {name: self._entry(name) for name in self._file_of}
-        return find_scales(entries, self._config, self.path)
+        return find_scales(self._entries, self._config, self.path)
+
+    @cached_property
+    def _packed(self) -> dict[str, PackedNames]:
+        return find_packed(self._entries, self.path)
+
+    @property
+    def _entries(self) -> dict[str, StoredEntry]:
+        return {name: self._entry(name) for name in self._file_of}
 
     def _entry(self, name: str) -> StoredEntry:
         return self._file_of[name].entries[name]

@@ -16,7 +16,10 @@ from meshwright.spec.model.moe_architecture import MoEArchitecture
 Config = Mapping[str, Any]
 """Values of a config.json."""
 # Fields that do not change shapes, but change what the same tensors compute.
-_UNSEEN_IN_SHAPES = ("norm_eps", "rope_theta", "rope_scaling", "yarn", "rope_interleaved", "experts_per_token")
+_UNSEEN_IN_SHAPES = (
+    *("norm_eps", "rope_theta", "rope_scaling", "yarn", "rope_interleaved", "sliding_window", "layer_types"),
+    *("experts_per_token", "swiglu_limit"),
+)
 _UNSEEN_OF_ROUTER = ("score", "normalize_weights", "weight_scale", "num_groups", "groups_per_token")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import get_args
 
@@ -74,7 +74,8 @@ class ModelMemory:
         # A layout may compile an eager stack's blocks.
         self._by_formats = [(formats, chosen) for formats, chosen in self._formats() if chosen.any()]
         first, *groups, last = setup.model.groups
-        self.blocks = [self._block(group) for group in groups]
+        of_ops = {ops: self._block(group) for ops, group in {group.ops: group for group in groups}.items()}
+        self.blocks = [replace(of_ops[group.ops], count=group.count) for group in groups]
         self.ends = self._ends(first.ops, last.ops)
         self.cuts = StageCuts(setup, layouts)
         width = next(op.width for op in last.ops if isinstance(op, Norm))

@@ -26,7 +26,7 @@ from meshwright.cost.arrays import Bools, Floats, Ints
 from meshwright.cost.layout_table import LayoutTable
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.model_spec import ModelSpec
-from meshwright.spec.model.op import Embedding, GroupedMatmul, Head, Matmul, Norm, Op
+from meshwright.spec.model.op import CoreAttention, Embedding, GroupedMatmul, Head, Matmul, Norm, Op
 from meshwright.spec.step.simulation_report import PaddedParameter, Padding
 from meshwright.spec.step.stack import Stack
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT, Workload
@@ -120,6 +120,8 @@ def weight_shape(op: Op) -> tuple[int, int, bool]:
         return op.out_features, op.in_features, op.tensor_split != "none"
     if isinstance(op, Embedding | Head):
         return op.vocab_size, op.dim, True
+    if isinstance(op, CoreAttention):
+        return op.num_heads, 1, True
     assert isinstance(op, Norm), f"{op.kind} has parameters"
     return op.width, 1, False
 
@@ -134,7 +136,7 @@ def padding_of(model: ModelSpec, layout: Layout, gathered_bytes: int) -> Padding
     """Return what padding costs where an element of `gathered_bytes` is gathered; None where nothing is padded."""
     gathered = needed = state = 0
     parameters = []
-    for group in model.groups:
+    for group in model.distinct_groups:
         for op in group.ops:
             if isinstance(op, GroupedMatmul) or not op.num_parameters:
                 continue

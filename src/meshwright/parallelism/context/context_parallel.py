@@ -13,12 +13,11 @@ import math
 from collections.abc import Callable, Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch import distributed as dist
 
 from meshwright.errors import InfeasibleLayout, UnsupportedError
-from meshwright.models.attention import CausalAttention, causal_mask, same_document, with_fused_heads
+from meshwright.models.attention import CausalAttention, attend, causal_mask, same_document, with_sink_scores
 from meshwright.models.contract import blocks_of
 from meshwright.parallelism.collectives import all_gather_autograd, all_gather_dim, exchange_rows
 from meshwright.parallelism.context.ring_attention import RingAttention
@@ -40,7 +39,7 @@ def apply_context_parallel(model: nn.Module, meshes: Meshes, seq_len: int) -> No
     if not is_stage_without_blocks:
         _require_splittable(model, attentions, layout.cp)
     for name, attention in attentions.items():
-        model.set_submodule(name, _ATTENTION[layout.cp_method](meshes.group("cp"), attention.scale))
+        model.set_submodule(name, _ATTENTION[layout.cp_method](meshes.group("cp"), attention.scale, attention.window))
 
 
 def _require_splittable(model: nn.Module, attentions: Mapping[str, CausalAttention], cp: int) -> None:
@@ -59,15 +58,23 @@ def _require_splittable(model: nn.Module, attentions: Mapping[str, CausalAttenti
 class AllGatherAttention(CausalAttention):
     """CausalAttention of a sequence in zigzag shards, with keys and values all-gathered over `group`."""
 
-    def __init__(self, group: dist.ProcessGroup, scale: float | None = None) -> None:
-        super().__init__(scale)
+    def __init__(self, group: dist.ProcessGroup, scale: float | None = None, window: int | None = None) -> None:
+        super().__init__(scale, window)
         self.group = group
         self.cp_rank, self.cp_degree = group.rank(), group.size()
 
     def forward(
-        self, query_BSNH: Tensor, key_BSKH: Tensor, value_BSKW: Tensor, documents_BS: Tensor | None = None
+        self,
+        query_BSNH: Tensor,
+        key_BSKH: Tensor,
+        value_BSKW: Tensor,
+        documents_BS: Tensor | None = None,
+        sinks_N: Tensor | None = None,
     ) -> Tensor:
         """Return attended_BSNW; all arguments are this rank's shard."""
+        scale = self.scale
+        if sinks_N is not None:
+            query_BSNH, scale = with_sink_scores(query_BSNH, sinks_N, scale)
         widths = (key_BSKH.shape[-1], value_BSKW.shape[-1])
         # One collective for both: each waits for the slowest rank.
         joined_BTKE = all_gather_autograd(torch.cat((key_BSKH, value_BSKW), dim=-1), 1, self.group)
@@ -77,7 +84,7 @@ class AllGatherAttention(CausalAttention):
             documents_BT = self._in_true_order(all_gather_dim(documents_BS, 1, self.group))
         num_chunks, chunks_BCNH = 2 * self.cp_degree, query_BSNH.chunk(2, dim=1)
         attended = [
-            self._attend(query_BCNH, index * query_BCNH.shape[1], key_BTKH, value_BTKW, documents_BT)
+            self._attend(query_BCNH, index * query_BCNH.shape[1], key_BTKH, value_BTKW, documents_BT, scale)
             for query_BCNH, index in zip(chunks_BCNH, (self.cp_rank, num_chunks - 1 - self.cp_rank), strict=True)
         ]
         return torch.cat(attended, dim=1)
@@ -86,35 +93,37 @@ class AllGatherAttention(CausalAttention):
         return in_true_order(joined, 1, self.cp_degree)
 
     def _attend(
-        self, query_BCNH: Tensor, start: int, key_BTKH: Tensor, value_BTKW: Tensor, documents_BT: Tensor | None
+        self,
+        query_BCNH: Tensor,
+        start: int,
+        key_BTKH: Tensor,
+        value_BTKW: Tensor,
+        documents_BT: Tensor | None,
+        scale: float | None,
     ) -> Tensor:
         """Return attended_BCNW of a chunk whose first position is `start`, which sees the keys up to its end."""
         num_queries = query_BCNH.shape[1]
-        end = start + num_queries
-        mask = causal_mask(num_queries, end, query_BCNH.device)
+        first, end = 0 if self.window is None else max(0, start - self.window + 1), start + num_queries
+        mask = causal_mask(num_queries, end - first, query_BCNH.device, self.window)
         if documents_BT is not None:
-            mask = mask & same_document(documents_BT[:, start:end], documents_BT[:, :end])
-        key_BLKH, value_BLKW = with_fused_heads(query_BCNH, key_BTKH[:, :end], value_BTKW[:, :end])
-        attended_BNCW = F.scaled_dot_product_attention(
-            query_BCNH.transpose(1, 2),
-            key_BLKH.transpose(1, 2),
-            value_BLKW.transpose(1, 2),
-            attn_mask=mask,
-            scale=self.scale,
-            enable_gqa=query_BCNH.shape[2] != key_BLKH.shape[2],
-        )
-        return attended_BNCW.transpose(1, 2)
+            mask = mask & same_document(documents_BT[:, start:end], documents_BT[:, first:end])
+        return attend(query_BCNH, key_BTKH[:, first:end], value_BTKW[:, first:end], mask, scale)
 
 
 class UlyssesAttention(CausalAttention):
     """CausalAttention of N / P heads of the whole sequence on each rank of `group`."""
 
-    def __init__(self, group: dist.ProcessGroup, scale: float | None = None) -> None:
-        super().__init__(scale)
+    def __init__(self, group: dist.ProcessGroup, scale: float | None = None, window: int | None = None) -> None:
+        super().__init__(scale, window)
         self.group, self.cp_degree = group, group.size()
 
     def forward(
-        self, query_BSNH: Tensor, key_BSKH: Tensor, value_BSKW: Tensor, documents_BS: Tensor | None = None
+        self,
+        query_BSNH: Tensor,
+        key_BSKH: Tensor,
+        value_BSKW: Tensor,
+        documents_BS: Tensor | None = None,
+        sinks_N: Tensor | None = None,
     ) -> Tensor:
         """Return attended_BSNW; all arguments are this rank's shard."""
         num_heads, num_kv_heads = query_BSNH.shape[2], key_BSKH.shape[2]
@@ -130,7 +139,8 @@ class UlyssesAttention(CausalAttention):
             key_BSKH, value_BSKW = (x.repeat_interleave(repeats, dim=2) for x in (key_BSKH, value_BSKW))
         query_BTNH, key_BTKH, value_BTKW = self._shard_heads(query_BSNH, key_BSKH, value_BSKW)
         documents_BT = None if documents_BS is None else all_gather_dim(documents_BS, 1, self.group)
-        attended_BTNW = super().forward(query_BTNH, key_BTKH, value_BTKW, documents_BT)
+        own_sinks = None if sinks_N is None else sinks_N.chunk(self.cp_degree)[self.group.rank()]
+        attended_BTNW = super().forward(query_BTNH, key_BTKH, value_BTKW, documents_BT, own_sinks)
         return self._shard_sequence(attended_BTNW)
 
     def _shard_heads(self, *parts: Tensor) -> list[Tensor]:
@@ -153,7 +163,7 @@ class UlyssesAttention(CausalAttention):
         return exchange_rows(parts, one_each, one_each, self.group)
 
 
-_ATTENTION: dict[ContextMethod, Callable[[dist.ProcessGroup, float | None], nn.Module]] = {
+_ATTENTION: dict[ContextMethod, Callable[[dist.ProcessGroup, float | None, int | None], nn.Module]] = {
     "all-gather": AllGatherAttention,
     "ring": RingAttention,
     "ulysses": UlyssesAttention,

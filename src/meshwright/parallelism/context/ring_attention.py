@@ -22,6 +22,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.autograd.function import once_differentiable
 
+from meshwright.errors import UnsupportedError
 from meshwright.models.attention import CausalAttention
 from meshwright.parallelism.collectives import all_gather_dim
 from meshwright.parallelism.context.blockwise_attention import blockwise_attention, blockwise_attention_backward
@@ -35,6 +36,8 @@ from meshwright.parallelism.torch_private.torch_attention import (
 )
 from meshwright.parallelism.torch_private.torch_checkpoint import saved_as_unit
 
+_NO_RING = 'is not computed by a ring: set layout.cp_method to "all-gather" or "ulysses"'
+
 
 class RingAttention(CausalAttention):
     """CausalAttention of a sequence in zigzag shards, by ring exchange over `group`."""
@@ -42,14 +45,23 @@ class RingAttention(CausalAttention):
     is_eager = True
     """torch.compile cannot trace P2P that overlaps with computation."""
 
-    def __init__(self, group: dist.ProcessGroup, scale: float | None = None) -> None:
+    def __init__(self, group: dist.ProcessGroup, scale: float | None = None, window: int | None = None) -> None:
+        if window is not None:
+            raise UnsupportedError(f"attention within a window of {window} positions {_NO_RING}")
         super().__init__(scale)
         self.group = group
 
     def forward(
-        self, query_BSNH: Tensor, key_BSKH: Tensor, value_BSKW: Tensor, documents_BS: Tensor | None = None
+        self,
+        query_BSNH: Tensor,
+        key_BSKH: Tensor,
+        value_BSKW: Tensor,
+        documents_BS: Tensor | None = None,
+        sinks_N: Tensor | None = None,
     ) -> Tensor:
         """Return attended_BSNW; all arguments are this rank's shard."""
+        if sinks_N is not None:
+            raise UnsupportedError(f"attention with sinks {_NO_RING}")
         # All-gathered, since documents are a few bytes per position.
         documents_BT = None if documents_BS is None else all_gather_dim(documents_BS, 1, self.group)
         attended_BSNW: Tensor = _Ring.apply(  # type: ignore[no-untyped-call]

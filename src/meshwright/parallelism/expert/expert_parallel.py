@@ -19,7 +19,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from meshwright.models.expert_rows import reorder
 from meshwright.models.moe import Experts, MixtureOfExperts
@@ -29,8 +29,8 @@ from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.tensor.layers import ShardedModule, change_class
 from meshwright.spec.layout.layout import Layout
 
-_FFN_DIMS = {"gate": 1, "up": 1, "down": 2}
-"""Dim of each parameter that is the width inside an expert; dim 0 counts the experts."""
+_FFN_DIMS = {"gate": 1, "up": 1, "down": 2, "gate_bias": 1, "up_bias": 1, "down_bias": None}
+"""Dim of each parameter that is the width inside an expert, None where none is; dim 0 counts the experts."""
 
 
 def apply_expert_parallel(model: nn.Module, meshes: Meshes) -> None:
@@ -66,7 +66,10 @@ def expert_shard_dim(parameter: nn.Parameter, expert_dp_shard: int) -> int:
 
 
 def _place_experts(experts: Experts, meshes: Meshes) -> None:
-    """Replace each parameter by its shard, a DTensor over those of ("ep", "etp") that have several ranks."""
+    """Replace each parameter by its shard, a DTensor over those of ("ep", "etp") that have several ranks.
+
+    A parameter without the width inside an expert is replicated over "etp".
+    """
     axes = [axis for axis in ("ep", "etp") if meshes.degree(axis) > 1]
     if not axes:
         return
@@ -74,18 +77,29 @@ def _place_experts(experts: Experts, meshes: Meshes) -> None:
         dims = {"ep": 0, "etp": _FFN_DIMS[name]}
         part = parameter.detach()
         for axis in axes:
-            assert part.shape[dims[axis]] % meshes.degree(axis) == 0, f"layout.{axis} does not divide {name}"
-            part = part.chunk(meshes.degree(axis), dims[axis])[meshes.rank(axis)]
+            if (dim := dims[axis]) is None:
+                continue
+            assert part.shape[dim] % meshes.degree(axis) == 0, f"layout.{axis} does not divide {name}"
+            part = part.chunk(meshes.degree(axis), dim)[meshes.rank(axis)]
         placed = DTensor.from_local(
             part.contiguous(),
             meshes.experts[tuple(axes)],
-            [Shard(dims[axis]) for axis in axes],
+            [Replicate() if (dim := dims[axis]) is None else Shard(dim) for axis in axes],
             run_check=False,
             shape=parameter.shape,
             stride=parameter.stride(),
         )
         experts.register_parameter(name, nn.Parameter(placed, requires_grad=parameter.requires_grad))
-    change_class(experts, ShardedModule, meshes.group("etp"))
+    change_class(experts, ShardedExperts, meshes.group("etp"))
+
+
+class ShardedExperts(ShardedModule):
+    """Experts of which a rank has a shard; with etp its outputs are partial sums."""
+
+    def local_shard(self, name: str) -> Tensor:
+        """Return the shard, or the bias of the output divided by the number of ranks, which all add it."""
+        shard = super().local_shard(name)
+        return shard / self.tp_group.size() if name == "down_bias" else shard
 
 
 def _place_router(mixture: MixtureOfExperts, meshes: Meshes) -> None:

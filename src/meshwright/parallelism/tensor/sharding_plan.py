@@ -23,7 +23,17 @@ from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.moe_architecture import MoEArchitecture
 
 ShardingRole = Literal[
-    "gather", "gather_output", "gather_sum", "column", "kv", "row", "row_part", "vocabulary", "head", "elsewhere"
+    "gather",
+    "gather_output",
+    "gather_sum",
+    "column",
+    "kv",
+    "per_head",
+    "row",
+    "row_part",
+    "vocabulary",
+    "head",
+    "elsewhere",
 ]
 """
 gather          no parameters of its own: its first input is all-gathered along the sequence
@@ -31,6 +41,7 @@ gather_output   its parameters are replicated; its output is all-gathered along 
 gather_sum      gather; its output, a partial sum, is reduce-scattered along the sequence
 column          a linear layer sharded by output features
 kv              column for key and value heads: ranks that share a head all-gather its weight
+per_head        one weight for each query head, sharded as column shards the heads
 row             a linear layer sharded by input features: its output is reduce-scattered along the sequence
 row_part        row without the reduction, which an enclosing gather_sum module does
 vocabulary      an embedding sharded by rows: its output is reduce-scattered along the sequence
@@ -52,6 +63,7 @@ _ATTENTION: ShardingPlan = {
     "blocks.*.attention.query": "column",
     "blocks.*.attention.key": "kv",
     "blocks.*.attention.value": "kv",
+    "blocks.*.attention.sinks": "per_head",
     "blocks.*.attention.output": "row",
 }
 # Heads are sharded; every rank computes the latents.

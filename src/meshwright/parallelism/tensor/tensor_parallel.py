@@ -39,6 +39,7 @@ from meshwright.parallelism.torch_private.torch_compiler import has_symmetric_me
 _SHARD_DIMS: Mapping[ShardingRole, Mapping[str, int]] = {
     "column": {"weight": 0, "bias": 0},
     "kv": {"weight": 0, "bias": 0},
+    "per_head": {"weight": 0},
     "head": {"weight": 0, "bias": 0},
     "row": {"weight": 1},
     "row_part": {"weight": 1},
@@ -115,7 +116,7 @@ class _Sharder:
         """Shard `module` by `role`; `head_dim` is an attribute of its parent module."""
         layer = _LAYERS.get(role, ShardedModule) if role is not None else ShardedModule
         shard_dims = _SHARD_DIMS.get(role, {}) if role is not None else {}
-        if shard_dims:
+        if shard_dims and role != "per_head":
             _require_kind(name, module, role)
         if role == "kv" and (num_sharing := _ranks_per_head(name, module, head_dim, self._mesh.size())) > 1:
             layer = SharedHeadLinear

@@ -20,6 +20,7 @@ from typing import Any
 from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, CONTEXT_METHODS
 from meshwright.errors import UnsupportedError
 from meshwright.planner.request import PlanRequest
+from meshwright.spec.job.size_rules import ring_obstacles
 from meshwright.spec.layout.layout import LOOPED_SCHEDULES, SCHEDULES, SINGLE_STAGE_SCHEDULES, V_SCHEDULES
 from meshwright.spec.model.moe_architecture import MoEArchitecture
 from meshwright.spec.problem import shown_value
@@ -82,7 +83,7 @@ def menu_of(request: PlanRequest) -> Menu:
         pipelines=tuple(_pipelines(SCHEDULES, None)),
         activation_checkpoint=ACTIVATION_CHECKPOINTS,
         activation_checkpoint_every=_CHECKPOINT_EVERY,
-        cp_method=CONTEXT_METHODS,
+        cp_method=tuple(one for one in CONTEXT_METHODS if one != "ring" or not ring_obstacles(architecture)),
         is_resharded=(True, False),
         reduces_each_microbatch=(True, False),
         async_tp=(False, True) if cluster.device.has_symmetric_memory else (False,),

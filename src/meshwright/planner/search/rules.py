@@ -15,7 +15,7 @@ import numpy as np
 from meshwright.cost.arrays import Bools
 from meshwright.cost.layout_table import CONTEXT_METHODS, LayoutTable
 from meshwright.planner.request import PlanRequest
-from meshwright.spec.job.size_rules import sizes_over_tp
+from meshwright.spec.job.size_rules import ring_obstacles, sizes_over_tp
 from meshwright.spec.layout.layout import SINGLE_STAGE_SCHEDULES, V_SCHEDULES
 from meshwright.spec.layout.schedule.schedule_rules import AS_MANY_AS_STAGES, IN_ROUNDS
 from meshwright.spec.model.architecture import LlamaArchitecture
@@ -98,7 +98,9 @@ def _divides_widths(layouts: LayoutTable, architecture: LlamaArchitecture) -> Bo
     own_heads, own_kv_heads = heads // tp, np.maximum(1, kv_heads // tp)
     # Ulysses swaps heads for sequence: each rank ends with whole query heads, and whole key heads or a copy of one.
     swaps = (np.maximum(1, own_heads) % cp == 0) & ((cp % own_kv_heads == 0) | (own_kv_heads % cp == 0))
-    return np.asarray(divides & shares_kv_heads & (~_is_ulysses(layouts) | swaps))
+    is_ring = (layouts.cp > 1) & (layouts.cp_method == CONTEXT_METHODS.index("ring"))
+    takes_ring = ~is_ring | (not ring_obstacles(architecture))
+    return np.asarray(divides & shares_kv_heads & (~_is_ulysses(layouts) | swaps) & takes_ring)
 
 
 def _divides_experts(layouts: LayoutTable, architecture: LlamaArchitecture) -> Bools:

@@ -113,7 +113,7 @@ class OptimizerSection(Frozen):
     eps: PositiveFloat = 1e-8
     """AdamW's epsilon."""
     weight_decay: NonNegativeFloat = 0.1
-    """Decay of matrices (parameters of two or more dimensions); vectors are never decayed."""
+    """Decay of matrices (parameters of two or more dimensions); vectors and what ends in "bias" are never decayed."""
     max_grad_norm: NonNegativeFloat = 1.0
     """Global gradient norm above which gradients are scaled down; 0 never clips."""
     schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"

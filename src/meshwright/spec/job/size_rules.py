@@ -48,6 +48,20 @@ def head_exchange_problems(layout: Layout, architecture: LlamaArchitecture) -> I
         )
 
 
+def ring_problems(layout: Layout, architecture: LlamaArchitecture) -> Iterator[Problem]:
+    """Yield why a ring cannot compute the model's attention."""
+    if layout.cp > 1 and layout.cp_method == "ring" and (asked := ring_obstacles(architecture)):
+        others: list[Fix] = [{"layout.cp_method": method} for method in ("all-gather", "ulysses")]
+        yield Problem(f'layout.cp_method = "ring" does not compute the model\'s {both(asked)}', others)
+
+
+def ring_obstacles(architecture: LlamaArchitecture) -> list[str]:
+    """Return what the model's attention has that ring attention does not compute."""
+    windows = {architecture.window_of(layer) for layer in range(architecture.num_layers)} - {None}
+    sinks = ["attention sinks"] if architecture.has_sinks_and_output_bias else []
+    return sinks + [f"sliding_window = {window}" for window in windows]
+
+
 def expert_problems(
     layout: Layout, architecture: LlamaArchitecture | None, *, knows_tp: bool = True
 ) -> Iterator[Problem]:
@@ -120,21 +134,14 @@ def _ranks_of_experts(layout: Layout) -> tuple[int, str]:
 
 
 def length_problems(architecture: LlamaArchitecture, seq_len: int) -> list[Problem]:
-    """Return why sequences of `seq_len` tokens are too long for a model with learned positions, or with a window."""
+    """Return why sequences of `seq_len` tokens are too long for a model with learned positions."""
     if isinstance(architecture, GPT2Architecture) and seq_len > architecture.max_seq_len:
         what = (
             f"train.seq_len = {seq_len} is longer than the model's max_seq_len = {architecture.max_seq_len}, the rows "
             "of its position embedding"
         )
         return [Problem(what, _shorter(architecture.max_seq_len), after=" or less", most=1)]
-    window = architecture.sliding_window
-    if window is None or seq_len <= window:
-        return []
-    what = (
-        f"train.seq_len = {seq_len} is longer than the model's sliding_window = {window}, and attention within a "
-        "window is not computed yet"
-    )
-    return [Problem(what, _shorter(window), after=" or less", most=1)]
+    return []
 
 
 def _shorter(most: int) -> list[Fix]:

@@ -18,6 +18,7 @@ from meshwright.spec.job.size_rules import (
     expert_problems,
     head_exchange_problems,
     length_problems,
+    ring_problems,
     tensor_problems,
 )
 from meshwright.spec.layout.layout import AXES, Layout
@@ -80,7 +81,7 @@ def split_problems(layout: Layout, architecture: LlamaArchitecture | None, seq_l
     # A tp that is wrong anyhow is no reason to change the sequences.
     problems = [*_sequence_problems(layout.replace(tp=1) if tensor else layout, seq_len), *tensor]
     if architecture is not None:
-        problems += head_exchange_problems(layout, architecture)
+        problems += [*head_exchange_problems(layout, architecture), *ring_problems(layout, architecture)]
     num_layers = None if architecture is None else architecture.num_layers
     problems += [*expert_problems(layout, architecture, knows_tp=not tensor), *_stage_problems(layout, num_layers)]
     problems += _checkpoint_problems(layout, num_layers)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from meshwright.spec.frozen import Frozen
+
+LayerType = Literal["sliding_attention", "full_attention"]
+"""A layer's attention, as Hugging Face configs name it."""
 
 
 class RopeScaling(Frozen):
@@ -58,7 +63,9 @@ class LlamaArchitecture(Frozen):
     qkv_bias: bool = False
     """Whether the query, key and value projections add a bias, as in Qwen2."""
     sliding_window: PositiveInt | None = None
-    """Positions that a query attends to, its own included; sequences beyond it are refused. None for all."""
+    """Positions that a query of a sliding_attention layer attends to, its own included. None for all."""
+    layer_types: Annotated[tuple[LayerType, ...], Field(strict=False, min_length=1)] = ("sliding_attention",)
+    """Which layers have the sliding window, if there is one; repeated over the layers."""
     max_seq_len: PositiveInt = 8192
     """Tokens in the longest sequence that the model is meant for; sizes nothing."""
 
@@ -77,6 +84,15 @@ class LlamaArchitecture(Frozen):
                 f"set it to {max(2, self.head_dim - 1)} or {self.head_dim + 1}"
             )
         return self
+
+    @property
+    def has_sinks_and_output_bias(self) -> bool:
+        """Return whether query heads have a learned logit in the softmax's denominator, and all projections a bias."""
+        return False
+
+    def window_of(self, layer: int) -> int | None:
+        """Return the sliding window of one layer, None where it attends to all positions."""
+        return self.sliding_window if self.layer_types[layer % len(self.layer_types)] == "sliding_attention" else None
 
     @property
     def attention_dim(self) -> int:

@@ -8,7 +8,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from meshwright.spec.model.architecture import LlamaArchitecture
 
-_OF_LLAMA_ONLY = ("rope_scaling", "qk_norm", "qkv_bias", "sliding_window")
+_OF_LLAMA_ONLY = ("rope_scaling", "qk_norm", "qkv_bias", "sliding_window", "layer_types")
 
 
 class GPT2Architecture(LlamaArchitecture):

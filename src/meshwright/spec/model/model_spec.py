@@ -9,6 +9,9 @@ Recomputation does not count. The mask's half is exact up to one part in s: the 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import groupby
 from typing import Annotated
 
 from pydantic import Field, PositiveInt
@@ -17,6 +20,7 @@ from meshwright.errors import UnsupportedError
 from meshwright.spec.frozen import Frozen
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.gpt2_architecture import GPT2Architecture
+from meshwright.spec.model.gpt_oss_architecture import GptOssArchitecture
 from meshwright.spec.model.moe_architecture import MoEArchitecture
 from meshwright.spec.model.op import Op
 from meshwright.spec.model.transformer_config import (
@@ -63,6 +67,15 @@ class ModelSpec(Frozen):
     """The groups in the order of forward."""
 
     @property
+    def distinct_groups(self) -> tuple[BlockGroup, ...]:
+        """Return the groups with those of equal ops as one, such as every second block, in the order of the first."""
+        found: dict[tuple[Op, ...], BlockGroup] = {}
+        for group in self.groups:
+            count = found[group.ops].count if group.ops in found else 0
+            found[group.ops] = group.replace(count=count + group.count)
+        return tuple(found.values())
+
+    @property
     def num_parameters(self) -> int:
         """Return the exact number of parameters, tied ones once."""
         return sum(group.count * group.num_parameters for group in self.groups)
@@ -99,12 +112,7 @@ def transformer_spec(config: TransformerConfig) -> ModelSpec:
 
 def transformer_config(architecture: LlamaArchitecture) -> TransformerConfig:
     """Return the sizes and switches of the model of `architecture`."""
-    is_gpt2, num_layers = isinstance(architecture, GPT2Architecture), architecture.num_layers
-    mlp = MLPConfig(architecture.ffn_dim, is_gated=not is_gpt2, has_bias=is_gpt2)
-    kinds: list[tuple[int, MLPConfig | MoEConfig]] = [(num_layers, mlp)]
-    if isinstance(architecture, MoEArchitecture):
-        num_dense = architecture.num_dense_layers
-        kinds = [(num_dense, mlp), (num_layers - num_dense, _moe_config(architecture))]
+    is_gpt2 = isinstance(architecture, GPT2Architecture)
     attention = AttentionConfig(
         num_heads=architecture.num_heads,
         num_kv_heads=architecture.num_kv_heads,
@@ -113,23 +121,38 @@ def transformer_config(architecture: LlamaArchitecture) -> TransformerConfig:
         has_rope=not is_gpt2,
         qk_norm=architecture.qk_norm,
         qkv_bias=architecture.qkv_bias or is_gpt2,
-        output_bias=is_gpt2,
+        output_bias=is_gpt2 or architecture.has_sinks_and_output_bias,
+        has_sinks=architecture.has_sinks_and_output_bias,
     )
     return TransformerConfig(
         vocab_size=architecture.vocab_size,
         dim=architecture.dim,
-        blocks=tuple(BlocksConfig(count, attention, ffn) for count, ffn in kinds),
+        blocks=tuple(_blocks(architecture, attention)),
         num_positions=architecture.max_seq_len if is_gpt2 else None,
         has_layer_norm=is_gpt2,
         tie_embeddings=architecture.tie_embeddings,
     )
 
 
+def _blocks(architecture: LlamaArchitecture, attention: AttentionConfig) -> Iterator[BlocksConfig]:
+    """Yield runs of equal blocks in the order of forward."""
+    is_gpt2 = isinstance(architecture, GPT2Architecture)
+    mlp = MLPConfig(architecture.ffn_dim, is_gated=not is_gpt2, has_bias=is_gpt2)
+    moe = _moe_config(architecture) if isinstance(architecture, MoEArchitecture) else None
+    num_dense = architecture.num_dense_layers if isinstance(architecture, MoEArchitecture) else architecture.num_layers
+    layers = range(architecture.num_layers)
+    for (window, is_dense), run in groupby(layers, lambda i: (architecture.window_of(i), i < num_dense)):
+        yield BlocksConfig(len([*run]), replace(attention, window=window), mlp if is_dense or moe is None else moe)
+
+
 def _moe_config(architecture: MoEArchitecture) -> MoEConfig:
-    shared_dim = architecture.shared_ffn_dim
+    shared_dim, is_gpt_oss = architecture.shared_ffn_dim, isinstance(architecture, GptOssArchitecture)
     return MoEConfig(
         num_experts=architecture.num_experts,
         experts_per_token=architecture.experts_per_token,
-        expert=MLPConfig(architecture.expert_ffn_dim),
+        expert=MLPConfig(architecture.expert_ffn_dim, has_bias=is_gpt_oss),
         shared=MLPConfig(shared_dim) if shared_dim else None,
+        router_bias=is_gpt_oss,
+        # Biases are added and gate and up clamped, scaled and shifted, an operator each.
+        num_bias_passes=6 if is_gpt_oss else 0,
     )

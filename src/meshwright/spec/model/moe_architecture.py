@@ -66,6 +66,8 @@ class YarnScaling(Frozen):
     """Weight of the length-dependent factor on the attention scores, applied twice."""
     original_max_seq_len: PositiveInt = 4096
     """Tokens in the longest sequence before the stretch."""
+    truncate: bool = True
+    """Whether the blended range begins and ends at whole pairs of dimensions, as DeepSeek's does, GPT-OSS's not."""
 
 
 class MoEArchitecture(LlamaArchitecture):

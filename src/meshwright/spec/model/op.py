@@ -69,7 +69,7 @@ class Matmul(_Linear):
 
 
 class GroupedMatmul(_Linear):
-    """One linear layer without bias for each of several experts; each token goes through a few of them."""
+    """One linear layer for each of several experts; each token goes through a few of them."""
 
     kind: Literal["grouped_matmul"] = "grouped_matmul"
     part: Part = "experts"
@@ -79,11 +79,13 @@ class GroupedMatmul(_Linear):
     """Layers that each token goes through."""
     tensor_split: TensorSplit
     """How etp shards the weight; see Matmul.tensor_split."""
+    has_bias: bool = False
+    """Whether each layer adds a bias to its output."""
 
     @property
     def num_parameters(self) -> int:
-        """Return the weights of all experts."""
-        return self.num_experts * self.in_features * self.out_features
+        """Return the weights of all experts, and their biases."""
+        return self.num_experts * (self.in_features + self.has_bias) * self.out_features
 
     @property
     def num_matmul_parameters(self) -> int:
@@ -131,6 +133,13 @@ class CoreAttention(_Op):
     """Whether a token attends only to itself and to what is before it."""
     window: PositiveInt | None = None
     """Size of the sliding window, the current token included; None for the whole sequence."""
+    has_sinks: bool = False
+    """Whether each query head has a learned logit in the softmax's denominator."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Return the number of sinks."""
+        return self.num_heads if self.has_sinks else 0
 
     def mean_context(self, seq_len: int) -> float:
         """Return the mean number of keys that a query attends to in a sequence of `seq_len`: half of it if causal.

@@ -6,6 +6,7 @@ Dates are those of reading. The totals of parameters that the publishers print a
 from typing import Any
 
 from meshwright.spec.model.architecture import LlamaArchitecture, RopeScaling
+from meshwright.spec.model.gpt_oss_architecture import GptOssArchitecture
 from meshwright.spec.model.moe_architecture import LatentAttention, MoEArchitecture, Router, YarnScaling
 
 
@@ -92,13 +93,38 @@ _DEEPSEEK_V3 = MoEArchitecture(
     rope_interleaved=True,
 )
 
-# Our own sizes again, of the shapes of Mixtral and of DeepSeek-V3; all that ranks share divides by 4.
+# "gpt-oss-120b & gpt-oss-20b Model Card" (arXiv:2508.10925), section 2 and table 1, and config.json of
+# openai/gpt-oss-20b and openai/gpt-oss-120b. Every second layer has the window. 2026-11.
+_GPT_OSS_20B = GptOssArchitecture(
+    vocab_size=201_088,
+    dim=2880,
+    num_layers=24,
+    num_heads=64,
+    num_kv_heads=8,
+    head_dim=64,
+    ffn_dim=2880,
+    rope_theta=150_000.0,
+    max_seq_len=131_072,
+    num_experts=32,
+    experts_per_token=4,
+    expert_ffn_dim=2880,
+    yarn=YarnScaling(factor=32.0, original_max_seq_len=4096, truncate=False),
+)
+
+# Our own sizes again, of the shapes of Mixtral, of GPT-OSS and of DeepSeek-V3; all that ranks share divides by 4.
 _SMALL_SIZES = {"vocab_size": 288, "dim": 128, "num_layers": 4, "num_heads": 4, "rope_theta": 10_000.0}
 _MOE_4M = MoEArchitecture.from_dict(
     {
         **_SMALL_SIZES,
         **{"num_kv_heads": 2, "head_dim": 32, "ffn_dim": 320, "max_seq_len": 4096},
         **{"num_experts": 8, "experts_per_token": 2, "expert_ffn_dim": 320},
+    }
+)
+_GPT_OSS_4M = GptOssArchitecture.from_dict(
+    {
+        **_MOE_4M.to_dict(),
+        **{"qkv_bias": True, "sliding_window": 32, "layer_types": _GPT_OSS_20B.layer_types},
+        "yarn": YarnScaling(factor=4.0, original_max_seq_len=1024, truncate=False),
     }
 )
 _MLA_MOE_4M = MoEArchitecture.from_dict(
@@ -137,9 +163,12 @@ PRESETS: dict[str, LlamaArchitecture] = {
     "qwen3-8b": _qwen3(dim=4096, num_layers=36, num_heads=32, ffn_dim=12_288),
     "moe-4m": _MOE_4M,
     "mla-moe-4m": _MLA_MOE_4M,
+    "gpt-oss-4m": _GPT_OSS_4M,
     "mixtral-8x7b": _MIXTRAL_8X7B,
     "qwen3-30b-a3b": _qwen3_moe(dim=2048, num_layers=48, num_heads=32, ffn_dim=6144, expert_ffn_dim=768),
     "qwen3-235b-a22b": _qwen3_moe(dim=4096, num_layers=94, num_heads=64, ffn_dim=12_288, expert_ffn_dim=1536),
+    "gpt-oss-20b": _GPT_OSS_20B,
+    "gpt-oss-120b": _GPT_OSS_20B.replace(num_layers=36, num_experts=128),
     "deepseek-v3": _DEEPSEEK_V3,
 }
 """Architectures by the name that `model.source` takes."""

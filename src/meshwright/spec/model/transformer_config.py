@@ -30,6 +30,8 @@ class AttentionConfig:
     """Whether each query and key head is normalised."""
     qkv_bias: bool = False
     output_bias: bool = False
+    has_sinks: bool = False
+    """Whether each query head has a learned logit in the softmax's denominator."""
 
     @property
     def value_head_dim(self) -> int:
@@ -65,6 +67,7 @@ class MoEConfig:
     """Of the shared experts together; None without."""
     num_bias_passes: int = 0
     """Times that biases, clamps and scales read and write an expert's ffn_dim, each by an operator of its own."""
+    router_bias: bool = False
 
 
 @dataclass(frozen=True)

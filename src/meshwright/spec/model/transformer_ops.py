@@ -25,7 +25,7 @@ from meshwright.spec.model.transformer_config import (
     TransformerConfig,
 )
 
-_PATHS: dict[Part, str] = {"experts": "ffn.experts", "shared_experts": "ffn.shared"}
+_PATHS: dict[Part, str] = {"experts": "ffn.experts", "shared_experts": "ffn.shared", "router": "ffn"}
 """Module path of a part within its block, where it is not the part's own name."""
 
 
@@ -73,6 +73,7 @@ def _attention(dim: int, config: AttentionConfig) -> tuple[Op, ...]:
             value_head_dim=config.value_head_dim,
             causal=True,
             window=config.window,
+            has_sinks=config.has_sinks,
         ),
         _linear("attention", "output", (values, dim), "rows", config.output_bias),
     )
@@ -121,7 +122,7 @@ def _moe(dim: int, config: MoEConfig) -> tuple[Op, ...]:
     rows, widths, names = chosen * dim, chosen * expert.ffn_dim, _inputs(expert)
     biased = config.num_bias_passes * widths
     return (
-        Matmul(name="ffn.router", part="router", in_features=dim, out_features=config.num_experts),
+        _linear("router", "router", (dim, config.num_experts), has_bias=config.router_bias),
         _elementwise("experts", "permute", rows, rows),
         *(_experts(config, name, (dim, expert.ffn_dim), "columns") for name in names),
         _elementwise("experts", expert.activation, len(names) * widths, widths),
@@ -166,6 +167,7 @@ def _experts(config: MoEConfig, name: str, features: tuple[int, int], split: Ten
         in_features=features[0],
         out_features=features[1],
         tensor_split=split,
+        has_bias=config.expert.has_bias,
     )
 
 

@@ -13,14 +13,16 @@ from meshwright.spec.job.sections import OptimizerSection
 
 def build_optimizer(model: nn.Module, section: OptimizerSection) -> AdamW:
     """Return fused AdamW with weight decay on matrices only, not on norms and biases."""
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     if not trainable:
         raise ConfigError(
             "the model has no trainable parameters, but the optimizer needs one: assign an nn.Parameter, or modules "
             "that hold some, to the model in its constructor"
         )
-    matrices = [parameter for parameter in trainable if parameter.dim() >= 2]
-    vectors = [parameter for parameter in trainable if parameter.dim() < 2]
+    # Biases of experts are vectors, stacked.
+    is_matrix = {name: parameter.dim() >= 2 and not name.endswith("bias") for name, parameter in trainable.items()}
+    matrices = [parameter for name, parameter in trainable.items() if is_matrix[name]]
+    vectors = [parameter for name, parameter in trainable.items() if not is_matrix[name]]
     groups = [
         {"params": matrices, "weight_decay": section.weight_decay},
         {"params": vectors, "weight_decay": 0.0},

@@ -52,7 +52,7 @@ def layouts(draw: st.DrawFn) -> Layout:
 def cases(draw: st.DrawFn) -> tuple[PlanRequest, Layout]:
     """Draw a layout with a model, a batch and sequences that it mostly divides, but for one factor now and then."""
     layout = draw(layouts())
-    dense, mixed = ("llama-1m", "llama3-8b", "llama3-70b"), ("moe-4m", "mla-moe-4m", "mixtral-8x7b")
+    dense, mixed = ("llama-1m", "llama3-8b", "llama3-70b"), ("moe-4m", "mla-moe-4m", "gpt-oss-4m", "mixtral-8x7b")
     model = draw(st.sampled_from(mixed if layout.ep * layout.etp > 1 else (*dense, *dense, *mixed)))
     seq_len = layout.cp * layout.tp * draw(st.sampled_from((1, 2, 3, 8, 64)))
     per_pass, number = layout.dp * layout.microbatch_size, draw(st.integers(1, 4 * layout.num_stages))

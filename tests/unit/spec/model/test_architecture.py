@@ -44,7 +44,7 @@ def test_rope_scaling_wants_a_band() -> None:
 
 
 def test_small_presets_split_over_two_and_four_ranks() -> None:
-    for name in ("llama-1m", "llama-15m", "llama-100m", "moe-4m", "mla-moe-4m"):
+    for name in ("llama-1m", "llama-15m", "llama-100m", "moe-4m", "mla-moe-4m", "gpt-oss-4m"):
         small = PRESETS[name]
         assert small.num_kv_heads % 2 == 0
         if isinstance(small, MoEArchitecture):

@@ -24,6 +24,9 @@ PUBLISHED = {
     "mixtral-8x7b": 46_702_792_704,
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-235b-a22b": 235_093_634_560,
+    # arXiv:2508.10925, table 1, rounds them to 20.91 and 116.83 billion.
+    "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672,
     # Without the 14,848 numbers of the routers' biases, which are no parameters here, and the 62nd layer.
     "deepseek-v3": 671_026_404_352,
 }
@@ -46,6 +49,22 @@ def test_active_parameters_are_those_published(name: str) -> None:
     spec = model_spec(PRESETS[name])
     embedding = PRESETS[name].vocab_size * PRESETS[name].dim
     assert (spec.num_active_matmul_parameters + embedding) / 1e9 == pytest.approx(ACTIVE[name], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "experts", "attention", "active"),
+    [("gpt-oss-20b", 19.12, 0.64, 3.61), ("gpt-oss-120b", 114.71, 0.96, 5.13)],
+)
+def test_the_parts_of_gpt_oss_are_those_published(name: str, experts: float, attention: float, active: float) -> None:
+    # arXiv:2508.10925, table 1, in billions; its active parameters include the head and not the embedding.
+    spec = model_spec(PRESETS[name])
+    of_part: dict[str, int] = {}
+    for group in spec.groups:
+        for op in group.ops:
+            of_part[op.part] = of_part.get(op.part, 0) + group.count * op.num_parameters
+    assert (of_part["experts"] + of_part["router"]) / 1e9 == pytest.approx(experts, abs=0.005)
+    assert of_part["attention"] / 1e9 == pytest.approx(attention, abs=0.005)
+    assert spec.num_active_matmul_parameters / 1e9 == pytest.approx(active, abs=0.005)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -84,8 +103,20 @@ def test_flops_of_mixtures_are_those_of_the_formula(name: str) -> None:
     num_mixtures = a.num_layers - a.num_dense_layers
     matmul_parameters = a.num_layers * attention + a.num_dense_layers * 3 * a.dim * a.ffn_dim + num_mixtures * experts
     matmul_parameters += a.dim * a.vocab_size
-    attention_flops = 3 * a.num_layers * a.num_heads * (a.head_dim + value_width) * seq_len
+    # A window of w is full for all but the first w queries.
+    windows = [a.window_of(layer) or seq_len for layer in range(a.num_layers)]
+    keys = sum(2 * w - w * w / seq_len for w in windows)
+    attention_flops = 3 * a.num_heads * (a.head_dim + value_width) * keys
     assert model_spec(a).flops_per_token(seq_len) == 6 * matmul_parameters + attention_flops
+
+
+def test_layers_with_a_window_are_where_the_model_has_them() -> None:
+    spec = model_spec(PRESETS["gpt-oss-20b"].replace(num_layers=5))
+    windows = [op.window for group in spec.groups for op in group.ops if isinstance(op, CoreAttention)]
+    assert windows == [128, None, 128, None, 128]
+    assert [(group.name, group.count) for group in spec.distinct_groups] == [
+        *[("", 1), ("blocks", 3), ("blocks", 2), ("", 1)]
+    ]
 
 
 def test_dense_layers_come_first() -> None:

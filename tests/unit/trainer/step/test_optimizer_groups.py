@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from meshwright.models.build import build_architecture
 from meshwright.spec.job.sections import OptimizerSection
+from meshwright.spec.model.presets import PRESETS
 from meshwright.trainer.step.optimizer import build_optimizer
 
 SECTION = OptimizerSection(learning_rate=1e-2, weight_decay=0.5, betas=(0.9, 0.95), eps=1e-8)
@@ -36,6 +38,17 @@ def test_only_matrices_decay() -> None:
         "norm.weight": 0.0,
         "norm.bias": 0.0,
         "linear.bias": 0.0,
+    }
+
+
+def test_biases_of_experts_do_not_decay() -> None:
+    model = build_architecture(PRESETS["gpt-oss-4m"])
+    decaying = [group for group in build_optimizer(model, SECTION).param_groups if group["weight_decay"]]
+    decayed = {id(parameter) for group in decaying for parameter in group["params"]}
+    names = {name for name, parameter in model.blocks[0].named_parameters() if id(parameter) in decayed}
+    assert names == {
+        *(f"attention.{name}.weight" for name in ("query", "key", "value", "output")),
+        *("ffn.router.weight", "ffn.experts.gate", "ffn.experts.up", "ffn.experts.down"),
     }
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from meshwright.checkpoint.hf.maps.gpt2 import GPT2
 from meshwright.checkpoint.hf.maps.llama import LLAMA
-from meshwright.checkpoint.hf.maps.moe import DEEPSEEK_V3, MIXTRAL, QWEN3_MOE
+from meshwright.checkpoint.hf.maps.moe import DEEPSEEK_V3, GPT_OSS, MIXTRAL, QWEN3_MOE
 from meshwright.checkpoint.hf.maps.phi3 import phi3_map
 from meshwright.models.build import build_architecture
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters, persistent_buffers
@@ -30,6 +30,7 @@ _MAPS: dict[str, NameMap] = {
     "mixtral": MIXTRAL,
     "qwen3_moe": QWEN3_MOE,
     "deepseek_v3": DEEPSEEK_V3,
+    "gpt_oss": GPT_OSS,
 }
 _MAPS_BY_SIZES = {"phi3": phi3_map}
 """Families whose fused tensors are divided by the sizes of the model."""

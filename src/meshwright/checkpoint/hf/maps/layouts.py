@@ -10,7 +10,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from meshwright.spec.model.hf.name_map import NameMap, Rename, their_name
+from meshwright.spec.model.hf.name_map import NameMap, Part, Rename, their_name
 
 PIECE_BYTES = 32 << 20
 """Tensors are converted in pieces of about this size where their rows are independent."""
@@ -32,8 +32,7 @@ def joined(renames: Sequence[Rename], parts: Sequence[Tensor]) -> Tensor:
 
 def _one_to_ours(rename: Rename, tensor: Tensor) -> Tensor:
     if rename.part is not None:
-        start, end = rename.part.range_of(tensor.shape[rename.part.dim])
-        tensor = tensor.narrow(rename.part.dim, start, end - start)
+        tensor = _part_of(tensor, rename.part)
     if rename.is_transposed:
         tensor = tensor.mT
     if rename.interleaved_heads is not None:
@@ -56,7 +55,11 @@ def to_theirs(renames: Sequence[Rename], ours: Sequence[Tensor]) -> Tensor:
             tensor = _swap_pairs(tensor, (rename.our_interleaved_heads, -1, 2))
         laid_out.append(tensor.mT if rename.is_transposed else tensor)
     part = renames[0].part
-    return (laid_out[0] if part is None else torch.cat(laid_out, dim=part.dim)).contiguous()
+    if part is None:
+        return laid_out[0].contiguous()
+    if part.is_interleaved:
+        return torch.stack(laid_out, dim=part.dim + 1).flatten(part.dim, part.dim + 1)
+    return torch.cat(laid_out, dim=part.dim)
 
 
 def written_together(names: NameMap, ours: Collection[str]) -> dict[str, list[tuple[str, Rename]]]:
@@ -87,6 +90,14 @@ def share_of(sizes: Sequence[int], rank: int, num_ranks: int) -> range:
 def _part_index(named: tuple[str, Rename]) -> int:
     part = named[1].part
     return 0 if part is None else part.index
+
+
+def _part_of(tensor: Tensor, part: Part) -> Tensor:
+    if part.is_interleaved:
+        every: Tensor = tensor.unflatten(part.dim, (-1, len(part.shares))).select(part.dim + 1, part.index)
+        return every
+    start, end = part.range_of(tensor.shape[part.dim])
+    return tensor.narrow(part.dim, start, end - start)
 
 
 def _swap_pairs(tensor: Tensor, pairs: tuple[int, int, int]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Name maps of Mixtral, Qwen3-MoE and DeepSeek-V3.
+"""Name maps of Mixtral, Qwen3-MoE, GPT-OSS and DeepSeek-V3.
 
 A Hugging Face folder has one tensor per expert, a checkpoint has one for all experts of a layer. For DeepSeek,
 transformers and our model both rotate neighbouring dimensions, so the weights are not permuted.
@@ -29,6 +29,42 @@ MIXTRAL = NameMap(
 )
 
 QWEN3_MOE = NameMap((*SHARED_BY_ALL, *GROUPED_ATTENTION, *FEED_FORWARD, *_EXPERTS))
+
+_LAYER = "model.layers.{i}"
+_GATE_AND_UP = tuple(enumerate(("gate", "up")))
+
+# Their weights are (in, out), gate and up in alternate columns.
+GPT_OSS = NameMap(
+    (
+        *SHARED_BY_ALL,
+        *GROUPED_ATTENTION,
+        Rename("blocks.{i}.attention.output.bias", f"{_LAYER}.self_attn.o_proj.bias"),
+        Rename("blocks.{i}.attention.sinks.weight", f"{_LAYER}.self_attn.sinks"),
+        Rename("blocks.{i}.ffn.router.weight", f"{_LAYER}.mlp.router.weight"),
+        Rename("blocks.{i}.ffn.router.logit_bias", f"{_LAYER}.mlp.router.bias"),
+        *(
+            Rename(
+                f"blocks.{{i}}.ffn.experts.{ours}",
+                f"{_LAYER}.mlp.experts.gate_up_proj",
+                is_transposed=True,
+                part=Part(index, (1, 1), dim=2, is_interleaved=True),
+                has_experts=True,
+            )
+            for index, ours in _GATE_AND_UP
+        ),
+        *(
+            Rename(
+                f"blocks.{{i}}.ffn.experts.{ours}_bias",
+                f"{_LAYER}.mlp.experts.gate_up_proj_bias",
+                part=Part(index, (1, 1), dim=1, is_interleaved=True),
+                has_experts=True,
+            )
+            for index, ours in _GATE_AND_UP
+        ),
+        Rename("blocks.{i}.ffn.experts.down", f"{_LAYER}.mlp.experts.down_proj", is_transposed=True, has_experts=True),
+        Rename("blocks.{i}.ffn.experts.down_bias", f"{_LAYER}.mlp.experts.down_proj_bias"),
+    ),
+)
 
 FUSED_EXPERTS = "experts.gate_up_proj"
 """End of a name that only the modules of transformers 5 have: all experts of a layer in one tensor."""

@@ -16,8 +16,10 @@ from meshwright.errors import ConfigError, UnsupportedError
 from meshwright.spec.job.field_docs import field_rule
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.gpt2_architecture import GPT2Architecture
+from meshwright.spec.model.gpt_oss_architecture import GptOssArchitecture
 from meshwright.spec.model.hf.hf_families import ALIASES, FAMILIES
 from meshwright.spec.model.hf.hf_family import ELSEWHERE, HARMLESS, ONLY, WIDTH_OF_HEADS, Family
+from meshwright.spec.model.hf.hf_layers import layers_from_hf, layers_to_hf, window_obstacles
 from meshwright.spec.model.hf.hf_quantization import QUANTIZATION, require_readable
 from meshwright.spec.model.hf.hf_rope import ROPE_KEYS, rope_from_hf, rope_to_hf, yarn_obstacle
 from meshwright.spec.model.moe_architecture import MoEArchitecture
@@ -47,6 +49,7 @@ def architecture_from_hf(config: dict[str, Any], source: str = "config.json") ->
     fields |= _defaults(config, family, fields, source)
     fields |= {ours: config[theirs] for theirs, ours in family.optional.items() if config.get(theirs) is not None}
     fields |= {**family.implied, **_derived(config, model_type, source)}
+    fields |= layers_from_hf(config, family, fields["num_layers"], source)
     fields |= rope_from_hf(config, family, source) if family.rope_types else {}
     try:
         return family.architecture.from_dict(_nested(fields))
@@ -77,9 +80,10 @@ def architecture_to_hf(architecture: LlamaArchitecture) -> dict[str, Any]:
         "architectures": [f"{family.title}{family.model_class}"],
         "model_type": model_type,
         **{theirs: _get(architecture, ours) for theirs, ours in keys.items()},
-        **({**rope_to_hf(architecture), "hidden_act": "silu"} if family.rope_types else {}),
+        **({**rope_to_hf(architecture, family), "hidden_act": "silu"} if family.rope_types else {}),
         **dict.fromkeys(family.dropouts, getattr(architecture, "dropout", 0.0)),
         **family.written,
+        **layers_to_hf(architecture, family),
         **special,
     }
 
@@ -94,6 +98,8 @@ def hf_model_type(architecture: LlamaArchitecture) -> str:
         if architecture.qkv_bias:
             return "qwen2"
         return "mistral" if architecture.sliding_window else "llama"
+    if isinstance(architecture, GptOssArchitecture):
+        return "gpt_oss"
     if architecture.latent is not None:
         return "deepseek_v3"
     return "qwen3_moe" if architecture.qk_norm else "mixtral"
@@ -102,9 +108,8 @@ def hf_model_type(architecture: LlamaArchitecture) -> str:
 def hf_obstacles(architecture: LlamaArchitecture) -> list[str]:
     """Return the fields, with their values, in which `architecture` differs from all that its family can be."""
     family = FAMILIES[hf_model_type(architecture)]
-    # Which layers of a Qwen have the window, its config says and ours does not.
-    unlike = ["sliding_window"] if architecture.sliding_window and family.title != "Mistral" else []
-    unlike += ["qkv_bias"] if architecture.qkv_bias and family.title != "Qwen2" else []
+    unlike = window_obstacles(architecture, family)
+    unlike += ["qkv_bias"] if architecture.qkv_bias and not family.implied.get("qkv_bias") else []
     if isinstance(architecture, GPT2Architecture) and architecture.attention_dim != architecture.dim:
         unlike.append("head_dim")
     if not isinstance(architecture, MoEArchitecture):
@@ -146,8 +151,7 @@ def _require_sizes(config: dict[str, Any], written: dict[str, str], family: Fami
 def _refuse_unsupported(config: dict[str, Any], family: Family, source: str) -> None:
     require_readable(config, source)
     only = {**ONLY, **family.only}
-    window = {"sliding_attention"} if _window(config, family) else set()
-    if window:
+    if family.has_window_switch:
         only.pop("use_sliding_window")
     for key, allowed in only.items():
         if config.get(key, allowed) != allowed:
@@ -155,12 +159,6 @@ def _refuse_unsupported(config: dict[str, Any], family: Family, source: str) -> 
                 f"{source} has {key} = {config[key]!r}, which Meshwright does not compute: it would have to be "
                 f"{allowed!r}; {ELSEWHERE}"
             )
-    unlike = sorted(set(config.get("layer_types") or ()) - {"full_attention"} - window)
-    if unlike:
-        raise UnsupportedError(
-            f"{source} has layers of type {', '.join(unlike)} in layer_types, but Meshwright computes full_attention "
-            f"only: {ELSEWHERE}"
-        )
     of_family = {*family.sizes, *family.optional, *family.dropouts, *family.only, *family.harmless}
     known = {*of_family, *ONLY, *ROPE_KEYS, *HARMLESS, QUANTIZATION}
     unknown = sorted(key for key in config if key not in known and not key.startswith("_"))
@@ -171,16 +169,6 @@ def _refuse_unsupported(config: dict[str, Any], family: Family, source: str) -> 
         )
 
 
-def _window(config: dict[str, Any], family: Family) -> int | None:
-    """Return the positions that a query of some layers attends to; None where all layers attend to all.
-
-    Sequences within the window are the same in either kind of layer, and longer ones are refused.
-    """
-    is_read = "sliding_window" in family.optional or (family.has_window_switch and config.get("use_sliding_window"))
-    window: int | None = config.get("sliding_window") if is_read else None
-    return window
-
-
 def _defaults(config: dict[str, Any], family: Family, sizes: dict[str, Any], source: str) -> dict[str, Any]:
     """Return the fields that an absent key leaves; `sizes` are those that every config has."""
     heads, width = sizes["num_heads"], sizes["dim"]
@@ -188,8 +176,6 @@ def _defaults(config: dict[str, Any], family: Family, sizes: dict[str, Any], sou
     # For these transformers distinguishes null from absent.
     if "num_key_value_heads" in config:
         defaults["num_kv_heads"] = heads
-    if "sliding_window" in config:
-        defaults.pop("sliding_window", None)
     if "q_lora_rank" in config:
         defaults.pop("latent.query_rank", None)
     if defaults.get("head_dim") == WIDTH_OF_HEADS:
@@ -205,14 +191,12 @@ def _defaults(config: dict[str, Any], family: Family, sizes: dict[str, Any], sou
 
 def _derived(config: dict[str, Any], model_type: str, source: str) -> dict[str, Any]:
     """Return the fields that no single key gives."""
-    if "sliding_window" not in FAMILIES[model_type].optional and (window := _window(config, FAMILIES[model_type])):
-        return {"sliding_window": window}
     if model_type == "deepseek_v3":
         return {"head_dim": config["qk_nope_head_dim"] + config["qk_rope_head_dim"]}
     if model_type == "gpt2":
         rates = {"dropout": max(config.get(key, _GPT2_DROPOUT) for key in FAMILIES[model_type].dropouts)}
         return rates if config.get("n_inner") is not None else {**rates, "ffn_dim": 4 * config["n_embd"]}
-    if model_type == "mixtral":
+    if model_type in ("mixtral", "gpt_oss"):
         return {"ffn_dim": config["intermediate_size"]}
     if model_type == "qwen3_moe":
         dense = sorted(config.get("mlp_only_layers") or ())

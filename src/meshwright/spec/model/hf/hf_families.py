@@ -8,6 +8,7 @@ config.json holds what a model computes.
 from __future__ import annotations
 
 from meshwright.spec.model.gpt2_architecture import GPT2Architecture
+from meshwright.spec.model.gpt_oss_architecture import SWIGLU_GAIN, GptOssArchitecture
 from meshwright.spec.model.hf.hf_family import OPTIONAL, SIZES, WIDTH_OF_HEADS, Family
 from meshwright.spec.model.moe_architecture import MoEArchitecture
 
@@ -153,6 +154,44 @@ FAMILIES: dict[str, Family] = {
         written={**_NO_BIAS, "use_sliding_window": False, "decoder_sparse_step": 1},
         harmless=_ROUTER_LOSS | {"mlp_only_layers"},
         rope_types=_MOE_ROPE_TYPES,
+    ),
+    "gpt_oss": Family(
+        title="GptOss",
+        architecture=GptOssArchitecture,
+        sizes={
+            **SIZES,
+            "intermediate_size": "expert_ffn_dim",
+            "num_local_experts": "num_experts",
+            "num_experts_per_tok": "experts_per_token",
+        },
+        optional={**OPTIONAL, "sliding_window": "sliding_window", "swiglu_limit": "swiglu_limit"},
+        defaults={
+            "num_kv_heads": 8,
+            "head_dim": 64,
+            "norm_eps": 1e-5,
+            "rope_theta": 150_000.0,
+            "max_seq_len": 131_072,
+            "sliding_window": 128,
+            "layer_types": ("sliding_attention", "full_attention"),
+        },
+        implied={
+            "qk_norm": False,
+            "qkv_bias": True,
+            "num_dense_layers": 0,
+            "num_shared_experts": 0,
+            "router.score": "softmax",
+            "router.normalize_weights": True,
+            "router.weight_scale": 1.0,
+        },
+        only={"attention_bias": True, "swiglu_alpha": SWIGLU_GAIN},
+        written={"attention_bias": True, "attention_dropout": 0.0},
+        # The last two repeat num_experts_per_tok and the original length of yarn.
+        harmless=_ROUTER_LOSS | {"experts_per_token", "initial_context_length"},
+        rope_types=_MOE_ROPE_TYPES,
+        default_rope={
+            **{"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0},
+            **{"truncate": False, "original_max_position_embeddings": 4096},
+        },
     ),
     "deepseek_v3": Family(
         title="DeepseekV3",

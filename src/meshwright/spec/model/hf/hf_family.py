@@ -57,6 +57,8 @@ class Family:
     """Whether sliding_window counts where use_sliding_window is true."""
     rope_types: tuple[str, ...] = ("default", "llama3")
     """The stretches of RoPE that are computed; none where the model has no RoPE."""
+    default_rope: Mapping[str, Any] = field(default_factory=dict)
+    """The stretch of RoPE where the config has none."""
     dropouts: tuple[str, ...] = ()
     """Keys of dropout rates, which are read but not applied; other families have attention_dropout, which must be 0."""
 

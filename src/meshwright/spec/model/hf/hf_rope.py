@@ -23,6 +23,8 @@ def rope_from_hf(config: dict[str, Any], family: Family, source: str) -> dict[st
         if not isinstance(config.get(key) or {}, dict):
             raise ConfigError(f"{source} has {key} = {config[key]!r} where an object was expected: correct it there")
         rope |= config.get(key) or {}
+    if not any(config.get(key) for key in ("rope_scaling", "rope_parameters")):
+        rope |= family.default_rope
     theta = rope.pop("rope_theta")
     fields: dict[str, Any] = {"rope_theta": family.defaults.get("rope_theta", 10_000.0) if theta is None else theta}
     # "type" is the older name of "rope_type"; some files have both.
@@ -53,7 +55,7 @@ def rope_from_hf(config: dict[str, Any], family: Family, source: str) -> dict[st
     return fields
 
 
-def rope_to_hf(architecture: LlamaArchitecture) -> dict[str, Any]:
+def rope_to_hf(architecture: LlamaArchitecture, family: Family) -> dict[str, Any]:
     """Return rope_theta and rope_scaling."""
     scaling: dict[str, Any] | None = None
     yarn = architecture.yarn if isinstance(architecture, MoEArchitecture) else None
@@ -62,7 +64,11 @@ def rope_to_hf(architecture: LlamaArchitecture) -> dict[str, Any]:
     elif yarn is not None:
         # DeepSeek's own code reads "type".
         scaling = {"rope_type": "yarn", "type": "yarn", **yarn.to_dict()}
-    if scaling is not None:
+        if yarn.truncate:
+            del scaling["truncate"]
+    if scaling is None and family.default_rope:
+        scaling = {"rope_type": "default"}
+    elif scaling is not None:
         scaling["original_max_position_embeddings"] = scaling.pop("original_max_seq_len")
     return {"rope_theta": architecture.rope_theta, "rope_scaling": scaling}
 
@@ -78,9 +84,9 @@ def yarn_obstacle(mscale: float | None, mscale_all_dim: float | None) -> str | N
 
 
 def _yarn(scaling: dict[str, Any], source: str) -> dict[str, Any]:
-    if scaling.pop("attention_factor", None) is not None or not scaling.pop("truncate", True):
+    if scaling.pop("attention_factor", None) is not None:
         raise UnsupportedError(
-            f"{source} has attention_factor or truncate with its yarn, which Meshwright does not compute: {ELSEWHERE}"
+            f"{source} has attention_factor with its yarn, which Meshwright does not compute: {ELSEWHERE}"
         )
     if obstacle := yarn_obstacle(scaling.get("mscale"), scaling.get("mscale_all_dim")):
         raise UnsupportedError(f"{source} has {obstacle}: give both, or mscale = 1 alone, in a copy of the file")

@@ -30,11 +30,15 @@ class Part:
     """Relative sizes of all parts, in their order: (1, 1, 1) for thirds."""
     dim: int = 0
     """Dim that is divided."""
+    is_interleaved: bool = False
+    """Whether the parts, of equal sizes, alternate: element i of the whole is of part i % len(shares)."""
 
     def __post_init__(self) -> None:
         _set(self, "shares", tuple(self.shares))
         if not (0 <= self.index < len(self.shares) and min(self.shares) > 0 and self.dim >= 0):
             raise ConfigError(f"{self}: shares must be positive, index one of them, counted from 0, and dim 0 or more")
+        if self.is_interleaved and len(set(self.shares)) > 1:
+            raise ConfigError(f"{self}: interleaved parts have equal shares: set shares to as many ones")
 
     def range_of(self, size: int) -> tuple[int, int]:
         """Return (start, end) of this part of `size` elements."""
@@ -71,6 +75,8 @@ class Rename:
     """Number of heads where it is our RoPE that turns neighbours, as Meta's Llama does, and theirs that does not."""
     our_part: Part | None = None
     """Which part of ours theirs is, with a row for each of their tensors; None where theirs is the whole."""
+    has_experts: bool = False
+    """Whether dim 0 counts experts in both, each of which has the layout."""
 
     def __post_init__(self) -> None:
         ours, theirs = (fields_of(pattern) for pattern in (self.ours, self.theirs))
@@ -96,7 +102,7 @@ class Rename:
     def keeps_rows(self) -> bool:
         """Return whether each row of ours (an expert, if stacked) is the same row of theirs."""
         moves = self.is_transposed or self.part or self.our_part or self.interleaved_heads or self.our_interleaved_heads
-        return self.is_stacked or not moves
+        return self.is_stacked or self.has_experts or not moves
 
     def their_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Return the shape of each of their tensors that make up ours, of `shape`, or that ours is a part of."""

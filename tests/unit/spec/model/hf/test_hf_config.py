@@ -85,26 +85,86 @@ def test_qwen3_normalises_queries_and_keys() -> None:
     assert QWEN3["architectures"] == ["Qwen3ForCausalLM"]
 
 
-def test_a_sliding_window_is_read_and_longer_sequences_are_refused() -> None:
+def test_a_sliding_window_is_read_and_computed() -> None:
     mistral = architecture_to_hf(PRESETS["llama3.2-1b"].replace(sliding_window=4096, rope_scaling=None))
     assert mistral["architectures"] == ["MistralForCausalLM"]
     assert architecture_from_hf(mistral).sliding_window == 4096
     assert architecture_from_hf({**mistral, "sliding_window": None}).sliding_window is None
     # Without the key transformers takes 4096.
     assert architecture_from_hf({k: v for k, v in mistral.items() if k != "sliding_window"}).sliding_window == 4096
-    architecture = architecture_from_hf(mistral)
-    assert split_problems(Layout(), architecture, 4096) == []
-    [problem] = split_problems(Layout(), architecture, 4097)
-    assert "train.seq_len = 4097" in problem
-    assert "sliding_window = 4096" in problem
+    assert split_problems(Layout(), architecture_from_hf(mistral), 8192) == []
+    with pytest.raises(UnsupportedError, match="Mistral of transformers does not read"):
+        architecture_from_hf({**mistral, "layer_types": ["full_attention", *["sliding_attention"] * 15]})
 
 
-def test_a_window_of_some_layers_is_read_where_it_is_switched_on() -> None:
-    window = {"sliding_window": 1024, "max_window_layers": 2, "layer_types": ["full_attention", "sliding_attention"]}
-    assert architecture_from_hf({**QWEN3, **window, "use_sliding_window": True}).sliding_window == 1024
-    assert architecture_from_hf({**QWEN3, "sliding_window": 1024}).sliding_window is None
-    with pytest.raises(UnsupportedError, match="sliding_window = 1024"):
-        architecture_to_hf(architecture_from_hf({**QWEN3, **window, "use_sliding_window": True}))
+@pytest.mark.parametrize(
+    ("keys", "windows"),
+    [
+        ({"use_sliding_window": True, "max_window_layers": 2}, [None, None, 1024, 1024]),
+        ({"use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"] * 2}, [None, 1024] * 2),
+        ({"use_sliding_window": True, "max_window_layers": 4}, [None] * 4),
+        ({"use_sliding_window": False}, [None] * 4),
+        ({}, [None] * 4),
+    ],
+)
+def test_qwen_has_a_window_in_some_layers_where_it_is_switched_on(
+    keys: dict[str, Any], windows: list[int | None]
+) -> None:
+    config = {**QWEN3, "num_hidden_layers": 4, "sliding_window": 1024, **keys}
+    architecture = architecture_from_hf(config)
+    assert [architecture.window_of(layer) for layer in range(4)] == windows
+    assert architecture_from_hf(architecture_to_hf(architecture)) == architecture
+    transformers = pytest.importorskip("transformers", reason="needs meshwright[hf]")
+    for theirs in (config, architecture_to_hf(architecture)):
+        kinds = transformers.AutoConfig.for_model(**theirs).layer_types
+        assert kinds == ["full_attention" if window is None else "sliding_attention" for window in windows]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"layer_types": ["full_attention"] * 3}, "layer_types of 3 layers, but num_hidden_layers = 28"),
+        ({"layer_types": ["linear_attention"] * 28}, "layers of type linear_attention in layer_types"),
+        ({"layer_types": ["sliding_attention"] * 28}, "computes full_attention only without a sliding_window"),
+    ],
+)
+def test_other_kinds_of_layers_are_refused(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(MeshwrightError, match=told):
+        architecture_from_hf({**QWEN3, **changes})
+
+
+PUBLISHED_GPT_OSS: dict[str, Any] = {
+    **{"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "attention_bias": True, "hidden_act": "silu"},
+    **{"attention_dropout": 0.0, "eos_token_id": 200002, "pad_token_id": 199999, "experts_per_token": 4},
+    **{"head_dim": 64, "hidden_size": 2880, "initial_context_length": 4096, "initializer_range": 0.02},
+    **{"intermediate_size": 2880, "layer_types": ["sliding_attention", "full_attention"] * 12},
+    **{"max_position_embeddings": 131072, "num_attention_heads": 64, "num_experts_per_tok": 4},
+    **{"num_hidden_layers": 24, "num_key_value_heads": 8, "num_local_experts": 32, "output_router_logits": False},
+    "quantization_config": {"modules_to_not_convert": ["model.layers.*.self_attn"], "quant_method": "mxfp4"},
+    **{"rms_norm_eps": 1e-05, "rope_theta": 150000, "router_aux_loss_coef": 0.9, "sliding_window": 128},
+    "rope_scaling": {
+        **{"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096},
+        **{"rope_type": "yarn", "truncate": False},
+    },
+    **{"swiglu_limit": 7.0, "tie_word_embeddings": False, "use_cache": True, "vocab_size": 201088},
+}
+"""config.json of openai/gpt-oss-20b, 2026-11."""
+
+
+def test_the_published_gpt_oss_is_the_preset() -> None:
+    assert architecture_from_hf(PUBLISHED_GPT_OSS) == PRESETS["gpt-oss-20b"]
+    sparse = {key: PUBLISHED_GPT_OSS[key] for key in PUBLISHED_GPT_OSS if key not in ("rope_scaling", "layer_types")}
+    assert architecture_from_hf(sparse) == PRESETS["gpt-oss-20b"]
+    larger = {**PUBLISHED_GPT_OSS, "num_hidden_layers": 36, "num_local_experts": 128}
+    larger["layer_types"] = ["sliding_attention", "full_attention"] * 18
+    assert architecture_from_hf(larger) == PRESETS["gpt-oss-120b"]
+    with pytest.raises(UnsupportedError, match=r"swiglu_alpha = 1\.5"):
+        architecture_from_hf({**PUBLISHED_GPT_OSS, "swiglu_alpha": 1.5})
+
+
+def test_transformers_default_gpt_oss_is_the_larger_one() -> None:
+    transformers = pytest.importorskip("transformers", reason="needs meshwright[hf]")
+    assert architecture_from_hf(transformers.GptOssConfig().to_dict()) == PRESETS["gpt-oss-120b"]
 
 
 def test_qwen2_adds_a_bias_to_queries_keys_and_values() -> None:
@@ -185,7 +245,7 @@ def test_transformers_default_gpt2_is_the_published_one() -> None:
     assert architecture_from_hf(transformers.GPT2Config(**architecture_to_hf(published)).to_dict()) == published
 
 
-@pytest.mark.parametrize("name", ["llama3.2-1b", "qwen3-8b"])
+@pytest.mark.parametrize("name", ["llama3.2-1b", "qwen3-8b", "gpt-oss-20b"])
 def test_transformers_reads_what_we_write(name: str) -> None:
     transformers = pytest.importorskip("transformers", reason="needs meshwright[hf]")
     written = architecture_to_hf(PRESETS[name])
