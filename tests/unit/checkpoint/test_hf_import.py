@@ -188,8 +188,6 @@ def test_what_sizes_do_not_show_is_remarked(theirs: Path, caplog: pytest.LogCapt
 
 def test_what_no_export_can_describe_is_not_imported(tmp_path: Path) -> None:
     write_hf(tmp_path / "theirs", "deepseek_v3", n_group=8, topk_group=4)
-    with pytest.raises(
-        UnsupportedError, match=r"model with router\.num_groups = 8, which no export can"
-    ):
+    with pytest.raises(UnsupportedError, match=r"model with router\.num_groups = 8, which no export can"):
         import_folder(tmp_path / "theirs", tmp_path / "run")
     assert not (tmp_path / "run").exists()
