@@ -15,8 +15,7 @@ from meshwright.models.gpt2 import GPT2
 from meshwright.models.initial import initialize
 from meshwright.models.llama import Llama
 from meshwright.spec.job.job import Job
-from meshwright.spec.model.architecture import LlamaArchitecture, RopeScaling
-from meshwright.spec.model.gpt2_architecture import GPT2Architecture
+from meshwright.spec.model.architecture import GPT2Architecture, LlamaArchitecture, RopeScaling
 from meshwright.spec.model.hf.hf_config import architecture_to_hf
 from meshwright.spec.model.moe_architecture import MoEArchitecture
 from meshwright.spec.run.run import Manifest, Run

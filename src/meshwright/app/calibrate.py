@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
+from rich.console import RenderableType
 
 from meshwright.app.cuda import require_cuda
 from meshwright.app.progress import elapsed
@@ -15,9 +16,8 @@ from meshwright.app.results.result import Result
 from meshwright.calibrator.calibrated_machine import num_threads, this_machine
 from meshwright.calibrator.describe import describe
 from meshwright.calibrator.measure import mean_of, measure
-from meshwright.calibrator.profiled_step import profiled_steps
+from meshwright.calibrator.profiled_step import profiled_steps, step_jobs
 from meshwright.calibrator.size_grid import CPU_SIZES, CUDA_SIZES
-from meshwright.calibrator.step_jobs import step_jobs
 from meshwright.errors import ConfigError, MeshwrightError
 from meshwright.hardware.catalogue import user_folder
 from meshwright.hardware.entry_toml import cluster_toml, device_toml
@@ -29,9 +29,6 @@ from meshwright.spec.machine.device import Device
 from meshwright.trainer.launch.local_ranks import RanksFailed, run_ranks
 from meshwright.trainer.step.step_builder import TRAINER_STEP
 from meshwright.units import counted
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 Measured = TypeVar("Measured")
 _FIRST_LINE = "# Written by `meshwright calibrate`, which replaces it when it runs again.\n"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zipfile import BadZipFile
 
 from pydantic import InstanceOf
+from rich.console import RenderableType
 
 from meshwright.app.arguments import Positive, checked
 from meshwright.app.results.result import PlottedResult, Result, viewed
@@ -26,11 +27,6 @@ from meshwright.spec.step.comparison import Comparison
 from meshwright.spec.step.comparison import compare as compare_steps
 from meshwright.spec.trace.timeline import Timeline
 from meshwright.units import counted, format_duration
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.console import RenderableType
 
 Step = Path | str | InstanceOf[Timeline] | InstanceOf[Simulation]
 """What a step can be read from."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import Field
+from rich.console import RenderableType
 
 from meshwright.app.arguments import checked
 from meshwright.app.results.result import Result, viewed
@@ -17,9 +18,6 @@ from meshwright.fault_tolerance.launcher_watch import last_diagnosis
 from meshwright.pages.tables.diagnosis_table import diagnosis_page
 from meshwright.spec.run.diagnosis import Diagnosis
 from meshwright.spec.run.run import Run
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 
 class DiagnosisResult(Result, Diagnosis):

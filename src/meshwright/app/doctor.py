@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from rich.console import RenderableType
 from rich.text import Text
 
 from meshwright.app.results.result import Result
@@ -17,9 +18,6 @@ from meshwright.hardware import machine
 from meshwright.hardware.catalogue import recognise_device, user_folder
 from meshwright.hardware.machine import nvidia_driver
 from meshwright.units import format_bytes, format_count
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 TORCH_SERIES = ((2, 11), (2, 15))
 """Oldest and newest supported series of torch; pyproject.toml says the same to pip."""

@@ -16,14 +16,15 @@ from meshwright.calibrator.tiny_step import NUM_BLOCKS
 from meshwright.hardware import quantity
 from meshwright.spec.machine.cluster import Cluster, Link
 from meshwright.spec.machine.device import Device, MatmulRates
-from meshwright.spec.machine.figure import Figure, Source
-from meshwright.spec.machine.measured import (
+from meshwright.spec.machine.figure import (
     AttentionPoint,
     CollectiveKind,
     CollectivePoint,
+    Figure,
     MatmulPoint,
     MemoryOpPoint,
     OpLine,
+    Source,
 )
 
 # Fused AdamW reads parameter, gradient and both moments, and writes all but the gradient, in float32.

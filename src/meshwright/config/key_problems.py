@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from meshwright.config.keys import SECTIONS, Key, job_keys, section_meaning
 from meshwright.config.names import advice_for_key, meant_section
 from meshwright.config.positions import KeyPath
-from meshwright.config.toml_text import shown, toml_path
+from meshwright.config.write import shown, toml_path
 from meshwright.spec.job.job import SCHEMA_VERSION
 from meshwright.units import parse_count
 

@@ -8,7 +8,7 @@ from meshwright.config.key_problems import KeyProblem
 from meshwright.config.keys import SECTIONS, job_keys
 from meshwright.config.names import advice_for_key
 from meshwright.config.positions import KeyPath
-from meshwright.config.toml_text import toml_path
+from meshwright.config.write import toml_path
 
 _REMOVED = object()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from meshwright.config.keys import SECTIONS, Key, job_keys, section_meaning
 from meshwright.config.schema import SCHEMA_FILE, schema_text
-from meshwright.config.toml_text import shown
+from meshwright.config.write import shown
 
 REFERENCE_FILE = Path("docs/job.md")
 

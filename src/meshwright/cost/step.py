@@ -37,8 +37,7 @@ from meshwright.cost.compute.block_compute import Computed, ComputePricer, Price
 from meshwright.cost.compute.block_time import BlockPricer
 from meshwright.cost.compute.repeats import repeated_share
 from meshwright.cost.constants import Constants
-from meshwright.cost.pipeline.rank_pass import RankPass
-from meshwright.cost.pipeline.stage import blocks_per_rank, bubble_share
+from meshwright.cost.pipeline.stage import RankPass, blocks_per_rank, bubble_share
 from meshwright.cost.stack_factors import StackFactors, stacks_of
 from meshwright.cost.training_setup import Configurations
 from meshwright.cost.work import BLOCK, FIRST, LAST, work_of

@@ -10,20 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from meshwright.fault_tolerance.diagnosis_text import (
+    Wait,
     activity_text,
     call_location,
     collective_text,
     departure_text,
     expected_text,
+    first_mismatch,
     location_text,
     module_of_wait,
     module_source,
     op_text,
     phase_text,
     ranks_text,
+    roots,
+    waited_for,
+    waits_of,
 )
 from meshwright.fault_tolerance.evidence import Evidence
-from meshwright.fault_tolerance.waits import Wait, first_mismatch, roots, waited_for, waits_of
 from meshwright.spec.run.diagnosis import Diagnosis, RankState, Verdict
 from meshwright.spec.run.rank_records import LAST_PHASES, FlightRecord, Heartbeat, ProcessGroupRecord
 from meshwright.units import format_duration

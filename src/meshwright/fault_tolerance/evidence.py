@@ -1,4 +1,4 @@
-"""Evidence of a hang: heartbeats, flight records, process states and the median step time."""
+"""Evidence of a hang: heartbeats, flight records, process states and the median step time; needs no torch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 import socket
 import statistics
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,3 +161,20 @@ def read_stack(path: Path) -> list[Frame]:
     # Threads are listed newest first; the main thread is the last.
     frames = _FRAME.findall(_THREAD.split(text)[-1])
     return [Frame(file=file, line=int(line), function=function) for file, line, function in reversed(frames)]
+
+
+SILENT_ELSEWHERE_S = 24 * 3600.0
+"""A rank of another host that is silent for longer is taken to be gone; its process cannot be looked at from here."""
+
+
+def is_running(run: Run, now_s: Callable[[], float] = time.time) -> bool:
+    """Return whether a rank of `run` is alive: its process exists on this host, or it wrote recently on another."""
+    for heartbeat in read_heartbeats(run).values():
+        if heartbeat.phase in LAST_PHASES:
+            continue
+        state = process_state(heartbeat)
+        if state == "elsewhere" and now_s() - heartbeat.time_s < SILENT_ELSEWHERE_S:
+            return True
+        if state in ("running", "stopped"):
+            return True
+    return False

@@ -18,8 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from meshwright.errors import ConfigError
 from meshwright.spec.machine.device import Device
-from meshwright.spec.machine.figure import Figure
-from meshwright.spec.machine.measured import MemoryOp
+from meshwright.spec.machine.figure import Figure, MemoryOp
 
 
 class RateTable:

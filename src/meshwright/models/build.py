@@ -9,8 +9,7 @@ from meshwright.models.llama import Llama, LlamaBlock, LlamaFeedForward
 from meshwright.models.moe import MixtureOfExperts
 from meshwright.spec.job.sections import ModelSection
 from meshwright.spec.job.user_object import make_object
-from meshwright.spec.model.architecture import LlamaArchitecture
-from meshwright.spec.model.gpt2_architecture import GPT2Architecture
+from meshwright.spec.model.architecture import GPT2Architecture, LlamaArchitecture
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.model.moe_architecture import MoEArchitecture
 

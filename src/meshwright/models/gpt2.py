@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from meshwright.models.attention import CausalAttention, KVCache, LayerCache, next_positions
 from meshwright.models.initial import Constant, Normal
-from meshwright.spec.model.gpt2_architecture import GPT2Architecture
+from meshwright.spec.model.architecture import GPT2Architecture
 
 _RESIDUAL_OUTPUTS = ("attention.output.weight", "ffn.down.weight")
 _STD = 0.02

@@ -17,8 +17,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from meshwright.models.expert_rows import collect, reorder, spread, swiglu, token_rows
-from meshwright.models.grouped_matmul import grouped_matmul, required_alignment
+from meshwright.models.expert_rows import (
+    collect,
+    grouped_matmul,
+    reorder,
+    required_alignment,
+    spread,
+    swiglu,
+    token_rows,
+)
 from meshwright.spec.model.moe_architecture import MoEArchitecture
 
 

@@ -15,8 +15,7 @@ from typing import IO, Any, cast
 
 import numpy as np
 
-from meshwright.pages.figures.intervals import stream_names, thinned
-from meshwright.pages.figures.message_arrows import Message
+from meshwright.pages.figures.intervals import Message, stream_names, thinned
 from meshwright.spec.trace.timeline import MemoryCurve, SpanKind, TensorRole, Timeline
 from meshwright.units import MiB
 

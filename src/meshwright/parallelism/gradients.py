@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 
+from meshwright.parallelism.collectives import profiler_range
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.pipeline.stages import Stages, shared_parts
-from meshwright.parallelism.profiler_range import profiler_range
 
 
 class Gradients:

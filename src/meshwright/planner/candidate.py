@@ -20,7 +20,7 @@ from meshwright.cost.compute.recompute import drops_attention, nth_share
 from meshwright.cost.compute.repeats import repeated_share
 from meshwright.cost.layout_table import LayoutTable, layout_table
 from meshwright.cost.pipeline.stage import recompute_passes
-from meshwright.cost.stacks import GENERIC, load_stack
+from meshwright.cost.stack_factors import GENERIC, load_stack
 from meshwright.cost.training_setup import TrainingSetup
 from meshwright.planner.rate import dense_peak
 from meshwright.planner.request import PlanRequest

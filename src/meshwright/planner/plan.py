@@ -10,24 +10,24 @@ import numpy as np
 
 from meshwright.cost.layout_table import layout_table
 from meshwright.planner.candidate import candidate_at, judge
-from meshwright.planner.explain.contrasts import contrasts
+from meshwright.planner.explain.contrasts import contrasts, sensitivities, what_ifs
 from meshwright.planner.explain.explain import change_of, misfits
 from meshwright.planner.explain.infeasible import invalid_neighbours, invalid_reason, no_layout
-from meshwright.planner.explain.what_if import sensitivities, what_ifs
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.finalists import (
+    MEMORY_STEP,
     SPLIT_KEYS,
     Finalist,
     best_of,
     distinct_splits,
     finalists,
     replayed_if_fast,
+    simplest,
 )
 from meshwright.planner.search.menu import menu_of
 from meshwright.planner.search.price import Priced, memory_of_ranks, price
 from meshwright.planner.search.rules import is_valid
 from meshwright.planner.search.search import ROUNDS, Found, Known, complete, search
-from meshwright.planner.search.simplicity import MEMORY_STEP, simplest
 from meshwright.planner.search.space import reduces_needlessly, vary, with_ways
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.run.layout_plan import Candidate, Contrast, Plan

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from meshwright.config.load import DEFAULT, ResolvedJob, inspect_text, raise_problems
-from meshwright.cost.stacks import OURS, load_stack
+from meshwright.cost.stack_factors import OURS, load_stack
 from meshwright.cost.training_setup import TrainingSetup
 from meshwright.errors import ConfigError, InfeasibleLayout, UnsupportedError, problems_raised_by
 from meshwright.hardware.catalogue import LOCAL, load_device, with_example_rates

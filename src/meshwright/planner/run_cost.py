@@ -18,11 +18,9 @@ from dataclasses import dataclass, replace
 from meshwright.errors import ConfigError, InfeasibleLayout
 from meshwright.planner.plan import find
 from meshwright.planner.request import PlanRequest
-from meshwright.planner.search.finalists import finalists
-from meshwright.planner.search.simplicity import simplest
+from meshwright.planner.search.finalists import finalists, simplest
 from meshwright.spec.machine.cluster import Cluster
-from meshwright.spec.run.budget import Budget, Reliability
-from meshwright.spec.run.layout_plan import Candidate
+from meshwright.spec.run.layout_plan import Budget, Candidate, Reliability
 from meshwright.spec.step.workload import Workload
 
 _DAY_S = 86_400.0

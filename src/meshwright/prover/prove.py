@@ -21,7 +21,7 @@ from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.proof import Difference, LayoutProof, PlantedAxis, Proof, ProofPrecision
 from meshwright.trainer.launch.local_ranks import RanksFailed, run_ranks
-from meshwright.trainer.run.provenance import versions
+from meshwright.trainer.run.open_run import versions
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,12 @@ from meshwright.errors import ConfigError
 from meshwright.simulator.background import in_background
 from meshwright.simulator.checks.check_traces import check
 from meshwright.simulator.device_model import device_model
-from meshwright.simulator.engine.build_timeline import timeline_of
+from meshwright.simulator.engine.build_timeline import intervals_of, timeline_of
 from meshwright.simulator.engine.conditions import USUAL, Conditions
 from meshwright.simulator.engine.execute import execute
 from meshwright.simulator.engine.matching import match
 from meshwright.simulator.engine.noisy_execution import noisy_execution
 from meshwright.simulator.engine.rank_classes import split_classes
-from meshwright.simulator.engine.record_intervals import intervals_of
 from meshwright.simulator.memory.memory_curve import memory_of
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.trace.timeline import Timeline, TimelineSource

@@ -16,8 +16,7 @@ from meshwright.hardware.entry_toml import cluster_toml, device_toml
 from meshwright.hardware.rates import matmul_rates, memory_op_rates
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.machine.device import Device
-from meshwright.spec.machine.figure import Figure, Source
-from meshwright.spec.machine.measured import CollectivePoint
+from meshwright.spec.machine.figure import CollectivePoint, Figure, Source
 from meshwright.spec.trace.trace import Signature, TensorShape
 
 SOURCE = Source(title="meshwright calibrate: 2 ranks", date="2026-11-21", kind="measured")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cost_configs import BATCH, MODELS, SEQ_LEN, changed, configs, layouts, training_setup
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import layout_table
-from meshwright.cost.stacks import stacks
+from meshwright.cost.stack_factors import stacks
 from meshwright.cost.step import StepTerms
 from meshwright.cost.step_times import step_times
 from meshwright.cost.training_setup import Configurations, TrainingSetup

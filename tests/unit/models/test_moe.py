@@ -11,7 +11,7 @@ from torch import Tensor
 
 from meshwright.models.build import build_architecture
 from meshwright.models.contract import next_token_loss, require_shardable
-from meshwright.models.grouped_matmul import grouped_matmul
+from meshwright.models.expert_rows import grouped_matmul
 from meshwright.models.initial import Constant, initialize
 from meshwright.models.moe import Experts, MixtureOfExperts, TopKRouter
 from meshwright.spec.model.model_spec import model_spec

@@ -14,11 +14,11 @@ from meshwright.hardware.choice import named_cluster
 from meshwright.planner.plan import make_plan
 from meshwright.planner.read_request import Options, plan_request
 from meshwright.simulator.memory.choose_checkpoints import Checkpoints, Need, choose_checkpoints
-from meshwright.simulator.memory.roles import in_phase
+from meshwright.simulator.memory.memory_curve import in_phase
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import Layout, LayoutRequest
+from meshwright.spec.layout.schedule.action import read_schedule
 from meshwright.spec.layout.schedule.schedule import build_schedule
-from meshwright.spec.layout.schedule.schedule_csv import read_schedule
 from meshwright.spec.machine.device import Device
 from meshwright.spec.run.run import Manifest
 from meshwright.spec.step.estimate import Estimate

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.console import RenderableType
 from rich.markup import escape
 
 from meshwright.app.results.result import Result
@@ -26,9 +27,6 @@ from meshwright.spec.run.checkpoint_findings import (
 )
 from meshwright.spec.run.checkpoint_record import CheckpointListing
 from meshwright.units import counted, format_bytes, format_duration
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 
 class CheckpointListingResult(Result, CheckpointListing):

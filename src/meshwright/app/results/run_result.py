@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.console import RenderableType
 from rich.text import Text
 
 from meshwright.app.results.result import PlottedResult
@@ -22,9 +23,6 @@ from meshwright.spec.run.run import HOW_TO_PROFILE, Run
 from meshwright.spec.run.run_comparison import run_summary
 from meshwright.spec.run.run_report import RunMetrics, RunReport, read_metrics
 from meshwright.units import counted, format_duration
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 _COLUMNS = ("step", *CURVES, "attempt")
 

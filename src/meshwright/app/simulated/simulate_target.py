@@ -153,7 +153,7 @@ def _named_cluster(resolved: ResolvedJob, text: str | None) -> Cluster:
 def _asked(resolved: ResolvedJob, text: str | None) -> tuple[Cluster, Any]:
     """Return the cluster, and the planner's request; None for a model or schedule that its formulas do not know."""
     from meshwright.planner.read_request import Options, plan_request
-    from meshwright.spec.layout.schedule.schedule_csv import is_csv
+    from meshwright.spec.layout.schedule.action import is_csv
     from meshwright.spec.model.model_source import resolve_architecture
 
     if resolve_architecture(resolved.job.model) is None or is_csv(resolved.job.layout):

@@ -66,7 +66,7 @@ def _print_table(path: Path, rows: dict[str, dict[str, Any]]) -> None:
     from rich.text import Text
 
     from meshwright.config.keys import job_keys, section_meaning
-    from meshwright.config.toml_text import shown
+    from meshwright.config.write import shown
     from meshwright.pages.tables.page_table import PageTable
 
     table = PageTable("key", "value", "from", "meaning")

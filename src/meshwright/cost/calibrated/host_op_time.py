@@ -15,7 +15,7 @@ from meshwright.cost.compute.op_bytes import base_name
 from meshwright.cost.compute.op_shapes import op_flops
 from meshwright.errors import UnsupportedError
 from meshwright.spec.machine.device import Device
-from meshwright.spec.machine.measured import OpLine
+from meshwright.spec.machine.figure import OpLine
 from meshwright.spec.trace.trace import Signature
 
 

@@ -32,7 +32,7 @@ from meshwright.cost.constants import Constants
 from meshwright.cost.step import StepPricer, StepTerms
 from meshwright.cost.training_setup import Configurations
 from meshwright.cost.work import BLOCK
-from meshwright.spec.machine.measured import CollectiveKind
+from meshwright.spec.machine.figure import CollectiveKind
 
 
 class HostStepPricer(StepPricer):

@@ -24,7 +24,7 @@ from meshwright.cost.arrays import Floats
 from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.communication.group import RankGroup, inside_bytes_per_s, neighbour_bytes_per_s
 from meshwright.cost.constants import fixed_constant
-from meshwright.spec.machine.measured import CollectiveKind
+from meshwright.spec.machine.figure import CollectiveKind
 
 _TREE_BANDWIDTH = fixed_constant("tree_bandwidth")
 

@@ -29,8 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 from meshwright.cost.arrays import Floats, Ints
 from meshwright.cost.constants import fixed_constant
 from meshwright.spec.machine.cluster import Cluster, Link
-from meshwright.spec.machine.figure import Figure
-from meshwright.spec.machine.measured import CollectiveKind, CollectivePoint
+from meshwright.spec.machine.figure import CollectiveKind, CollectivePoint, Figure
 
 _KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
 _MOST_RANKS = 72

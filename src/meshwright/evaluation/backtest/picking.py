@@ -14,7 +14,7 @@ from meshwright.spec.run.backtest_scores import MisplacedRun, PickingScore, Pred
 
 _SAME = ("source_family", "stack", "model_family", "n_layers", "hidden", "seq_len", "gpu", "n_gpus", "global_batch")
 """Columns that runs of one group share: model, cluster, batch, and the software."""
-_FEWEST, _LEAST_APART = 5, 0.05
+_LEAST_LAYOUTS, _LEAST_APART = 5, 0.05
 
 
 _NUM_MISPLACED = 4
@@ -76,7 +76,7 @@ def _groups(runs: Sequence[MeasuredRun], predictions: Sequence[Prediction]) -> d
         found.setdefault(name, {}).setdefault(configuration, []).append((run.row.id, predicted, measured))
     groups = {}
     for name, layouts in found.items():
-        if len(layouts) >= _FEWEST:
+        if len(layouts) >= _LEAST_LAYOUTS:
             times = np.array([np.median([each[1:] for each in several], axis=0) for several in layouts.values()])
             groups[name] = _Group([several[0][0] for several in layouts.values()], times[:, 0], times[:, 1])
     return groups

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.cost.constants import all_constants
-from meshwright.cost.stacks import stacks
+from meshwright.cost.stack_factors import stacks
 from meshwright.evaluation.backtest.picking import picking_score
 from meshwright.evaluation.dataset.read import MeasuredRun
 from meshwright.evaluation.fitting.given import Calibration

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from meshwright.config.load import ResolvedJob
 from meshwright.cost.achieved_rates import peaks_of
-from meshwright.cost.stacks import OURS
+from meshwright.cost.stack_factors import OURS
 from meshwright.cost.training_setup import TrainingSetup
 from meshwright.errors import ConfigError
 from meshwright.evaluation.dataset.read import MeasuredRun

@@ -9,7 +9,7 @@ from meshwright.errors import UnsupportedError
 from meshwright.evaluation.dataset.row import RunRow
 from meshwright.spec.model.model_spec import ModelSpec, transformer_spec
 from meshwright.spec.model.moe_architecture import LatentAttention
-from meshwright.spec.model.transformer_config import (
+from meshwright.spec.model.transformer_ops import (
     AttentionConfig,
     BlocksConfig,
     MLPConfig,

@@ -15,7 +15,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from meshwright.cost.stacks import GENERIC, stacks
+from meshwright.cost.stack_factors import GENERIC, stacks
 from meshwright.evaluation.dataset.row import RunRow
 from meshwright.spec.step.stack import Stack
 

@@ -17,8 +17,7 @@ import numpy as np
 from meshwright.cost.arrays import Floats
 from meshwright.cost.constants import Constants, fitted_constants
 from meshwright.evaluation.dataset.read import MeasuredRun
-from meshwright.evaluation.fitting.fit import HIGHEST, LOWEST, SPREADS
-from meshwright.evaluation.fitting.robust import Regression, Unknowns, minimise
+from meshwright.evaluation.fitting.fit import HIGHEST, LOWEST, SPREADS, Regression, Unknowns, minimise
 from meshwright.evaluation.fitting.timed_runs import MULTIPLIERS, TimedRuns
 from meshwright.spec.step.stack import Stack
 

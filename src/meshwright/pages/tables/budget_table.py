@@ -10,7 +10,7 @@ from rich.table import Table
 
 from meshwright.pages.tables.page_table import PageTable, percent
 from meshwright.spec.layout.layout_text import layout_text
-from meshwright.spec.run.budget import Budget
+from meshwright.spec.run.layout_plan import Budget
 from meshwright.units import format_duration
 
 

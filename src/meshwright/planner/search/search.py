@@ -25,10 +25,9 @@ from meshwright.planner.explain.contrasts import may_have_another
 from meshwright.planner.explain.explain import KEYS
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.bounds import Bounds, bounds_of, may_fit
-from meshwright.planner.search.finalists import SPLIT_KEYS
+from meshwright.planner.search.finalists import RANKING_ERROR, SPLIT_KEYS
 from meshwright.planner.search.menu import Menu
 from meshwright.planner.search.price import Priced, join, price, price_leaner
-from meshwright.planner.search.simplicity import RANKING_ERROR
 from meshwright.planner.search.space import splits, with_choices, with_fine_choices, with_other_fine_choices
 from meshwright.spec.run.layout_plan import Candidate
 

@@ -14,7 +14,7 @@ import numpy as np
 from meshwright.simulator.analysis.exposure import text_at
 from meshwright.simulator.checks.call_sites import without_numbers
 from meshwright.simulator.engine.program import waited_records
-from meshwright.simulator.memory.roles import first_writers, live_at, roles_of
+from meshwright.simulator.memory.memory_curve import first_writers, live_at, roles_of
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.op import OP_KINDS, op_kind
 from meshwright.spec.step.simulation_report import LiveTensors, RankMemory, RankTime, Stragglers, Straggling

@@ -34,8 +34,7 @@ from meshwright.cost.communication.group import (
 )
 from meshwright.cost.communication.point_to_point import hop_s
 from meshwright.cost.constants import fitted_constants
-from meshwright.cost.stack_factors import StackFactors, Stacks, is_omni_path
-from meshwright.cost.stacks import OURS, load_stack
+from meshwright.cost.stack_factors import OURS, StackFactors, Stacks, is_omni_path, load_stack
 from meshwright.errors import UnsupportedError
 from meshwright.simulator.engine.channel_instances import PodWays, hops_of, pod_ways_of, spine_of_hops
 from meshwright.simulator.engine.matching import Channel, CommOps

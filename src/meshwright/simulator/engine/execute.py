@@ -26,7 +26,7 @@ class Costs:
     """By representative."""
     comm_ops: CommOpTimes
     slowdown: float = 0.0
-    """Of concurrent computation and communication (overlap_slowdown.py)."""
+    """Of concurrent computation and communication (engine.py)."""
     adapt_program: Callable[[RankProgram], RankProgram] = lambda program: program
     """Adapts a rank's program to the device."""
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from meshwright.cost.memory.host_memory import PCIE_BYTES_PER_S
 from meshwright.simulator.checks.call_sites import COMMUNICATION, without_numbers
-from meshwright.simulator.memory.roles import bytes_by_role, first_writers, live_at, roles_of
+from meshwright.simulator.memory.memory_curve import bytes_by_role, first_writers, live_at, roles_of
 from meshwright.spec.step.liveness import Liveness, LiveStorage, SavedTensors, Saving
 from meshwright.spec.trace.timeline import Floats, TensorRole
 from meshwright.spec.trace.trace import NONE, Ints, Trace

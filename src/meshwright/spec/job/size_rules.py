@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.model.architecture import LlamaArchitecture
-from meshwright.spec.model.gpt2_architecture import GPT2Architecture
+from meshwright.spec.model.architecture import GPT2Architecture, LlamaArchitecture
 from meshwright.spec.model.moe_architecture import MoEArchitecture
 from meshwright.spec.problem import Fix, Problem, nearest_first
 

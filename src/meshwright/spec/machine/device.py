@@ -8,8 +8,7 @@ from pydantic import Field
 
 from meshwright.errors import UnsupportedError
 from meshwright.spec.frozen import Frozen
-from meshwright.spec.machine.figure import Figure
-from meshwright.spec.machine.measured import AttentionPoint, MatmulPoint, MemoryOpPoint, OpLine
+from meshwright.spec.machine.figure import AttentionPoint, Figure, MatmulPoint, MemoryOpPoint, OpLine
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9.-]*$"
 """What a catalogue name looks like: it is also the name of a file."""

@@ -19,7 +19,7 @@ from torch._inductor.fx_passes import reinplace
 from torch._ops import OpOverload
 
 from meshwright.errors import UnsupportedError
-from meshwright.tracer.torch_patches.torch_versions import WAITS_FOR_SEVERAL
+from meshwright.tracer.torch_patches.torch_names import WAITS_FOR_SEVERAL
 
 _NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 _ops, _clone = torch.ops._c10d_functional, torch.ops.aten.clone.default

@@ -14,8 +14,7 @@ from torch import nn
 from meshwright.errors import UnsupportedError
 from meshwright.parallelism.torch_private.torch_compiler import save_meshes_last
 from meshwright.tracer.record.recording_mode import RecordingMode
-from meshwright.tracer.torch_patches.torch_names import replace
-from meshwright.tracer.torch_patches.torch_versions import SUPPORTED
+from meshwright.tracer.torch_patches.torch_names import SUPPORTED, replace
 
 
 def record_compiled(mode: RecordingMode) -> None:

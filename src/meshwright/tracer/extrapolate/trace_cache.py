@@ -24,8 +24,8 @@ from meshwright.log import logger
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.user_object import is_object_source
 from meshwright.spec.layout.layout import Layout
+from meshwright.spec.layout.schedule.action import orders_to_csv
 from meshwright.spec.layout.schedule.schedule import Schedule
-from meshwright.spec.layout.schedule.schedule_csv import orders_to_csv
 from meshwright.spec.trace.trace import Trace
 
 Part = Literal["whole", "part"]

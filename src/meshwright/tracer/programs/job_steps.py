@@ -10,9 +10,8 @@ from meshwright.config.load import ResolvedJob
 from meshwright.errors import ConfigError
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.layout.schedule.action import Action
+from meshwright.spec.layout.schedule.action import Action, read_schedule
 from meshwright.spec.layout.schedule.schedule import Schedule, build_schedule, lower
-from meshwright.spec.layout.schedule.schedule_csv import read_schedule
 from meshwright.spec.trace.trace import Trace
 from meshwright.tracer.extrapolate.chunks import CutTrace, cut
 from meshwright.tracer.extrapolate.instantiate import instantiate

@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend
 
 from meshwright.tracer.record.simulated_device import NAME
 from meshwright.tracer.torch_patches.torch_autocast import lowered
-from meshwright.tracer.torch_patches.torch_versions import EFFICIENT_IS_GROUPED
+from meshwright.tracer.torch_patches.torch_names import EFFICIENT_IS_GROUPED
 
 _HALF = (torch.bfloat16, torch.float16)
 _FLASH_WIDTHS = 8

@@ -15,7 +15,7 @@ from torch import distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.pipelining import schedules
 
-from meshwright.tracer.numbers.object_exchange import ObjectExchange
+from meshwright.tracer.numbers.number_exchange import ObjectExchange
 from meshwright.tracer.record.scopes import Scopes
 from meshwright.tracer.torch_patches.torch_names import replace, with_values
 

@@ -17,7 +17,7 @@ from meshwright.parallelism.torch_private.torch_compat import canonical_paramete
 from meshwright.profiler.window import ProfilerWindow
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout_text import layout_text
-from meshwright.spec.model.gpt2_architecture import dropout_note
+from meshwright.spec.model.architecture import dropout_note
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.run.run import Run
 from meshwright.spec.step.estimate import Estimate

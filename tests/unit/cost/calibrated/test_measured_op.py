@@ -20,8 +20,15 @@ from meshwright.parallelism.torch_private.torch_dispatch import count_kernels
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.machine.cluster import Cluster, Link
 from meshwright.spec.machine.device import Device, MatmulRates
-from meshwright.spec.machine.figure import Figure, Source
-from meshwright.spec.machine.measured import AttentionPoint, CollectivePoint, MatmulPoint, MemoryOp, MemoryOpPoint
+from meshwright.spec.machine.figure import (
+    AttentionPoint,
+    CollectivePoint,
+    Figure,
+    MatmulPoint,
+    MemoryOp,
+    MemoryOpPoint,
+    Source,
+)
 from meshwright.spec.model.model_spec import model_spec
 from meshwright.spec.model.op import CoreAttention
 from meshwright.spec.model.presets import PRESETS

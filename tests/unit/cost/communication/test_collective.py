@@ -17,8 +17,7 @@ from meshwright.cost.communication.point_to_point import send_s
 from meshwright.errors import UnsupportedError
 from meshwright.hardware.catalogue import load_cluster
 from meshwright.spec.machine.cluster import Cluster
-from meshwright.spec.machine.figure import Figure, Source
-from meshwright.spec.machine.measured import CollectivePoint
+from meshwright.spec.machine.figure import CollectivePoint, Figure, Source
 
 CONSTANTS = FabricConstants()
 FABRICS = [fabric_of(load_cluster(name), CONSTANTS) for name in ("h100-ib400", "gb200-nvl72", "h100-roce400")]

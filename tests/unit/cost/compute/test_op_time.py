@@ -18,8 +18,7 @@ from meshwright.cost.work import BLOCK, work_of
 from meshwright.errors import UnsupportedError
 from meshwright.hardware.catalogue import load_cluster
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.machine.figure import Figure, Source
-from meshwright.spec.machine.measured import OpLine
+from meshwright.spec.machine.figure import Figure, OpLine, Source
 from meshwright.spec.trace.trace import Signature, TensorShape
 
 H100 = load_cluster("h100-ib400").device

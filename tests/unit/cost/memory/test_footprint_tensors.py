@@ -18,7 +18,7 @@ from meshwright.spec.layout.layout import ActivationCheckpoint, Layout
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.model_spec import BlockGroup, model_spec, transformer_spec
 from meshwright.spec.model.moe_architecture import LatentAttention, MoEArchitecture
-from meshwright.spec.model.transformer_config import AttentionConfig, BlocksConfig, MLPConfig, TransformerConfig
+from meshwright.spec.model.transformer_ops import AttentionConfig, BlocksConfig, MLPConfig, TransformerConfig
 from meshwright.spec.step.stack import Stack
 from meshwright.spec.step.workload import Workload
 

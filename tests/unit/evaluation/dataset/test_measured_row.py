@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from measured_rows import DENSE, MIXTURE, PIPELINE, row
-from meshwright.cost.stacks import load_stack, stacks
+from meshwright.cost.stack_factors import load_stack, stacks
 from meshwright.errors import UnsupportedError
 from meshwright.evaluation.dataset.read import measured_run
 from meshwright.evaluation.dataset.row import PRECISIONS, RunRow, run_row

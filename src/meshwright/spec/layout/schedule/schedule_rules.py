@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 
 from meshwright.spec.layout.layout import LOOPED_SCHEDULES, SCHEDULES, SINGLE_STAGE_SCHEDULES, V_SCHEDULES, Layout
-from meshwright.spec.layout.schedule.schedule_csv import is_csv
+from meshwright.spec.layout.schedule.action import is_csv
 from meshwright.spec.problem import Fix, Problem
 from meshwright.units import counted
 

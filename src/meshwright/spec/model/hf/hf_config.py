@@ -14,8 +14,7 @@ from pydantic import ValidationError
 
 from meshwright.errors import ConfigError, UnsupportedError
 from meshwright.spec.job.field_docs import field_rule
-from meshwright.spec.model.architecture import LlamaArchitecture
-from meshwright.spec.model.gpt2_architecture import GPT2Architecture
+from meshwright.spec.model.architecture import GPT2Architecture, LlamaArchitecture
 from meshwright.spec.model.hf.hf_families import ALIASES, FAMILIES
 from meshwright.spec.model.hf.hf_family import ELSEWHERE, HARMLESS, ONLY, WIDTH_OF_HEADS, Family
 from meshwright.spec.model.hf.hf_quantization import QUANTIZATION, require_readable

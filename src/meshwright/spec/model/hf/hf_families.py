@@ -7,7 +7,7 @@ config.json holds what a model computes.
 
 from __future__ import annotations
 
-from meshwright.spec.model.gpt2_architecture import GPT2Architecture
+from meshwright.spec.model.architecture import GPT2Architecture
 from meshwright.spec.model.hf.hf_family import OPTIONAL, SIZES, WIDTH_OF_HEADS, Family
 from meshwright.spec.model.moe_architecture import MoEArchitecture
 

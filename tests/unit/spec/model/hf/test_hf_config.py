@@ -7,7 +7,7 @@ import pytest
 from meshwright.errors import ConfigError, MeshwrightError, UnsupportedError
 from meshwright.spec.job.validity import split_problems
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.model.gpt2_architecture import GPT2Architecture, dropout_note
+from meshwright.spec.model.architecture import GPT2Architecture, dropout_note
 from meshwright.spec.model.hf.hf_config import architecture_from_hf, architecture_to_hf
 from meshwright.spec.model.model_spec import model_spec
 from meshwright.spec.model.presets import PRESETS
