@@ -12,7 +12,7 @@ import tomlkit
 
 import meshwright.cost
 import meshwright.evaluation.backtest
-from meshwright.cost.arrays import Floats
+from meshwright.cost.layout_table import Floats
 from meshwright.cost.stack_factors import GENERIC, stacks
 from meshwright.evaluation.backtest.left_out import (
     fits_without_stacks,

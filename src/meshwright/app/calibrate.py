@@ -20,7 +20,7 @@ from meshwright.calibrator.profiled_step import profiled_steps, step_jobs
 from meshwright.calibrator.size_grid import CPU_SIZES, CUDA_SIZES
 from meshwright.errors import ConfigError, MeshwrightError
 from meshwright.hardware.catalogue import user_folder
-from meshwright.hardware.entry_toml import cluster_toml, device_toml
+from meshwright.hardware.entry import cluster_toml, device_toml
 from meshwright.hardware.machine import num_usable_cores
 from meshwright.hardware.quantity import BYTES_PER_S, FLOPS_PER_S, SECONDS, format_quantity
 from meshwright.pages.tables.page_table import PageTable

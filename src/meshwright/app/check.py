@@ -19,8 +19,8 @@ from meshwright.hardware.catalogue import LOCAL
 from meshwright.hardware.choice import named_cluster
 from meshwright.planner.explain.verdict import verdict
 from meshwright.planner.plan import find
-from meshwright.planner.rate import rate_problem
 from meshwright.planner.read_request import Options, plan_request
+from meshwright.planner.request import rate_problem
 from meshwright.spec.job.job import Job
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.problem import distinct

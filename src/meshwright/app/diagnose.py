@@ -16,7 +16,7 @@ from meshwright.fault_tolerance.diagnose import diagnose as _diagnose
 from meshwright.fault_tolerance.evidence import ask, look
 from meshwright.fault_tolerance.launcher_watch import last_diagnosis
 from meshwright.pages.tables.diagnosis_table import diagnosis_page
-from meshwright.spec.run.diagnosis import Diagnosis
+from meshwright.spec.run.rank_records import Diagnosis
 from meshwright.spec.run.run import Run
 
 

@@ -11,8 +11,7 @@ from rich.console import RenderableType
 from meshwright.app.results.result import Result
 from meshwright.hardware.catalogue import cluster_names, entries, load_cluster, load_device
 from meshwright.pages.tables.page_table import PageTable
-from meshwright.spec.machine.device import Device
-from meshwright.spec.machine.figure import Figure
+from meshwright.spec.machine.device import Device, Figure
 from meshwright.spec.model.model_spec import model_spec
 from meshwright.spec.model.presets import PRESETS
 from meshwright.units import format_count

@@ -11,8 +11,7 @@ import torch
 from meshwright.calibrator.describe import CalibratedMachine
 from meshwright.hardware.catalogue import CALIBRATED, recognise_device
 from meshwright.hardware.machine import num_usable_cores, processor_name, usable_memory_bytes
-from meshwright.spec.machine.device import Device
-from meshwright.spec.machine.figure import Figure, Source
+from meshwright.spec.machine.device import Device, Figure, Source
 from meshwright.units import counted
 
 

@@ -20,12 +20,11 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from meshwright.calibrator.size_grid import SizeGrid
-from meshwright.calibrator.timing import Stopwatch
-from meshwright.calibrator.tiny_step import BlockStep, block_step_seconds, host_seconds
+from meshwright.calibrator.timing import BlockStep, Stopwatch, block_step_seconds, host_seconds
 from meshwright.models.contract import next_token_loss
 from meshwright.models.rope import rotate
 from meshwright.parallelism.collectives import all_gather_dim, all_reduce_sum, exchange_rows, reduce_scatter_dim
-from meshwright.spec.machine.figure import CollectiveKind, MemoryOp
+from meshwright.spec.machine.device import CollectiveKind, MemoryOp
 
 _NUM_ROUNDS = 3
 # Waits between ranks of a CPU are random, with a mean of several times the minimum (all-gather of 256 KiB by 2 ranks on
@@ -35,7 +34,7 @@ _MANY_WAITS_S = 0.1
 
 @dataclass(frozen=True)
 class Measurements:
-    """Seconds by operation and size; see measure.py, measure.py and tiny_step.py."""
+    """Seconds by operation and size; see measure.py, measure.py and timing.py."""
 
     matmul_s: dict[tuple[str, int, int, int], float]
     forward_attention_s: dict[tuple[str, int, int], float]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import get_args
 
-from meshwright.spec.machine.figure import CollectiveKind, MemoryOp
+from meshwright.spec.machine.device import CollectiveKind, MemoryOp
 from meshwright.units import KiB, MiB
 
 

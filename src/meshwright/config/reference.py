@@ -5,8 +5,7 @@
 
 from pathlib import Path
 
-from meshwright.config.keys import SECTIONS, Key, job_keys, section_meaning
-from meshwright.config.schema import SCHEMA_FILE, schema_text
+from meshwright.config.keys import SCHEMA_FILE, SECTIONS, Key, job_keys, schema_text, section_meaning
 from meshwright.config.write import shown
 
 REFERENCE_FILE = Path("docs/job.md")

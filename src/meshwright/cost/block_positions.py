@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cost.arrays import Floats, Ints
+from meshwright.cost.layout_table import Floats, Ints
 from meshwright.cost.work import BLOCK, FIRST, LAST, Work
 
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from meshwright.cost.achieved_rates import peaks_of, rates_of
-from meshwright.cost.arrays import Floats, Passes
 from meshwright.cost.block_positions import BlockPosition, block_positions
 from meshwright.cost.calibrated.measured_op import measured_update_s
 from meshwright.cost.communication.communication import Communication
@@ -35,13 +34,14 @@ from meshwright.cost.communication.fsdp_exposed import ends_exposed_s, first_blo
 from meshwright.cost.communication.pipeline_p2p import PipelineP2P
 from meshwright.cost.compute.block_compute import Computed, ComputePricer, Prices
 from meshwright.cost.compute.block_time import BlockPricer
-from meshwright.cost.compute.repeats import repeated_share
+from meshwright.cost.compute.recompute import repeated_share
 from meshwright.cost.constants import Constants
+from meshwright.cost.layout_table import Floats, Passes
 from meshwright.cost.pipeline.stage import RankPass, blocks_per_rank, bubble_share
 from meshwright.cost.stack_factors import StackFactors, stacks_of
 from meshwright.cost.training_setup import Configurations
 from meshwright.cost.work import BLOCK, FIRST, LAST, work_of
-from meshwright.spec.step.step_decomposition import StepDecomposition
+from meshwright.spec.step.estimate import StepDecomposition
 
 _OPTIMIZER_BYTES = 32.0
 """Read and written for each parameter by AdamW with float32 masters: gradient, master, two moments, the new copy."""

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.arrays import Bools, Floats, Ints
-from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.layout_table import Bools, Floats, Ints, LayoutTable
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.model.model_spec import ModelSpec
 from meshwright.spec.step.stack import Stack

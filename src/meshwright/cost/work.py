@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.arrays import Floats, Ints
 from meshwright.cost.compute.matmul_lines import (
     Matmuls,
     early_terms_share,
@@ -27,7 +26,7 @@ from meshwright.cost.compute.matmul_lines import (
     second_matmuls_share,
 )
 from meshwright.cost.compute.own_elements import eager_elements, own_elements
-from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.layout_table import Floats, Ints, LayoutTable
 from meshwright.cost.partition import Partition
 from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.spec.model.model_spec import BlockGroup

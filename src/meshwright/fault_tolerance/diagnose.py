@@ -28,8 +28,15 @@ from meshwright.fault_tolerance.diagnosis_text import (
     waits_of,
 )
 from meshwright.fault_tolerance.evidence import Evidence
-from meshwright.spec.run.diagnosis import Diagnosis, RankState, Verdict
-from meshwright.spec.run.rank_records import LAST_PHASES, FlightRecord, Heartbeat, ProcessGroupRecord
+from meshwright.spec.run.rank_records import (
+    LAST_PHASES,
+    Diagnosis,
+    FlightRecord,
+    Heartbeat,
+    ProcessGroupRecord,
+    RankState,
+    Verdict,
+)
 from meshwright.units import format_duration
 
 

@@ -16,8 +16,7 @@ from meshwright.fault_tolerance.diagnose import diagnose
 from meshwright.fault_tolerance.diagnosis_text import ranks_text
 from meshwright.fault_tolerance.evidence import Evidence, ask, look
 from meshwright.log import logger
-from meshwright.spec.run.diagnosis import Diagnosis
-from meshwright.spec.run.rank_records import LAST_PHASES
+from meshwright.spec.run.rank_records import LAST_PHASES, Diagnosis
 from meshwright.spec.run.run import Run
 from meshwright.units import format_duration
 

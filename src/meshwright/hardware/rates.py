@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from meshwright.errors import ConfigError
-from meshwright.spec.machine.device import Device
-from meshwright.spec.machine.figure import Figure, MemoryOp
+from meshwright.spec.machine.device import Device, Figure, MemoryOp
 
 
 class RateTable:

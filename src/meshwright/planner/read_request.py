@@ -13,8 +13,7 @@ from meshwright.cost.training_setup import TrainingSetup
 from meshwright.errors import ConfigError, InfeasibleLayout, UnsupportedError, problems_raised_by
 from meshwright.hardware.catalogue import LOCAL, load_device, with_example_rates
 from meshwright.hardware.choice import choose_cluster, named_cluster
-from meshwright.planner.rate import rate_problem
-from meshwright.planner.request import PlanRequest
+from meshwright.planner.request import PlanRequest, rate_problem
 from meshwright.planner.search.menu import divisors
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import ModelSection

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from meshwright.profiler.step_location import StepLocation
+from meshwright.profiler.chrome_trace import StepLocation
 
 _FUNCTIONAL_AXES = ("ep", "tp", "cp")
 """Axes of the runtime's functional collectives; other axes belong to FSDP2 or the pipeline."""

@@ -18,11 +18,18 @@ from pathlib import Path
 
 from meshwright.errors import ConfigError
 from meshwright.log import logger
-from meshwright.profiler.chrome_trace import MARK, ON_DEVICE, OPERATOR, Event, RankTrace, read_chrome_trace
+from meshwright.profiler.chrome_trace import (
+    MARK,
+    ON_DEVICE,
+    OPERATOR,
+    Event,
+    RankTrace,
+    StepLocations,
+    read_chrome_trace,
+)
 from meshwright.profiler.communication_op import CommunicationOp, align_starts, axis_of
 from meshwright.profiler.host_rank import gaps_of, outermost, spans_of_host
 from meshwright.profiler.span_table import Span, spans_from
-from meshwright.profiler.step_location import StepLocations
 from meshwright.profiler.torch_operators import trace_name
 from meshwright.spec.run.run import HOW_TO_PROFILE, Run
 from meshwright.spec.trace.marks import DATA_MARK

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwright.profiler.step_location import StepLocation
+from meshwright.profiler.chrome_trace import StepLocation
 from meshwright.spec.trace.timeline import Floats, SpanKind, Spans
 
 TEXTS = ("names", "scopes", "phases", "actions", "axes")

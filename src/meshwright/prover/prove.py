@@ -11,8 +11,7 @@ from pathlib import Path
 
 from meshwright.errors import ConfigError, InfeasibleLayout, MeshwrightError
 from meshwright.log import logger, progress
-from meshwright.prover.assemble import Incomparable, WholeRecord, assemble
-from meshwright.prover.differences import TOLERANCES, compare
+from meshwright.prover.differences import TOLERANCES, Incomparable, WholeRecord, assemble, compare
 from meshwright.prover.record import record
 from meshwright.prover.small_job import SmallJob, small_job, write_corpus
 from meshwright.spec.job.job import Job

@@ -21,7 +21,7 @@ from meshwright.data.order import Share
 from meshwright.parallelism.context.context_parallel import sequence_indices
 from meshwright.parallelism.expert.expert_parallel import TokenExchange
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters, local_box, silence_known_warnings
-from meshwright.prover.assemble import Record, RecordedShard, RecordedShards
+from meshwright.prover.differences import Record, RecordedShard, RecordedShards
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.proof import PlantedAxis
 from meshwright.trainer.launch.ranks import Ranks

@@ -20,8 +20,7 @@ from meshwright.hardware.catalogue import cluster_names, load_cluster
 from meshwright.spec.frozen import Frozen
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.machine.cluster import Cluster, Link
-from meshwright.spec.machine.device import MatmulRates
-from meshwright.spec.machine.figure import Figure
+from meshwright.spec.machine.device import Figure, MatmulRates
 
 TERMS = [field.name for field in fields(StepTerms)]
 CLUSTERS = ("h100-ib400", "dgx-a100-hdr", "b200-ib400", "gb200-nvl72", "mi300x-roce400")

@@ -23,7 +23,7 @@ from meshwright.spec.machine.device import Device
 from meshwright.spec.run.run import Manifest
 from meshwright.spec.step.estimate import Estimate
 from meshwright.spec.trace.trace import NONE, Trace
-from meshwright.tracer.extrapolate.pipeline_stages import blocks_of_stages
+from meshwright.tracer.extrapolate.microbatches import blocks_of_stages
 from meshwright.tracer.programs.trace_ranks import device_type_of
 from meshwright.tracer.trace_job import trace_job
 from meshwright.trainer.launch.ranks import choose_device_type

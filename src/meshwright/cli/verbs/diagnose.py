@@ -12,7 +12,7 @@ from meshwright.cli.result_command import result_command
 from meshwright.errors import ExitCode
 
 if TYPE_CHECKING:
-    from meshwright.spec.run.diagnosis import Diagnosis
+    from meshwright.spec.run.rank_records import Diagnosis
 
 _HARMLESS = ("ended", "moving")
 # The same command would go wrong in the same place.

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import statistics
 
-from meshwright.cost.compute.op_bytes import base_name
-from meshwright.cost.compute.op_shapes import op_flops
+from meshwright.cost.compute.op_shapes import base_name, op_flops
 from meshwright.errors import UnsupportedError
-from meshwright.spec.machine.device import Device
-from meshwright.spec.machine.figure import OpLine
+from meshwright.spec.machine.device import Device, OpLine
 from meshwright.spec.trace.trace import Signature
 
 

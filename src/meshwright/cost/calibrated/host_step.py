@@ -21,18 +21,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshwright.cost.arrays import Floats, Ints, Passes
 from meshwright.cost.block_positions import BlockPosition
-from meshwright.cost.communication.collective import all_gather_s, all_reduce_s, reduce_scatter_s
+from meshwright.cost.communication.collective import all_gather_s, all_reduce_s, group_of, reduce_scatter_s
 from meshwright.cost.communication.data_parallel import DataParallel
 from meshwright.cost.communication.fabric import Fabric
-from meshwright.cost.communication.group import group_of
 from meshwright.cost.compute.block_compute import Prices
 from meshwright.cost.constants import Constants
+from meshwright.cost.layout_table import Floats, Ints, Passes
 from meshwright.cost.step import StepPricer, StepTerms
 from meshwright.cost.training_setup import Configurations
 from meshwright.cost.work import BLOCK
-from meshwright.spec.machine.figure import CollectiveKind
+from meshwright.spec.machine.device import CollectiveKind
 
 
 class HostStepPricer(StepPricer):

@@ -15,14 +15,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from meshwright.cost.arrays import Bools, Floats
 from meshwright.cost.compute.op_shapes import ATTENTION_BACKWARD_FLOPS
 from meshwright.cost.constants import fixed_constant
+from meshwright.cost.layout_table import Bools, Floats
 from meshwright.cost.partition import Partition
 from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.cost.work import Work, groups_of, moved_elements
 from meshwright.hardware.rates import attention_rates, matmul_rates, memory_op_rates
-from meshwright.spec.machine.figure import MemoryOp
+from meshwright.spec.machine.device import MemoryOp
 from meshwright.spec.model.op import Elementwise, Embedding, Head, Norm, Op, Rope
 
 KERNELS_PER_OP = fixed_constant("measured_kernels_per_op")

@@ -19,10 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from meshwright.cost.arrays import Floats
-from meshwright.cost.communication.collective import where_measured
+from meshwright.cost.communication.collective import RankGroup, inside_bytes_per_s, spread_bytes_per_s, where_measured
 from meshwright.cost.communication.fabric import Fabric
-from meshwright.cost.communication.group import RankGroup, inside_bytes_per_s, spread_bytes_per_s
+from meshwright.cost.layout_table import Floats
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from meshwright.cost.arrays import Floats, Passes
 from meshwright.cost.compute.matmul import MatmulSizes, tile_flops
+from meshwright.cost.layout_table import Floats, Passes
 from meshwright.spec.model.op import ATTENTION_SCORES_AT_ONCE
 
 _WIDE = 4.0

@@ -29,10 +29,9 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.cost.achieved_rates import is_blackwell, num_sms
-from meshwright.cost.arrays import Bools, Floats, Ints, Passes
 from meshwright.cost.compute.attention_by_rows import AttentionByRows
 from meshwright.cost.constants import Constants
-from meshwright.cost.layout_table import CONTEXT_METHODS
+from meshwright.cost.layout_table import CONTEXT_METHODS, Bools, Floats, Ints, Passes
 from meshwright.cost.training_setup import Configurations
 from meshwright.cost.work import BlockTable
 

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from meshwright.cost.arrays import Bools, Floats
 from meshwright.cost.constants import fixed_constant
+from meshwright.cost.layout_table import Bools, Floats
 
 _LARGEST_TILE = 256 * 128
 _TILES = (

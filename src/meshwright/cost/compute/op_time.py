@@ -28,11 +28,9 @@ from meshwright.cost.achieved_rates import (
     peak_flops_per_s,
     power_share,
 )
-from meshwright.cost.arrays import Floats
 from meshwright.cost.calibrated.host_op_time import HostOps
 from meshwright.cost.compute.attention_by_rows import AttentionByRows
 from meshwright.cost.compute.matmul import MatmulSizes, is_misaligned, tile_flops
-from meshwright.cost.compute.op_bytes import base_name, is_communication, is_free, moved_bytes
 from meshwright.cost.compute.op_shapes import (
     ATTENTION_BACKWARD_FLOPS,
     NARROW_HEAD,
@@ -40,9 +38,14 @@ from meshwright.cost.compute.op_shapes import (
     AttentionShape,
     MatmulShape,
     attention_shape,
+    base_name,
+    is_communication,
+    is_free,
     matmul_shape,
+    moved_bytes,
 )
 from meshwright.cost.constants import fitted_constants
+from meshwright.cost.layout_table import Floats
 from meshwright.cost.memory.host_memory import copy_seconds
 from meshwright.spec.machine.device import Device
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT

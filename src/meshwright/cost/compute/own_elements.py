@@ -28,7 +28,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from meshwright.cost.arrays import Floats, Passes
+from meshwright.cost.layout_table import Floats, Passes
 from meshwright.cost.partition import Partition
 from meshwright.spec.model.op import CoreAttention, Elementwise, Embedding, GroupedMatmul, Matmul, Norm, Op, Rope
 

@@ -17,8 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from meshwright.cost.arrays import Floats, Ints, Passes
-from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.layout_table import Floats, Ints, LayoutTable, Passes
 from meshwright.cost.training_setup import TrainingSetup
 from meshwright.cost.work import BLOCK, FIRST, LAST, BlockTable, Work
 

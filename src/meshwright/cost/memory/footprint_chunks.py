@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.arrays import Bools, Floats, Ints
-from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.layout_table import Bools, Floats, Ints, LayoutTable
 from meshwright.cost.memory.footprint_stages import fullest_moments
 from meshwright.spec.layout.layout import SCHEDULES, SPLIT_BACKWARD_SCHEDULES, V_SCHEDULES, Layout
 from meshwright.spec.layout.schedule.schedule_orders import order_of_rank

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.cost.arrays import Floats, Ints
+from meshwright.cost.layout_table import Floats, Ints
 from meshwright.cost.memory.footprint_blocks import ModelMemory
 from meshwright.cost.memory.footprint_constants import FRAGMENTATION, WORKSPACE_BYTES
 from meshwright.cost.memory.footprint_rank_blocks import blocks_of_rank, rank_blocks, saved_activations

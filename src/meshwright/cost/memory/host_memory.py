@@ -20,10 +20,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from meshwright.cost.arrays import Bools, Floats
-from meshwright.cost.compute.op_bytes import is_free, moved_bytes
+from meshwright.cost.compute.op_shapes import is_free, moved_bytes
 from meshwright.cost.constants import fixed_constant
-from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.layout_table import Bools, Floats, LayoutTable
 from meshwright.cost.training_setup import Configurations
 from meshwright.spec.trace.trace import Signature
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from meshwright.cost.arrays import Bools, Floats
-from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.layout_table import Bools, Floats, LayoutTable
 from meshwright.cost.training_setup import Configurations
 from meshwright.cost.work import BLOCK, Work
 from meshwright.spec.layout.layout import SCHEDULES

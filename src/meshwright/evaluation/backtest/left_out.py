@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.arrays import Floats, Ints
 from meshwright.cost.constants import all_constants
+from meshwright.cost.layout_table import Floats, Ints
 from meshwright.cost.stack_factors import stacks
 from meshwright.errors import ConfigError
 from meshwright.evaluation.backtest.predict_runs import null_by_fold

@@ -10,7 +10,7 @@ from meshwright.errors import MeshwrightError, UnsupportedError
 from meshwright.evaluation.dataset.row import RunRow
 from meshwright.hardware.catalogue import load_cluster, load_device
 from meshwright.spec.machine.cluster import Cluster, Link
-from meshwright.spec.machine.figure import Figure, Source
+from meshwright.spec.machine.device import Figure, Source
 
 USUAL_CLUSTERS: tuple[tuple[str, str], ...] = (
     ("GB300", "gb300-nvl72"),

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.arrays import Bools, Floats
 from meshwright.cost.constants import CostConstant, all_constants
+from meshwright.cost.layout_table import Bools, Floats
 from meshwright.evaluation.fitting.timed_runs import MULTIPLIERS, TimedRuns
 
 SPREADS = (0.08, 0.25, 0.25)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshwright.cost.arrays import Floats
 from meshwright.cost.constants import Constants, fitted_constants
+from meshwright.cost.layout_table import Floats
 from meshwright.evaluation.dataset.read import MeasuredRun
 from meshwright.evaluation.fitting.fit import HIGHEST, LOWEST, SPREADS, Regression, Unknowns, minimise
 from meshwright.evaluation.fitting.timed_runs import MULTIPLIERS, TimedRuns

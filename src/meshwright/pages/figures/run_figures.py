@@ -9,11 +9,10 @@ import numpy as np
 
 from meshwright.extras import import_extra
 from meshwright.pages.figures.colours import COMPUTE, EXPOSED, PHASES, PREDICTED
-from meshwright.pages.figures.timeline_figures import INK, time_scale
-from meshwright.pages.figures.waterfall_figure import StepBars, waterfall_figure
+from meshwright.pages.figures.timeline_figures import INK, StepBars, time_scale, waterfall_figure
 from meshwright.pages.html.html_page import PURPOSE
 from meshwright.spec.run.run_report import RunMetrics, RunReport
-from meshwright.spec.step.step_decomposition import COMPONENT_NAMES, StepDecomposition
+from meshwright.spec.step.estimate import COMPONENT_NAMES, StepDecomposition
 from meshwright.units import GiB, format_duration
 
 _HEIGHT = 250

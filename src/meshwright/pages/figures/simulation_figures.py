@@ -6,14 +6,13 @@ from typing import Any
 
 from meshwright.extras import import_extra
 from meshwright.pages.figures.colours import EXPOSED, HIDDEN, PREDICTED
-from meshwright.pages.figures.timeline_figures import style, time_scale
-from meshwright.pages.figures.waterfall_figure import StepBars, waterfall_figure
+from meshwright.pages.figures.timeline_figures import StepBars, style, time_scale, waterfall_figure
 from meshwright.pages.html.html_page import PURPOSE
 from meshwright.pages.tables.simulation_memory import short_op
 from meshwright.pages.tables.simulation_table import most_exposed
 from meshwright.pages.tables.stragglers_table import predicted_words
+from meshwright.spec.step.estimate import COMPONENT_NAMES
 from meshwright.spec.step.simulation_report import ExposedAt, Outcome
-from meshwright.spec.step.step_decomposition import COMPONENT_NAMES
 
 
 def outcome_figure(outcome: Outcome) -> Any:

@@ -14,7 +14,7 @@ from meshwright.pages.tables.waterfall import MFU_MEANS, NO_PEAK
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.run import HOW_TO_PROFILE, Manifest
 from meshwright.spec.run.run_report import RunReport
-from meshwright.spec.step.step_decomposition import COMPONENT_NAMES, COMPONENTS, StepDecomposition
+from meshwright.spec.step.estimate import COMPONENT_NAMES, COMPONENTS, StepDecomposition
 from meshwright.units import format_bytes, format_count, format_duration
 
 CURVES = {

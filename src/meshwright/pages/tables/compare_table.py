@@ -11,7 +11,7 @@ from rich.table import Table
 from meshwright.pages.tables.page_table import PageTable, percent
 from meshwright.spec.label import label_of
 from meshwright.spec.step.comparison import Comparison, Operation, RankComparison, Side
-from meshwright.spec.step.step_decomposition import COMPONENT_NAMES, COMPONENTS, StepDecomposition
+from meshwright.spec.step.estimate import COMPONENT_NAMES, COMPONENTS, StepDecomposition
 from meshwright.units import format_duration
 
 _MOST_ROWS = 12

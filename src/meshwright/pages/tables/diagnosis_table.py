@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.markup import escape
 
 from meshwright.pages.tables.page_table import PageTable
-from meshwright.spec.run.diagnosis import Diagnosis
+from meshwright.spec.run.rank_records import Diagnosis
 from meshwright.units import format_duration
 
 _STYLES = {"ended": "green", "moving": "green", "unknown": "yellow"}

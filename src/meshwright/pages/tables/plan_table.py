@@ -14,8 +14,7 @@ from meshwright.pages.tables.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK, wat
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.layout_plan import Candidate, Contrast, Plan
-from meshwright.spec.step.estimate import MEMORY_CLASSES, MemoryUse
-from meshwright.spec.step.step_decomposition import COMPONENT_NAMES
+from meshwright.spec.step.estimate import COMPONENT_NAMES, MEMORY_CLASSES, MemoryUse
 from meshwright.units import GiB, counted, format_bytes, format_count, format_duration, format_interval
 
 _MAX_ALTERNATIVES = 8

@@ -12,9 +12,8 @@ from meshwright.pages.tables.page_table import PageTable, percent, signed_percen
 from meshwright.pages.tables.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK, waterfall
 from meshwright.spec.label import label_of
 from meshwright.spec.layout.layout_text import layout_text
-from meshwright.spec.run.run_comparison import RunComparison, RunSummary
-from meshwright.spec.run.run_report import RunReport
-from meshwright.spec.step.step_decomposition import StepDecomposition
+from meshwright.spec.run.run_report import RunComparison, RunReport, RunSummary
+from meshwright.spec.step.estimate import StepDecomposition
 from meshwright.units import format_bytes, format_count, format_duration
 
 

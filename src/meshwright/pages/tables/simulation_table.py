@@ -23,8 +23,8 @@ from meshwright.pages.tables.stragglers_table import predicted_words, stragglers
 from meshwright.pages.tables.waterfall import MFU_MEANS
 from meshwright.spec.label import label_of
 from meshwright.spec.layout.layout_text import layout_text
+from meshwright.spec.step.estimate import COMPONENT_NAMES, COMPONENTS, StepDecomposition
 from meshwright.spec.step.simulation_report import ExposedAt, Outcome, Padding, RankMemory, SimulationReport
-from meshwright.spec.step.step_decomposition import COMPONENT_NAMES, COMPONENTS, StepDecomposition
 from meshwright.spec.trace.trace_problem import Hazard
 from meshwright.units import counted, format_bytes, format_count, format_duration
 

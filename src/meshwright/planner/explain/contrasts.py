@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.arrays import Bools, Floats
 from meshwright.cost.constants import fitted_constants
-from meshwright.cost.layout_table import LayoutTable, layout_table
+from meshwright.cost.layout_table import Bools, Floats, LayoutTable, layout_table
 from meshwright.planner.candidate import candidate_at, layout_at
 from meshwright.planner.explain.explain import KEYS, change_of
 from meshwright.planner.request import PlanRequest
@@ -21,7 +20,7 @@ from meshwright.planner.search.space import keeps_alike, reduces_alike
 from meshwright.spec.frozen import Frozen
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.machine.cluster import Cluster, Link
-from meshwright.spec.machine.figure import Figure
+from meshwright.spec.machine.device import Figure
 from meshwright.spec.run.layout_plan import Candidate, Contrast, Sensitivity, WhatIf
 
 _AXIS_OF = {"schedule": "pp", "cp_method": "cp", "async_tp": "tp"}

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.arrays import Bools
-from meshwright.cost.layout_table import LayoutTable, concatenate, layout_table
+from meshwright.cost.layout_table import Bools, LayoutTable, concatenate, layout_table
 from meshwright.planner.candidate import candidate_at, layout_at
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.finalists import SHORT_PIPELINE

@@ -25,11 +25,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.cost.arrays import Floats, Ints
 from meshwright.cost.communication.pipeline_p2p import hops_of
-from meshwright.cost.compute.repeats import repeated_share
+from meshwright.cost.compute.recompute import repeated_share
 from meshwright.cost.constants import fitted_constants
-from meshwright.cost.layout_table import LayoutTable, layout_table
+from meshwright.cost.layout_table import Floats, Ints, LayoutTable, layout_table
 from meshwright.cost.pipeline.replay import Hops, PipelineOps, Replayed, StageTimes, pipeline_ops, replay
 from meshwright.cost.pipeline.stage import bubble_share, split_share
 from meshwright.cost.step import StepTerms
@@ -41,7 +40,7 @@ from meshwright.spec.layout.layout import SCHEDULES, SPLIT_BACKWARD_SCHEDULES, V
 from meshwright.spec.layout.schedule.schedule import build_schedule, lower
 from meshwright.spec.layout.stage_split import best_boundaries, block_costs
 from meshwright.spec.model.model_spec import ModelSpec
-from meshwright.spec.step.step_decomposition import StepDecomposition
+from meshwright.spec.step.estimate import StepDecomposition
 
 _OUTSIDE_PIPELINE = ("pipeline_bubble_s", "pipeline_p2p_s", "other_communication_s", "optimizer_s", "stragglers_s")
 _RECOMPUTED_STEPS = 20

@@ -21,9 +21,8 @@ from itertools import takewhile
 
 import numpy as np
 
-from meshwright.cost.arrays import Ints
 from meshwright.cost.constants import fixed_constant
-from meshwright.cost.layout_table import CONTEXT_METHODS, LayoutTable, layout_table
+from meshwright.cost.layout_table import CONTEXT_METHODS, Ints, LayoutTable, layout_table
 from meshwright.planner.candidate import candidate_at, layout_at
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.bubble import num_actions

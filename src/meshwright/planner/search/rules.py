@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.arrays import Bools
-from meshwright.cost.layout_table import CONTEXT_METHODS, LayoutTable
+from meshwright.cost.layout_table import CONTEXT_METHODS, Bools, LayoutTable
 from meshwright.planner.request import PlanRequest
 from meshwright.spec.job.size_rules import sizes_over_tp
 from meshwright.spec.layout.layout import SINGLE_STAGE_SCHEDULES, V_SCHEDULES

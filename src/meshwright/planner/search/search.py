@@ -19,8 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cost.arrays import Bools, Floats, Ints
-from meshwright.cost.layout_table import LayoutTable, concatenate, layout_table
+from meshwright.cost.layout_table import Bools, Floats, Ints, LayoutTable, concatenate, layout_table
 from meshwright.planner.explain.contrasts import may_have_another
 from meshwright.planner.explain.explain import KEYS
 from meshwright.planner.request import PlanRequest

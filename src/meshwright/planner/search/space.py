@@ -12,8 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.arrays import Bools
-from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, CONTEXT_METHODS, LayoutTable, concatenate, layout_table
+from meshwright.cost.layout_table import (
+    ACTIVATION_CHECKPOINTS,
+    CONTEXT_METHODS,
+    Bools,
+    LayoutTable,
+    concatenate,
+    layout_table,
+)
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.menu import Menu, pipeline_options
 from meshwright.planner.search.rules import is_valid, runs_schedule, shares_batch, splits_model

@@ -17,8 +17,8 @@ from meshwright.simulator.engine.program import waited_records
 from meshwright.simulator.memory.memory_curve import first_writers, live_at, roles_of
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.op import OP_KINDS, op_kind
+from meshwright.spec.step.estimate import COMPONENTS
 from meshwright.spec.step.simulation_report import LiveTensors, RankMemory, RankTime, Stragglers, Straggling
-from meshwright.spec.step.step_decomposition import COMPONENTS
 from meshwright.spec.step.timeline_decomposition import components_of_compute, decompose
 from meshwright.spec.trace.timeline import MemoryCurve, SpanKind, TensorRole, Timeline
 from meshwright.spec.trace.trace import NONE, RecordKind, Trace

@@ -9,8 +9,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from meshwright.errors import ConfigError
 from meshwright.spec.frozen import Frozen
-from meshwright.spec.machine.device import NAME_PATTERN, Device
-from meshwright.spec.machine.figure import CollectivePoint, Figure, Source
+from meshwright.spec.machine.device import NAME_PATTERN, CollectivePoint, Device, Figure, Source
 from meshwright.units import counted
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from meshwright.spec.frozen import Frozen
-from meshwright.spec.step.step_decomposition import StepDecomposition
+from meshwright.spec.step.estimate import StepDecomposition
 from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.trace.timeline import SpanKind, Timeline, TimelineSource
 

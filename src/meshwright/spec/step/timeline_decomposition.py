@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.spec.step.step_decomposition import COMPONENTS, StepDecomposition
+from meshwright.spec.step.estimate import COMPONENTS, StepDecomposition
 from meshwright.spec.trace.marks import DDP_MARK, FSDP_MARK
 from meshwright.spec.trace.timeline import Floats, Ints, SpanKind, Timeline
 

@@ -10,9 +10,15 @@ from torch import Tensor
 from torch import distributed as dist
 
 from meshwright.spec.trace.trace import RecordKind
-from meshwright.tracer.numbers.host_numbers import is_whole, is_whole_on_host, numbers_of, tensor_of, write_numbers
 from meshwright.tracer.numbers.number_exchange import NumberExchange, Numbers
-from meshwright.tracer.numbers.operator_results import Reading
+from meshwright.tracer.numbers.operator_results import (
+    Reading,
+    is_whole,
+    is_whole_on_host,
+    numbers_of,
+    tensor_of,
+    write_numbers,
+)
 from meshwright.tracer.numbers.readings import Readings
 from meshwright.tracer.numbers.scalar_placeholders import GuessedNumber
 from meshwright.tracer.programs.program_lines import line_of_program

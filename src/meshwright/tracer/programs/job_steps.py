@@ -15,8 +15,14 @@ from meshwright.spec.layout.schedule.schedule import Schedule, build_schedule, l
 from meshwright.spec.trace.trace import Trace
 from meshwright.tracer.extrapolate.chunks import CutTrace, cut
 from meshwright.tracer.extrapolate.instantiate import instantiate
-from meshwright.tracer.extrapolate.microbatches import Chosen, choose_microbatches
-from meshwright.tracer.extrapolate.pipeline_stages import Blocks, alike_pipeline_ranks, blocks_of_stages, relocated
+from meshwright.tracer.extrapolate.microbatches import (
+    Blocks,
+    Chosen,
+    alike_pipeline_ranks,
+    blocks_of_stages,
+    choose_microbatches,
+    relocated,
+)
 from meshwright.tracer.extrapolate.trace_cache import Part, TraceCache
 from meshwright.tracer.programs.trace_ranks import Program, trace_ranks
 

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from meshwright.parallelism.torch_private.torch_dispatch import only_views, signature_of
 from meshwright.spec.trace.trace import HOST_AXIS, NONE, OpPlace, RecordKind, Signature
-from meshwright.tracer.numbers.host_numbers import computed, is_of_the_host
+from meshwright.tracer.numbers.operator_results import computed, is_of_the_host
 from meshwright.tracer.numbers.program_numbers import ProgramNumbers
 from meshwright.tracer.record.collective_ops import CollectiveCall, collective_of, wire_name
 from meshwright.tracer.record.decompositions import GROUPED_MATMUL, PARTS, is_by_loop, run_by_loop

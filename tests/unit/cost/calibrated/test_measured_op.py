@@ -19,12 +19,13 @@ from meshwright.models.rope import rope_tables
 from meshwright.parallelism.torch_private.torch_dispatch import count_kernels
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.machine.cluster import Cluster, Link
-from meshwright.spec.machine.device import Device, MatmulRates
-from meshwright.spec.machine.figure import (
+from meshwright.spec.machine.device import (
     AttentionPoint,
     CollectivePoint,
+    Device,
     Figure,
     MatmulPoint,
+    MatmulRates,
     MemoryOp,
     MemoryOpPoint,
     Source,
@@ -32,7 +33,7 @@ from meshwright.spec.machine.figure import (
 from meshwright.spec.model.model_spec import model_spec
 from meshwright.spec.model.op import CoreAttention
 from meshwright.spec.model.presets import PRESETS
-from meshwright.spec.step.step_decomposition import StepDecomposition
+from meshwright.spec.step.estimate import StepDecomposition
 
 SOURCE = Source(title="made up", date="2026", kind="measured")
 SEQ_LEN, BATCH = 256, 8

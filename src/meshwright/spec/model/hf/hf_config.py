@@ -1,7 +1,7 @@
 """architecture_from_hf and architecture_to_hf: a Hugging Face config.json of a known family, both ways.
 
 What changes the function that the model computes is either understood or refused by name; what does not is listed. The
-names are defined in spec/model/hf/hf_families.py.
+names are defined in spec/model/hf/hf_families.toml.
 """
 
 from __future__ import annotations
@@ -15,10 +15,19 @@ from pydantic import ValidationError
 from meshwright.errors import ConfigError, UnsupportedError
 from meshwright.spec.job.field_docs import field_rule
 from meshwright.spec.model.architecture import GPT2Architecture, LlamaArchitecture
-from meshwright.spec.model.hf.hf_families import ALIASES, FAMILIES
-from meshwright.spec.model.hf.hf_family import ELSEWHERE, HARMLESS, ONLY, WIDTH_OF_HEADS, Family
+from meshwright.spec.model.hf.hf_family import (
+    ELSEWHERE,
+    FAMILIES,
+    HARMLESS,
+    ONLY,
+    ROPE_KEYS,
+    WIDTH_OF_HEADS,
+    Family,
+    rope_from_hf,
+    rope_to_hf,
+    yarn_obstacle,
+)
 from meshwright.spec.model.hf.hf_quantization import QUANTIZATION, require_readable
-from meshwright.spec.model.hf.hf_rope import ROPE_KEYS, rope_from_hf, rope_to_hf, yarn_obstacle
 from meshwright.spec.model.moe_architecture import MoEArchitecture
 
 _GPT2_DROPOUT = 0.1
@@ -38,7 +47,7 @@ def architecture_from_hf(config: dict[str, Any], source: str = "config.json") ->
             f"{last} only: {ELSEWHERE}"
         )
     family = FAMILIES[model_type]
-    written = {ALIASES.get(model_type, {}).get(key, key): key for key in config}
+    written = {family.aliases.get(key, key): key for key in config}
     config = {key: config[own] for key, own in written.items()}
     _refuse_unsupported(config, family, source)
     _require_sizes(config, written, family, source)
