@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from meshwright.data.dataset import load_user_data, read_pair
 from meshwright.data.loader import Microbatch, stack
+from meshwright.data.user_data import load_user_data, read_pair
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.user_object import is_object_source
 from meshwright.trainer.launch.ranks import Ranks

@@ -1,0 +1,86 @@
+"""User data: data.source = "my_module:MyData", any object with __len__ and __getitem__."""
+
+import hashlib
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from meshwright.errors import ConfigError, DataError
+from meshwright.spec.job.sections import DataSection
+from meshwright.spec.job.user_object import make_object
+
+_NUM_HASHED_SAMPLES = 3
+
+
+class UserData(Protocol):
+    """Interface of a class in data.source.
+
+    Sample i must be a function of i: after a resume, or with another number of ranks, another process reads it.
+    """
+
+    def __len__(self) -> int:
+        """Return the number of samples, validation samples included."""
+        ...
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        """Return (inputs, targets) of one sample: numbers, NumPy arrays or tensors, of equal shapes and dtypes."""
+        ...
+
+
+def load_user_data(section: DataSection) -> UserData:
+    """Return the object of data.source, constructed with data.options; raises ConfigError if it is invalid."""
+    data = make_object("data", section.source, section.options)
+    missing = [method for method in ("__len__", "__getitem__") if not hasattr(data, method)]
+    if missing:
+        raise ConfigError(
+            f"data.source = {section.source!r} is a {type(data).__name__} without {' and '.join(missing)}: "
+            "it must have __len__() and __getitem__(index) -> (inputs, targets)"
+        )
+    return data  # type: ignore[no-any-return]
+
+
+def read_pair(data: UserData, index: int, source: str) -> tuple[Any, Any]:
+    """Return (inputs, targets) of one sample; raises DataError if it is not a pair."""
+    sample: Any = data[index]
+    if not isinstance(sample, tuple | list) or len(sample) != 2:
+        length = f" of {len(sample)}" if isinstance(sample, tuple | list) else ""
+        raise DataError(
+            f"sample {index} of data.source = {source!r} is a {type(sample).__name__}{length}: "
+            "return two values, (inputs, targets), from __getitem__"
+        )
+    return sample[0], sample[1]
+
+
+def sample_hash(data: UserData, source: str) -> str:
+    """Return a hash of a few samples; raises DataError if reading them twice gives different values."""
+    num_samples = len(data)
+    indices = sorted({round(i * (num_samples - 1) / (_NUM_HASHED_SAMPLES - 1)) for i in range(_NUM_HASHED_SAMPLES)})
+    total = hashlib.blake2b(digest_size=16)
+    for index in indices:
+        first, second = (_pair_digest(read_pair(data, index, source)) for _ in range(2))
+        if first != second:
+            raise DataError(
+                f"sample {index} of data.source = {source!r} has different values when it is read twice: a sample must "
+                "be a function of its index, so draw random numbers from a generator seeded with the index"
+            )
+        total.update(first)
+    return total.hexdigest()
+
+
+def _pair_digest(pair: tuple[Any, Any]) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for value in pair:
+        array = _array(value)
+        digest.update(f"{array.dtype.str} {array.shape} ".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.digest()
+
+
+def _array(value: Any) -> npt.NDArray[Any]:
+    """Return numbers, arrays and tensors as an array, without importing torch."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        # NumPy has no bfloat16; float32 holds each of its values.
+        value = value.float() if str(value.dtype) == "torch.bfloat16" else value
+    return np.asarray(value)
