@@ -17,7 +17,7 @@ from meshwright.calibrator.calibrated_machine import num_threads, this_machine
 from meshwright.calibrator.describe import describe
 from meshwright.calibrator.measure import mean_of, measure
 from meshwright.calibrator.profiled_step import profiled_steps, step_jobs
-from meshwright.calibrator.size_grid import CPU_SIZES, CUDA_SIZES
+from meshwright.calibrator.timing import CPU_SIZES, CUDA_SIZES
 from meshwright.errors import ConfigError, MeshwrightError
 from meshwright.hardware.catalogue import user_folder
 from meshwright.hardware.entry import cluster_toml, device_toml

@@ -11,8 +11,7 @@ import numpy as np
 from meshwright.calibrator.measure import Measurements
 from meshwright.calibrator.op_lines import exchange_line, fitted_lines
 from meshwright.calibrator.profiled_step import OpSample, ProfiledStep
-from meshwright.calibrator.size_grid import SizeGrid
-from meshwright.calibrator.timing import NUM_BLOCKS
+from meshwright.calibrator.timing import NUM_BLOCKS, SizeGrid
 from meshwright.hardware import quantity
 from meshwright.spec.machine.cluster import Cluster, Link
 from meshwright.spec.machine.device import (

@@ -19,10 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from meshwright.calibrator.size_grid import SizeGrid
-from meshwright.calibrator.timing import BlockStep, Stopwatch, block_step_seconds, host_seconds
+from meshwright.calibrator.timing import BlockStep, SizeGrid, Stopwatch, block_step_seconds, host_seconds
+from meshwright.models.attention import rotate
 from meshwright.models.contract import next_token_loss
-from meshwright.models.rope import rotate
 from meshwright.parallelism.collectives import all_gather_dim, all_reduce_sum, exchange_rows, reduce_scatter_dim
 from meshwright.spec.machine.device import CollectiveKind, MemoryOp
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.calibrator.profiled_step import OpSample, ProfiledStep
-from meshwright.cost.calibrated.host_op_time import dtype_of
+from meshwright.cost.calibrated.measured_op import dtype_of
 from meshwright.cost.compute.op_shapes import op_flops
 from meshwright.units import KiB
 

@@ -76,7 +76,8 @@ class Key:
     @property
     def is_optional(self) -> bool:
         """Return whether leaving the key out means something that no value says."""
-        return _allows_none(self._field.annotation)
+        annotation = self._field.annotation
+        return get_origin(annotation) is not None and type(None) in get_args(annotation)
 
     @property
     def is_count(self) -> bool:
@@ -122,12 +123,8 @@ def _schema(data_type: type[BaseModel]) -> dict[str, Any]:
     return data_type.model_json_schema()
 
 
-def _allows_none(annotation: Any) -> bool:
-    return get_origin(annotation) is not None and type(None) in get_args(annotation)
-
-
 SCHEMA_FILE = Path(__file__).with_name("job.schema.json")
-"""The schema as shipped; `python -m meshwright.config.reference` writes it again."""
+"""The schema as shipped; `python -m docs.job_page` writes it again."""
 
 
 def job_schema() -> dict[str, Any]:

@@ -210,7 +210,8 @@ class StepPricer:
 
     def _wait_s(self, device_s: Floats, host_s: Floats, c: Constants) -> Floats:
         """Return the seconds that `host_s` add to `device_s`: of the host's, those that the device does not hide."""
-        return _longer(device_s, host_s, c["host_sharpness"]) - device_s
+        sharpness = c["host_sharpness"]
+        return np.asarray((device_s**sharpness + host_s**sharpness) ** (1 / sharpness)) - device_s
 
     def _exchanges_s(self, fabric: Fabric, c: Constants, hidden_behind_s: Floats) -> Floats:
         """Return the exposed seconds of parameters and gradients outside of a steady microbatch."""
@@ -259,7 +260,3 @@ class StepPricer:
             optimizer_s=optimizer,
             stragglers_s=straggling,
         )
-
-
-def _longer(device: Floats, host: Floats, sharpness: float) -> Floats:
-    return np.asarray((device**sharpness + host**sharpness) ** (1 / sharpness))

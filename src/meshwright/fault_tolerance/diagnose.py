@@ -204,7 +204,8 @@ class _Checks:
             evidence.append(
                 f"rank {rank}'s flight record is older than its last mark and is left out: it has moved since"
             )
-        if mute := self._mute():
+        mute = [rank for rank, beat in self._beats.items() if rank not in self._records and beat.phase != "ended"]
+        if mute:
             evidence.append(f"{ranks_text(mute)} could not write what collectives were entered")
         return Diagnosis(
             verdict=verdict,
@@ -257,9 +258,6 @@ class _Checks:
 
     def _group(self, rank: int, name: str) -> ProcessGroupRecord:
         return next(group for group in self._records[rank].groups if group.name == name)
-
-    def _mute(self) -> list[int]:
-        return [rank for rank, beat in self._beats.items() if rank not in self._records and beat.phase != "ended"]
 
 
 def _advice(beat: Heartbeat) -> str:

@@ -54,7 +54,7 @@ def _usual_cluster(name: str) -> str:
             + f"{user_folder() / 'clusters'}/NAME.toml"
         )
     shapes = [
-        (not entry.is_ours, _is_usual(values), cluster)
+        (not entry.is_ours, values.get("is_usual") is True, cluster)
         for cluster, entry in entries("clusters").items()
         if (values := _values(entry)).get("device") == devices[name]
     ]
@@ -81,10 +81,6 @@ def _values(entry: Entry) -> dict[str, object]:
         return tomllib.loads(entry.file.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
         return {}
-
-
-def _is_usual(values: dict[str, object]) -> bool:
-    return values.get("is_usual") is True
 
 
 def _short_names(values: dict[str, object]) -> list[str]:

@@ -38,8 +38,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from meshwright.errors import ConfigError
+from meshwright.models.attention import at_least_float32
 from meshwright.models.initial import Constant
-from meshwright.models.rope import at_least_float32
 from meshwright.units import first_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]

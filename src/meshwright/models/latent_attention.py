@@ -17,8 +17,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from meshwright.models.attention import CausalAttention, LayerCache
-from meshwright.models.rope import rope_frequencies, rope_tables, rotate, turns
+from meshwright.models.attention import CausalAttention, LayerCache, rope_frequencies, rope_tables, rotate, turns
 from meshwright.spec.model.moe_architecture import MoEArchitecture, YarnScaling
 
 _LATENT_NORM_EPS = 1e-6

@@ -13,9 +13,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from meshwright.models.attention import CausalAttention, KVCache, LayerCache, next_positions
+from meshwright.models.attention import CausalAttention, KVCache, LayerCache, Rope, next_positions, rope_tables, rotate
 from meshwright.models.initial import Constant, Normal
-from meshwright.models.rope import Rope, rope_tables, rotate
 from meshwright.spec.model.architecture import LlamaArchitecture
 
 _RESIDUAL_OUTPUTS = ("attention.output.weight", "ffn.down.weight", "ffn.shared.down.weight", "ffn.experts.down")

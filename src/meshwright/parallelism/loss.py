@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from meshwright.errors import ConfigError
+from meshwright.models.attention import at_least_float32
 from meshwright.models.contract import Loss, loss_of, next_token_loss
-from meshwright.models.rope import at_least_float32
 from meshwright.parallelism.collectives import all_gather_dim, all_reduce_max, all_reduce_sum
 from meshwright.parallelism.mesh import Meshes
 

@@ -118,7 +118,7 @@ def find(request: PlanRequest, min_scored: int | None = None) -> Found:
     """Return what fits; state waits in the host's memory only if nothing fits without. Raises InfeasibleLayout."""
     menu = menu_of(request)
     found = search(request, menu, min_scored)
-    if not len(found.priced) and "cpu_offload" not in request.fixed and request.cluster.device.can_offload:
+    if not len(found.priced) and "cpu_offload" not in request.fixed and request.cluster.device.is_accelerator:
         menu = replace(menu, cpu_offload=(True,))
         found = search(request, menu, min_scored)
     if not len(found.priced):

@@ -1,4 +1,4 @@
-"""One rank's torch.profiler trace in Chrome's trace format, and where in a step the host is at a time."""
+"""One rank's torch.profiler trace in Chrome's trace format, where in a step the host is at a time, and spans of it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from meshwright.errors import ConfigError
 from meshwright.spec.layout.schedule.action import ACTION_MARK, parse_action
 from meshwright.spec.trace.marks import AXIS_MARK, STEP_MARK
+from meshwright.spec.trace.timeline import Floats, SpanKind, Spans
 
 ON_HOST = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -179,3 +182,52 @@ def _changes_of_scope(marks: Iterable[Event]) -> Iterable[tuple[int, str]]:
             elif what.startswith("post_"):
                 yield mark.start_ns, module
                 yield mark.end_ns, ""
+
+
+TEXTS = ("names", "scopes", "phases", "actions", "axes")
+
+
+class Span(NamedTuple):
+    """One span with its texts."""
+
+    rank: int
+    stream: int
+    start_ns: int
+    end_ns: int
+    kind: SpanKind
+    name: str
+    place: StepLocation
+    axis: str | None = None
+    num_bytes: int = 0
+
+
+def spans_from(rows: Sequence[Span], origin_ns: int) -> tuple[Spans, dict[str, Any]]:
+    """Return columns of `rows` sorted by start, in seconds since `origin_ns`, and the texts that they index."""
+    rows = sorted(rows, key=lambda row: row.start_ns)
+    texts: dict[str, dict[str, int]] = {kind: {} for kind in TEXTS}
+
+    def column(kind: str, values: Sequence[str | None]) -> list[int]:
+        seen = texts[kind]
+        return [-1 if value is None else seen.setdefault(value, len(seen)) for value in values]
+
+    def seconds(moments_ns: Sequence[int]) -> Floats:
+        return np.asarray(np.array(moments_ns, np.int64) - origin_ns, np.float64) * 1e-9
+
+    columns = {
+        "rank": [row.rank for row in rows],
+        "stream": [row.stream for row in rows],
+        "kind": [int(row.kind) for row in rows],
+        "name": column("names", [row.name for row in rows]),
+        "scope": column("scopes", [row.place.scope for row in rows]),
+        "phase": column("phases", [row.place.phase for row in rows]),
+        "action": column("actions", [row.place.action or None for row in rows]),
+        "axis": column("axes", [row.axis for row in rows]),
+        "num_bytes": [row.num_bytes for row in rows],
+        "record": [-1] * len(rows),
+    }
+    spans = Spans(
+        start_s=seconds([row.start_ns for row in rows]),
+        end_s=seconds([row.end_ns for row in rows]),
+        **{name: np.array(values, np.int64) for name, values in columns.items()},
+    )
+    return spans, {kind: tuple(seen) for kind, seen in texts.items()}

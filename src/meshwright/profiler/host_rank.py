@@ -18,10 +18,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from meshwright.profiler.chrome_trace import MARK, OPERATOR, Event, RankTrace, StepLocations
-from meshwright.profiler.communication_op import CommunicationOp, axis_of
-from meshwright.profiler.span_table import Span
-from meshwright.profiler.torch_operators import EventRole, role_of, trace_name
+from meshwright.profiler.chrome_trace import MARK, OPERATOR, Event, RankTrace, Span, StepLocations
+from meshwright.profiler.communication_op import CommunicationOp, EventRole, axis_of, role_of, trace_name
 from meshwright.spec.trace.marks import DATA_MARK
 from meshwright.spec.trace.timeline import SpanKind
 

@@ -24,13 +24,13 @@ from meshwright.profiler.chrome_trace import (
     OPERATOR,
     Event,
     RankTrace,
+    Span,
     StepLocations,
     read_chrome_trace,
+    spans_from,
 )
-from meshwright.profiler.communication_op import CommunicationOp, align_starts, axis_of
+from meshwright.profiler.communication_op import CommunicationOp, align_starts, axis_of, trace_name
 from meshwright.profiler.host_rank import gaps_of, outermost, spans_of_host
-from meshwright.profiler.span_table import Span, spans_from
-from meshwright.profiler.torch_operators import trace_name
 from meshwright.spec.run.run import HOW_TO_PROFILE, Run
 from meshwright.spec.trace.marks import DATA_MARK
 from meshwright.spec.trace.timeline import SpanKind, Timeline, TimelineSource

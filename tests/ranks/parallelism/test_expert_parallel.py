@@ -25,7 +25,7 @@ from meshwright.spec.job.sections import PrecisionSection
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.schedule.schedule import build_schedule
 from meshwright.spec.model.moe_architecture import MoEArchitecture
-from meshwright.trainer.step.train_step import ExpertLoad
+from meshwright.trainer.step.expert_load import ExpertLoad
 from run_ranks import run_ranks
 
 BATCH_SIZE, SEQ_LEN, DIM, NUM_EXPERTS = 4, 16, 16, 8

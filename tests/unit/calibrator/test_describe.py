@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from meshwright.calibrator.describe import CalibratedMachine, describe
 from meshwright.calibrator.measure import Measurements, mean_of
 from meshwright.calibrator.profiled_step import OpSample, ProfiledStep
-from meshwright.calibrator.size_grid import CPU_SIZES
+from meshwright.calibrator.timing import CPU_SIZES
 from meshwright.cost.compute.op_time import op_seconds
 from meshwright.hardware.entry import build_cluster, cluster_toml, device_toml, read_cluster_values, read_device
 from meshwright.hardware.rates import matmul_rates, memory_op_rates

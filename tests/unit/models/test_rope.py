@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from meshwright.models.rope import rotate, turns
+from meshwright.models.attention import rotate, turns
 
 
 def test_bfloat16_is_turned_in_float32_and_rounded_once() -> None:

@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from meshwright.app.results.result import PlottedResult, Rows, memory_words, step_words
-from meshwright.pages.figures.simulation_figures import exposed_figure, outcome_figure
+from meshwright.pages.figures.run_figures import exposed_figure, outcome_figure
 from meshwright.pages.figures.timeline_figures import memory_figure, pipeline_figure, streams_figure
 from meshwright.pages.html.simulation_html import write_html
 from meshwright.pages.tables.compare_table import parts_table

@@ -168,7 +168,7 @@ class BlockPricer:
         memory = rates.memory[setup]
         passes = np.array([constants[f"passes.{s.stack.kernels}"] for s in self.setups])[setup]
         biased = np.array([constants["biased_passes"] * _unfused(s, constants) for s in self.setups])[setup]
-        routed = np.array([_routing_passes(s, constants) for s in self.setups])[setup]
+        routed = np.array([constants["routing_passes"] * _unfused(s, constants) for s in self.setups])[setup]
         is_routed = blocks.routed_copies > 0
         passes = passes * np.where(is_routed, routed, 1.0)
         elements = blocks.memory_elements * passes + blocks.biased_elements * biased
@@ -261,10 +261,6 @@ def _sum_bytes(setup: TrainingSetup, constants: Constants) -> float:
     if not stack.fuses_gradient_sum:
         return 2 * element_bytes + 2 * _GRADIENT_BYTES
     return 2 * element_bytes * constants["accumulate"]
-
-
-def _routing_passes(setup: TrainingSetup, constants: Constants) -> float:
-    return constants["routing_passes"] * _unfused(setup, constants)
 
 
 def _unfused(setup: TrainingSetup, constants: Constants) -> float:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.layout_table import Bools, Floats, Ints
-from meshwright.cost.partition import Partition
+from meshwright.cost.training_setup import Partition
 from meshwright.spec.model.model_spec import BlockGroup
 from meshwright.spec.model.op import GroupedMatmul, Head, Matmul, Op
 

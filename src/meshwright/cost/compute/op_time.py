@@ -6,7 +6,7 @@
     by rows     attention without a kernel: products in float32 and passes over scores, attention_by_rows.py
     copies      bytes / PCIe + start, between the memories of the host and the device: host_memory.py
     nothing     allocations and other looks at the same memory; collectives and messages, which links carry
-    on a host   as measured on the machine, with all that the host does besides: host_op_time.py
+    on a host   as measured on the machine, with all that the host does besides: measured_op.py
 
 The same tiles, rates and constants as the planner's blocks (block_time.py), for the eager stack that Meshwright is:
 here they price the very kernels that were traced, there what a model's formulas say of them. Ignored: L2 hits between
@@ -28,7 +28,7 @@ from meshwright.cost.achieved_rates import (
     peak_flops_per_s,
     power_share,
 )
-from meshwright.cost.calibrated.host_op_time import HostOps
+from meshwright.cost.calibrated.measured_op import HostOps
 from meshwright.cost.compute.attention_by_rows import AttentionByRows
 from meshwright.cost.compute.matmul import MatmulSizes, is_misaligned, tile_flops
 from meshwright.cost.compute.op_shapes import (

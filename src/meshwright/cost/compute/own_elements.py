@@ -29,7 +29,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from meshwright.cost.layout_table import Floats, Passes
-from meshwright.cost.partition import Partition
+from meshwright.cost.training_setup import Partition
 from meshwright.spec.model.op import CoreAttention, Elementwise, Embedding, GroupedMatmul, Matmul, Norm, Op, Rope
 
 _ROW_PASSES = (12.0, 19.0)

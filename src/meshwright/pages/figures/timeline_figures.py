@@ -232,7 +232,7 @@ def waterfall_figure(
             y=rows,
             x=[value * scale for value in seconds],
             base=[sum(seconds[:place]) * scale for place in range(len(seconds))],
-            marker={"color": bars.colour or _colours(shown), "line": {"width": 0}},
+            marker={"color": bars.colour or [_COLOURS.get(name, EXPOSED) for name in shown], "line": {"width": 0}},
             text=[format_duration(value) for value in seconds],
             textposition="outside",
             cliponaxis=False,
@@ -259,7 +259,3 @@ def waterfall_figure(
     longest_s = max([*ends_s, *totals_s.values()])
     figure.update_xaxes(title=f"time, {unit}", range=[0, longest_s * scale * 1.08])
     return figure
-
-
-def _colours(names: Sequence[str]) -> list[str]:
-    return [_COLOURS.get(name, EXPOSED) for name in names]

@@ -9,10 +9,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from meshwright.pages.tables.page_table import PageTable, percent
-from meshwright.spec.label import label_of
 from meshwright.spec.step.comparison import Comparison, Operation, RankComparison, Side
 from meshwright.spec.step.estimate import COMPONENT_NAMES, COMPONENTS, StepDecomposition
-from meshwright.units import format_duration
+from meshwright.units import format_duration, label_of
 
 _MOST_ROWS = 12
 _LEAST_SHARE = 0.001
@@ -68,7 +67,7 @@ def parts_table(columns: dict[str, StepDecomposition]) -> Table:
 
 
 def signed(difference_s: float) -> str:
-    """Return a difference with its sign."""
+    """Return a difference with its sign; below a nanosecond are the ends of sums that differ in their order."""
     return (
         "0 s" if abs(difference_s) < 1e-9 else f"{'+' if difference_s > 0 else '-'}{format_duration(abs(difference_s))}"
     )

@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from meshwright.spec.label import label_of
+from meshwright.units import label_of
 
 _GAP = _INDENT = 2
 _LEAST_WORDS = 24

@@ -9,9 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from meshwright.pages.tables.page_table import PageTable, percent, signed_percent
-from meshwright.pages.tables.simulated_table import simulated_page
+from meshwright.pages.tables.simulated_table import simulated_page, spaced
 from meshwright.pages.tables.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK, waterfall
-from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.layout_plan import Candidate, Contrast, Plan
 from meshwright.spec.step.estimate import COMPONENT_NAMES, MEMORY_CLASSES, MemoryUse
@@ -74,10 +73,10 @@ def _pick(plan: Plan) -> Iterator[RenderableType]:
     if plan.given is not None:
         table.add_row("given", *_numbers(plan.given, plan))
     yield table
-    yield f"[green]{_spaced(plan.pick.layout)}[/]"
+    yield f"[green]{spaced(plan.pick.layout)}[/]"
     yield from pick_notes(plan)
     if plan.given is not None:
-        yield f"given: {_spaced(plan.given.layout)}"
+        yield f"given: {spaced(plan.given.layout)}"
     if plan.given_refusal:
         yield f"given: invalid: {escape(plan.given_refusal)}"
 
@@ -87,7 +86,7 @@ def pick_notes(plan: Plan) -> Iterator[str]:
     if plan.fastest != plan.pick:
         gain = 1 - plan.fastest.estimate.step.total_s / plan.pick.estimate.step.total_s
         yield (
-            f"fastest: {_spaced(plan.fastest.layout)}: {percent(gain)} faster than the pick (within the error of "
+            f"fastest: {spaced(plan.fastest.layout)}: {percent(gain)} faster than the pick (within the error of "
             f"ranking), {_memory_needed(plan)}"
         )
     if plan.pick.unmeasured:
@@ -112,15 +111,10 @@ def _pareto(plan: Plan) -> Table:
     if plan.fsdp_alone is not None:
         rows.append(("FSDP alone: ", plan.fsdp_alone))
     for words, row in rows:
-        table.add_row(f"{words}{_spaced(row.layout)}", *_step_and_free(row, plan))
+        table.add_row(f"{words}{spaced(row.layout)}", *_step_and_free(row, plan))
     if plan.fsdp_alone is None:
         table.add_row(f"FSDP alone: {escape(plan.fsdp_alone_refusal)}", "-", "-", "-")
     return table
-
-
-def _spaced(layout: Layout) -> str:
-    """Return a layout in one line that may break between its keys."""
-    return escape(layout_text(layout.effective).replace(",", ", "))
 
 
 def _step_and_free(row: Candidate, plan: Plan) -> tuple[str, str, str]:
@@ -155,7 +149,7 @@ def _runners_up(plan: Plan) -> Table:
     table.columns[0].no_wrap = True
     for place, row in enumerate((plan.pick, *plan.runners_up)):
         name, style = ("pick", "green") if place == 0 else (str(place + 1), None)
-        table.add_row(name, _spaced(row.layout), *_step_and_free(row, plan), style=style)
+        table.add_row(name, spaced(row.layout), *_step_and_free(row, plan), style=style)
     return table
 
 
@@ -205,7 +199,7 @@ def _sensitivities(plan: Plan) -> Table | None:
     names = {layout_text(row.layout): f"layout {place}" for place, row in enumerate(plan.runners_up, start=2)}
     for one in plan.sensitivities:
         is_other = one.best_change < one.pick_change - 1e-4
-        name = names.get(layout_text(one.best), _spaced(one.best))
+        name = names.get(layout_text(one.best), spaced(one.best))
         other = f"{name}: {signed_percent(one.best_change)}" if is_other else "pick"
         table.add_row(one.what, f"{100 * one.change:+.0f} %", signed_percent(one.pick_change), other)
     return table

@@ -10,11 +10,10 @@ from rich.table import Table
 from meshwright.pages.tables.compare_table import parts_table
 from meshwright.pages.tables.page_table import PageTable, percent, signed_percent
 from meshwright.pages.tables.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK, waterfall
-from meshwright.spec.label import label_of
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.run_report import RunComparison, RunReport, RunSummary
 from meshwright.spec.step.estimate import StepDecomposition
-from meshwright.units import format_bytes, format_count, format_duration
+from meshwright.units import format_bytes, format_count, format_duration, label_of
 
 
 def run_page(report: RunReport) -> Iterator[RenderableType]:

@@ -69,6 +69,8 @@ def menu_of(request: PlanRequest) -> Menu:
     architecture, cluster = request.architecture, request.cluster
     degrees = divisors(cluster.num_devices)
     is_mixture = isinstance(architecture, MoEArchitecture)
+    # Ranks of a host write to no other's memory, as async_tp does, and its compiled blocks may take longer.
+    is_accelerator = cluster.device.is_accelerator
     batch = request.workload.global_batch_size
     menu = Menu(
         tp=tuple(n for n in degrees if n <= cluster.domain_size),
@@ -85,9 +87,9 @@ def menu_of(request: PlanRequest) -> Menu:
         cp_method=CONTEXT_METHODS,
         is_resharded=(True, False),
         reduces_each_microbatch=(True, False),
-        async_tp=(False, True) if cluster.device.has_symmetric_memory else (False,),
+        async_tp=(False, True) if is_accelerator else (False,),
         cpu_offload=(False,),
-        compile=(True, False) if cluster.device.compiled_is_faster else (False,),
+        compile=(True, False) if is_accelerator else (False,),
     )
     return _constrained(menu, request.fixed)
 

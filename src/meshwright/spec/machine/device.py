@@ -227,21 +227,6 @@ class Device(Frozen):
         return not self.is_host
 
     @property
-    def can_offload(self) -> bool:
-        """Return whether parameters and optimizer state can wait in another memory, the host's (cpu_offload)."""
-        return self.is_accelerator
-
-    @property
-    def has_symmetric_memory(self) -> bool:
-        """Return whether ranks can write to each other's memory, as async_tp does (torch's symmetric memory)."""
-        return self.is_accelerator
-
-    @property
-    def compiled_is_faster(self) -> bool:
-        """Return whether compiled blocks never take longer than eager ones."""
-        return self.is_accelerator
-
-    @property
     def usable_memory_bytes(self) -> float:
         """Return what tensors can take of the device's memory, bytes: all but context and communication buffers."""
         taken = [figure.value for figure in (self.context_bytes, self.communicator_bytes) if figure is not None]

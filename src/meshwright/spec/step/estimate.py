@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, model_serializer
 from pydantic_core.core_schema import SerializerFunctionWrapHandler
 
 from meshwright.spec.frozen import Frozen
-from meshwright.spec.label import label_of
+from meshwright.units import label_of
 
 
 class StepDecomposition(Frozen):

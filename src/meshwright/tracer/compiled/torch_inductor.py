@@ -32,7 +32,7 @@ from torch._inductor.virtualized import V
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
-from meshwright.tracer.compiled.compiled_collectives import communicated, is_collective, require_kernels
+from meshwright.tracer.compiled.torch_compile import communicated, is_collective, require_kernels
 from meshwright.tracer.record.simulated_device import H100, always
 from meshwright.tracer.torch_patches.torch_names import replace as replace_name
 

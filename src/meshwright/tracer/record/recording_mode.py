@@ -27,8 +27,7 @@ from meshwright.tracer.record.collective_ops import CollectiveCall, collective_o
 from meshwright.tracer.record.decompositions import GROUPED_MATMUL, PARTS, is_by_loop, run_by_loop
 from meshwright.tracer.record.op_call import OpCall
 from meshwright.tracer.record.simulated_device import SimulatedStream
-from meshwright.tracer.record.storage_numbers import StorageNumbers
-from meshwright.tracer.record.trace_recorder import TraceRecorder
+from meshwright.tracer.record.trace_recorder import StorageNumbers, TraceRecorder
 from meshwright.tracer.record.untraceable import refuse
 from meshwright.tracer.torch_distributed.torch_async_tensor import JOINT, JOINT_AXIS
 from meshwright.tracer.torch_distributed.torch_pipelining import StageMessages

@@ -1,9 +1,4 @@
-"""One optimizer step: microbatches forward and backward, clip, guard, update, balance of the experts' load.
-
-Each rank's routers count the rows of their own tokens. One all-reduce over all ranks sums the counts of all layers;
-ranks of other pipeline stages fill other layers. Only ratios within a layer are used, so tensor-parallel ranks may
-count the same tokens.
-"""
+"""One optimizer step: microbatches forward and backward, clip, guard, update."""
 
 from __future__ import annotations
 
@@ -16,15 +11,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.optim import AdamW
 
 from meshwright.data.loader import Microbatch
 from meshwright.errors import MeshwrightError, NonFiniteError
-from meshwright.models.contract import blocks_of
-from meshwright.models.moe import MixtureOfExperts
 from meshwright.parallelism.context.context_parallel import sequence_indices
 from meshwright.parallelism.data.fully_sharded import reshard_model
 from meshwright.parallelism.data.materialize import share_buffers
@@ -35,6 +27,7 @@ from meshwright.parallelism.pipeline.pipeline import Observe, Pipeline, StageInp
 from meshwright.parallelism.pipeline.stages import Stages
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters
 from meshwright.spec.job.job import Job
+from meshwright.trainer.step.expert_load import ExpertLoad
 from meshwright.trainer.step.optimizer import learning_rate
 from meshwright.units import first_of
 
@@ -184,69 +177,3 @@ def require_all_gradients(named_parameters: Iterable[tuple[str, nn.Parameter]]) 
             f"no gradient after the first backward for {first_of(missing)}: every trainable parameter must contribute "
             "to the loss: use it in the model's forward, or set requires_grad = False on it in the model"
         )
-
-
-_OTHERS = ("balance_loss", "z_loss", "num_forwards", "padded_rows")
-"""Statistics of a layer after the rows of each expert, in the order of MixtureOfExperts.statistics."""
-
-
-class ExpertLoad:
-    """Statistics of all mixtures of experts in the stages of this rank."""
-
-    def __init__(self, model: Stages, meshes: Meshes) -> None:
-        self._device = torch.device(meshes.device_type)
-        self._mixtures = {
-            number: mixture
-            for stage in model
-            for number, block in enumerate(blocks_of(stage))
-            if block is not None
-            for mixture in block.modules()
-            if isinstance(mixture, MixtureOfExperts)
-        }
-        # Ranks whose stages have no experts join the all-reduce with an equally large table.
-        self._num_experts = model.most_experts
-        self._num_layers = max(len(blocks_of(stage)) for stage in model)
-
-    def after_step(self) -> dict[str, float]:
-        """Update biases, reset counts and return the step's metrics, {} without experts; a collective."""
-        if self._num_experts == 0:
-            return {}
-        load_LE, others = self._sum_over_ranks()
-        for number, mixture in self._mixtures.items():
-            if mixture.router.bias is not None:
-                mixture.router.update_bias(load_LE[number])
-            mixture.reset_statistics()
-        return _metrics(np.array(load_LE.tolist()), np.array(others.tolist()))
-
-    def _sum_over_ranks(self) -> tuple[Tensor, Tensor]:
-        """Return load_LE and the columns of _OTHERS, over all ranks, zeros for layers without experts."""
-        # Sums of integers are exact in float64, so equal under all layouts.
-        table = torch.zeros(
-            self._num_layers, self._num_experts + len(_OTHERS), dtype=torch.float64, device=self._device
-        )
-        for number, mixture in self._mixtures.items():
-            table[number] = torch.cat([statistic.double() for statistic in mixture.statistics])
-        if dist.get_world_size() > 1:
-            dist.all_reduce(table)
-        load_LE, others_LO = table.split([self._num_experts, len(_OTHERS)], dim=1)
-        return load_LE, others_LO
-
-
-def _metrics(load_LE: NDArray[np.float64], others_LO: NDArray[np.float64]) -> dict[str, float]:
-    """Return the metrics by their names in metrics.jsonl; {} if no token was routed."""
-    load_LE = load_LE[load_LE.sum(1) > 0]
-    if not len(load_LE):
-        # A traced stage without experts: fake tensors carry no counts of other stages.
-        return {}
-    skew_L = load_LE.max(1) / load_LE.mean(1)
-    balance_loss, z_loss, num_forwards, padded_rows = others_LO.sum(0).tolist()
-    metrics = {
-        "router_skew": float(skew_L.max()),
-        "router_skew_mean": float(skew_L.mean()),
-        # Experts have no capacity limit.
-        "tokens_dropped": 0.0,
-        "tokens_padded": padded_rows / (padded_rows + float(load_LE.sum())),
-    }
-    # A loss with weight 0 is not computed; a computed one is never 0.
-    losses = {"balance_loss": balance_loss, "z_loss": z_loss}
-    return metrics | {name: total / num_forwards for name, total in losses.items() if total}

@@ -14,8 +14,8 @@ from meshwright.cost.layout_table import layout_table
 from meshwright.cost.step_times import step_times
 from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.errors import UnsupportedError
+from meshwright.models.attention import rope_tables
 from meshwright.models.llama import LlamaBlock
-from meshwright.models.rope import rope_tables
 from meshwright.parallelism.torch_private.torch_dispatch import count_kernels
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.machine.cluster import Cluster, Link

@@ -65,7 +65,7 @@ HARMLESS: frozenset[str] = frozenset(_ALL["harmless"])
 
 def _family(table: dict[str, Any]) -> Family:
     """Return the family of a table, with the keys of sizes that all families have unless it names all of its own."""
-    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
+    fields: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in table.items()}
     fields["architecture"] = _ARCHITECTURES[table.get("architecture", "LlamaArchitecture")]
     null = dict.fromkeys(fields.pop("null", ()))
     for part in ("only", "written"):

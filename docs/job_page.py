@@ -1,6 +1,6 @@
 """docs/job.md: every key of a job on one page, written from the same words as everything else.
 
-`python -m meshwright.config.reference` in the repository's root writes it and the JSON Schema; a test compares both.
+`python -m docs.job_page` in the repository's root writes it and the JSON Schema; a test compares both.
 """
 
 from pathlib import Path
