@@ -5,8 +5,6 @@ imported when it is first used, so that this import takes no time and no torch. 
 `verify`, `inspect`, `diff`, `gc`, `reshard`.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -3,8 +3,6 @@
 Inside, every quantity is in SI base units (seconds, bytes, FLOPs). GB = 1e9 bytes, GiB = 2**30 bytes.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

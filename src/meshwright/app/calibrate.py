@@ -1,7 +1,5 @@
 """calibrate: measures this machine as a device and a cluster of the user's own catalogue; needs torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path

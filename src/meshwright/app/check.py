@@ -1,7 +1,5 @@
 """check: what is wrong with a job, or what it would do; starts nothing and needs no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path

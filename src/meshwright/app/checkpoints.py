@@ -1,7 +1,5 @@
 """Checkpoints of a run: ls, verify, inspect, diff, gc and reshard; torch is needed only to read tensors."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re

@@ -17,8 +17,7 @@ from meshwright.errors import ConfigError
 from meshwright.evaluation.dataset.own_run import read_manifest
 from meshwright.pages.figures.run_figures import parts_figure
 from meshwright.pages.html.run_html import shown_parts
-from meshwright.pages.tables.compare_table import compare_page
-from meshwright.pages.tables.run_table import run_comparison_page
+from meshwright.pages.tables.run_table import compare_page, run_comparison_page
 from meshwright.spec.run.run import Run
 from meshwright.spec.run.run_report import RunComparison, compare_runs, read_metrics
 from meshwright.spec.step.comparison import Comparison

@@ -1,7 +1,5 @@
 """doctor: what this machine has, what is missing and the command that gets it."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace

@@ -1,7 +1,5 @@
 """list: the models, devices and clusters that a job can name."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

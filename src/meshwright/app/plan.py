@@ -1,7 +1,5 @@
 """plan: the best layout for a job or a model on a cluster; needs no torch unless finalists are simulated."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """prove: whether layouts train what one process trains, on local ranks."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal

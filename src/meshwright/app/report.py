@@ -1,7 +1,5 @@
 """report: measured steps of a run next to predicted ones; needs torch only to simulate, or to read a profile."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Properties of the machine that calibration does not measure."""
 
-from __future__ import annotations
-
 import os
 from datetime import UTC, datetime
 from typing import Any

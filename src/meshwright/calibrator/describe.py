@@ -1,7 +1,5 @@
 """Measurements as a Device and a Cluster of the catalogue."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ and written, on the number of kernels and, on a CPU, on the functions evaluated:
 many bytes. So each operation is timed separately.
 """
 
-from __future__ import annotations
-
 import itertools
 import statistics
 import time

@@ -1,7 +1,5 @@
 """result_command(): a command with the options that all commands share: --json, --quiet and --verbose."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Overrides, and what is wrong with keys and values, in our own words: value given, rule broken, what to write."""
 
-from __future__ import annotations
-
 import math
 import re
 import tomllib

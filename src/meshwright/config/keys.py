@@ -1,7 +1,5 @@
 """Every key of a job with its meaning, type and default: what show, init, the reference, messages and schema print."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from functools import cache, cached_property

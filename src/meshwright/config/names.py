@@ -1,7 +1,5 @@
 """Which key was meant: for a key or section that a job does not have, by names.toml or by spelling."""
 
-from __future__ import annotations
-
 import tomllib
 from difflib import get_close_matches
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A Job as a TOML file that reads back to an equal Job; values of a job as files and messages have them."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -8,8 +8,6 @@ A measured figure of the catalogue (`meshwright calibrate`) replaces peak x shar
 measured is an error.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """BlockPosition: the block groups of all models side by side, each position priced for all configurations at once."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

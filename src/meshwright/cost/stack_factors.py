@@ -5,8 +5,6 @@
 The stack's three multipliers are fitted on its runs (Stack.compute, communication, overhead); the rest holds for all.
 """
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -15,10 +13,10 @@ from importlib.resources import files
 import numpy as np
 
 from meshwright.cost.achieved_rates import is_blackwell
-from meshwright.cost.calibrated.measured_op import is_measured
 from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import Bools, Floats
+from meshwright.cost.measured_op import is_measured
 from meshwright.cost.training_setup import Configurations
 from meshwright.errors import ConfigError
 from meshwright.spec.machine.cluster import Cluster

@@ -7,11 +7,9 @@
 
 One op list (work.py) is priced cause by cause (block_time.py, block_compute.py, exposed_traffic.py,
 data_parallel.py); this page adds the causes up. It holds for devices, next to which the host launches
-kernels; calibrated/host_step.py overrides what differs where kernels run on the host itself. Ignored: that stages
+kernels; step_times.py overrides what differs where kernels run on the host itself. Ignored: that stages
 differ in more than their number of blocks (replay_s prices the finalists exactly).
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
@@ -19,7 +17,6 @@ import numpy as np
 
 from meshwright.cost.achieved_rates import peaks_of, rates_of
 from meshwright.cost.block_positions import BlockPosition, block_positions
-from meshwright.cost.calibrated.measured_op import measured_update_s
 from meshwright.cost.communication.communication import Communication
 from meshwright.cost.communication.contention import computing_shares
 from meshwright.cost.communication.data_parallel import (
@@ -37,6 +34,7 @@ from meshwright.cost.compute.block_time import BlockPricer
 from meshwright.cost.compute.recompute import repeated_share
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import Floats, Passes
+from meshwright.cost.measured_op import measured_update_s
 from meshwright.cost.pipeline.stage import RankPass, blocks_per_rank, bubble_share
 from meshwright.cost.stack_factors import StackFactors, stacks_of
 from meshwright.cost.training_setup import Configurations

@@ -14,8 +14,6 @@ Source: FSDP2's own order of work, and the points of unshard and reduce-grads in
 were timed with all ranks of the machine: parts of them are taken to be as slow.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import fields, replace
 

@@ -9,8 +9,6 @@ Matmuls are in matmul_lines. Ignored: biases, dropout, and the unevenness of tp 
 Router skew is a factor on the step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any

@@ -5,8 +5,6 @@ suspended; the loop makes progress; a rank diverged from its own order of collec
 collectives; ranks wait for one rank; all ranks entered a collective that does not complete; ranks lost a peer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from meshwright.fault_tolerance.diagnosis_text import (

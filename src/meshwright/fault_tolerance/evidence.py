@@ -3,8 +3,6 @@
 The loop writes it, not another thread, which would continue while the loop hangs.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 The loop's own thread cannot, since it hangs. The watch thread only reads state, and writes one file.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import signal

@@ -1,7 +1,5 @@
 """Launcher's watch over the ranks: one warning per hang, and the end of the ranks that outlive a failed one."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

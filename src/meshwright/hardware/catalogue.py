@@ -5,8 +5,6 @@ Ours ship with the package (`hardware/devices/NAME.toml`, `hardware/clusters/NAM
 there with the name of one of ours replaces it, and a line in the log says so.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

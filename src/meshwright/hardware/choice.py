@@ -4,8 +4,6 @@ NAME is a cluster of the catalogue (`h100-ib400:256`) or a device (`h100:256`), 
 of that device: the one whose file says `is_usual = true`, a user's own before ours.
 """
 
-from __future__ import annotations
-
 import tomllib
 from difflib import get_close_matches
 

@@ -4,8 +4,6 @@ A number is written `{ value = "989 TFLOP/s", source = "datasheet" }`, where `so
 `[sources.datasheet]` of the same file. Every problem of a file is reported at once, with the file and the field.
 """
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections.abc import Mapping

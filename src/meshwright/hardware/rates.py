@@ -7,8 +7,6 @@ sizes is assumed smooth; discontinuities (cache capacity, tile quantization) are
 grid.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping
 from typing import Any

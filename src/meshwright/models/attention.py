@@ -10,8 +10,6 @@ Hugging Face uses it for Llama and Qwen3, so their weights need no permutation.
 Shapes: B batch, S positions, N heads, H head_dim.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -12,8 +12,6 @@ sizes are data, at which the compiler would break the graph.
 Shapes: E experts (groups), R rows, I width in, O width out.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ sent to where it arrived. Source of the format: "Trace Event Format", the Chromi
 in microseconds. Process 0 is what the system idles in, so that numbers here begin with 1.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterable, Iterator, Sequence

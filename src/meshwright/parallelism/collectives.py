@@ -5,8 +5,6 @@ that no pending tensor leaves them: a compiled block fails on one in its backwar
 autograd loses the gradient (torch 2.13).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -16,7 +14,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.profiler import record_function
 
-from meshwright.spec.trace.marks import AXIS_MARK
+from meshwright.spec.trace.timeline import AXIS_MARK
 
 _ops = torch.ops._c10d_functional
 

@@ -8,8 +8,6 @@ The norm counts each element once, whatever its replicas, with one all-reduce fo
 rejects parameters on different meshes and reduces over each axis in turn.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import torch

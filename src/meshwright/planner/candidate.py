@@ -9,8 +9,6 @@ docs/accuracy.md), as an independent error:
     relative error = sqrt(stack's ^ 2 + number of features x 0.174 ^ 2)
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

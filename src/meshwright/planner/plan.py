@@ -1,7 +1,5 @@
 """make_plan: from a request to a Plan. No torch, no files written."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """A PlanRequest from a job, or from names on a command line."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

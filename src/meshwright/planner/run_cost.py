@@ -9,8 +9,6 @@ and 37; the first factor of the interval is Young's of 1974. Ignored: failures t
 rather than dead, and checkpoints that are written while training goes on, with which more is reached.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """One rank's torch.profiler trace in Chrome's trace format, where in a step the host is at a time, and spans of it."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re
@@ -15,8 +13,7 @@ import numpy as np
 
 from meshwright.errors import ConfigError
 from meshwright.spec.layout.schedule.action import ACTION_MARK, parse_action
-from meshwright.spec.trace.marks import AXIS_MARK, STEP_MARK
-from meshwright.spec.trace.timeline import Floats, SpanKind, Spans
+from meshwright.spec.trace.timeline import AXIS_MARK, STEP_MARK, Floats, SpanKind, Spans
 
 ON_HOST = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")

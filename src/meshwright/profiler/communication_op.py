@@ -5,8 +5,6 @@ waits. Ops are matched across ranks by order: the n-th collective of a group, th
 The clocks of the ranks are assumed equal, as within one host.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ gloo's events, on its own threads, record the tensor but neither group nor axis.
 training thread; events and calls with equally many elements come in the same order.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections import defaultdict, deque
@@ -20,8 +18,7 @@ from typing import Any
 
 from meshwright.profiler.chrome_trace import MARK, OPERATOR, Event, RankTrace, Span, StepLocations
 from meshwright.profiler.communication_op import CommunicationOp, EventRole, axis_of, role_of, trace_name
-from meshwright.spec.trace.marks import DATA_MARK
-from meshwright.spec.trace.timeline import SpanKind
+from meshwright.spec.trace.timeline import DATA_MARK, SpanKind
 
 _COMPILED = ("Torch-Compiled Region", "CompiledFunction")
 Interval = tuple[int, int]

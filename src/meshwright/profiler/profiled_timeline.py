@@ -7,8 +7,6 @@ ranks is inferred from their kernels.
 Written from torch's sources and documentation and tested on hand-made traces only, without a real device trace.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from collections import defaultdict
@@ -32,8 +30,7 @@ from meshwright.profiler.chrome_trace import (
 from meshwright.profiler.communication_op import CommunicationOp, align_starts, axis_of, trace_name
 from meshwright.profiler.host_rank import gaps_of, outermost, spans_of_host
 from meshwright.spec.run.run import HOW_TO_PROFILE, Run
-from meshwright.spec.trace.marks import DATA_MARK
-from meshwright.spec.trace.timeline import SpanKind, Timeline, TimelineSource
+from meshwright.spec.trace.timeline import DATA_MARK, SpanKind, Timeline, TimelineSource
 
 _TRACE = re.compile(r"step-(\d+)-rank-\d+\.json\.gz")
 

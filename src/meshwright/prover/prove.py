@@ -1,7 +1,5 @@
 """Proof: one process and each layout run the same small job with the real trainer, and are compared."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Callable, Sequence

@@ -6,8 +6,6 @@ microbatch or per shard of a sequence would still be right.
 Each fault is a known bug of such code: training continues and the loss falls, but the model is wrong.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 

@@ -6,8 +6,6 @@ planner's equivalent is measured_sharding.py). The host's own seconds are part o
 slowdown of concurrent communication.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """trace_job(): the steps of all ranks of a job, extrapolated from as few traced ranks and microbatches as possible."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby

@@ -1,7 +1,5 @@
 """Everything that would stop a job, found before any process starts; needs no torch."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a job leaves open, settled before any rank starts: its layout, and what its blocks save ("auto")."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """What a sound job would do, on one screen: printed by check."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 

@@ -1,7 +1,5 @@
 """What `mw.checkpoints` returns: data types of examined checkpoints with their views."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """TrainedRun and ReportResult: what `mw.train` and `mw.report` return."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Simulation and its timeline: what `mw.simulate` returns."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +14,7 @@ from meshwright.app.results.result import PlottedResult, Rows, memory_words, ste
 from meshwright.pages.figures.run_figures import exposed_figure, outcome_figure
 from meshwright.pages.figures.timeline_figures import memory_figure, pipeline_figure, streams_figure
 from meshwright.pages.html.simulation_html import write_html
-from meshwright.pages.tables.compare_table import parts_table
+from meshwright.pages.tables.run_table import parts_table
 from meshwright.pages.tables.simulation_table import most_exposed, simulation_page
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.step.simulation_report import SimulationReport

@@ -1,7 +1,5 @@
 """From the traces of a job's ranks to all that a simulation reports."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """What `meshwright simulate` runs: a job or a program on a cluster, its conditions, and the traces of its ranks."""
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import replace

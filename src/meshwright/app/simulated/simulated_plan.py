@@ -1,7 +1,5 @@
 """simulated_plan(): a plan whose best layouts were traced and simulated, in parallel, and are ranked by that."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """`meshwright checkpoint ...`: list, verify, inspect, compare, clean up and rewrite checkpoints."""
 
-from __future__ import annotations
-
 import sys
 from difflib import get_close_matches
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`meshwright compare`: two steps or two runs side by side: a prediction and a measurement, or two of either."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

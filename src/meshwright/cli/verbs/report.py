@@ -1,7 +1,5 @@
 """`meshwright report`: where a run's step went, from the physical floor to what was measured; needs no torch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -12,8 +12,6 @@ Ignored: that the k experts are distinct (8 of 256 hit 1 % more of 8 domains), a
 constant all_to_all_efficiency.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

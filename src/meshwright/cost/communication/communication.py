@@ -17,8 +17,6 @@ exposed. What is lost to FSDP on the same links is in contention.py. Ignored: co
 a few bytes a token or less (sums of a loss over the vocabulary, how many tokens go where).
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from meshwright.cost.communication.all_to_all import Routing, all_to_all_s, token_exchange_s

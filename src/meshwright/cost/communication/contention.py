@@ -11,8 +11,6 @@ Ignored: pipeline P2P; the ways between pods; groups of n ranks (reshard_after_f
 and reductions slow down each other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -11,8 +11,6 @@
 Sources: FSDP (arXiv:2304.11277), ZeRO (arXiv:1910.02054). Ignored: dim-0 padding of shards.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

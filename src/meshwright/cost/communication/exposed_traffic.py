@@ -4,8 +4,6 @@ Priced twice: over links that nothing else uses, which gives the passes that FSD
 these gathers leave of the links (contention.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

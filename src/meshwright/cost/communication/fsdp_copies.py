@@ -7,8 +7,6 @@
 Counted from traces of FSDP2. Ignored: casts of shards before they are gathered.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -16,8 +16,6 @@ backward in two parts they are reduced unit by unit, and nothing hides it. Sourc
 more than one block hides besides; casts of shards; that copies take bandwidth from collectives within a node.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from meshwright.cost.communication.collective import all_gather_s, all_reduce_s, reduce_scatter_s

@@ -11,8 +11,6 @@ Latency passes before the bytes and is not shared. Source: processor sharing, as
 Ignored: that a transfer slowed elsewhere leaves room, which max-min fairness would hand on.
 """
 
-from __future__ import annotations
-
 from heapq import heappop, heappush
 
 _NEVER = -1

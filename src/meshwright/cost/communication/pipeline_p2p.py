@@ -20,8 +20,6 @@ Source: NCCL's latencies (see fabric.py). Ignored: the way back, on links that c
 hops of one pipeline may cross the same border at the same time, which the simulator shows.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

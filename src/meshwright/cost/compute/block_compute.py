@@ -18,8 +18,6 @@ what it recomputes. Async tp has none: its matmuls work part by part. Counted in
 Ignored: that a compiled block also normalises one of its inputs again.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 

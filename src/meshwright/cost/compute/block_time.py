@@ -10,20 +10,18 @@ Sources: FlashAttention (arXiv:2205.14135) for the 2.5; the rest are definitions
 Ignored: dropout, biases, L2 hits between kernels.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from meshwright.cost.achieved_rates import Peaks, Rates, is_blackwell
-from meshwright.cost.calibrated.measured_op import MeasuredTimes, measured_times
 from meshwright.cost.compute.matmul import MatmulSizes, is_misaligned, matmul_bytes, tile_flops
 from meshwright.cost.compute.op_shapes import ATTENTION_BACKWARD_FLOPS, NARROW_HEAD
 from meshwright.cost.compute.own_kernels import end_kernels, own_kernels
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import Floats, Passes
+from meshwright.cost.measured_op import MeasuredTimes, measured_times
 from meshwright.cost.training_setup import TrainingSetup
 from meshwright.cost.work import Work
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT

@@ -9,8 +9,6 @@ Matmuls that read the same tensor (query, key and value; gate and up) are one wh
 casts: torchao 0.9's float8 tensor parallelism, read 2026-11-21. Ignored: the weights' shards.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise

@@ -16,8 +16,6 @@ Everything else reads its inputs and writes its outputs once. Source: the operat
 caches still hold, and broadcast inputs, which count as large as they are treated.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -3,7 +3,7 @@
     matmul      max(tile_flops / reached rate, bytes / memory rate) + start
     attention   FLOPs / (rate x ramp), 2.5 x the FLOPs backward at a lower rate
     the rest    bytes / memory rate + start
-    by rows     attention without a kernel: products in float32 and passes over scores, attention_by_rows.py
+    by rows     attention without a kernel: products in float32 and passes over scores, matmul.py
     copies      bytes / PCIe + start, between the memories of the host and the device: host_memory.py
     nothing     allocations and other looks at the same memory; collectives and messages, which links carry
     on a host   as measured on the machine, with all that the host does besides: measured_op.py
@@ -12,8 +12,6 @@ The same tiles, rates and constants as the planner's blocks (block_time.py), for
 here they price the very kernels that were traced, there what a model's formulas say of them. Ignored: L2 hits between
 kernels, kernels that overlap, and the host, which only issues them.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 
@@ -28,9 +26,7 @@ from meshwright.cost.achieved_rates import (
     peak_flops_per_s,
     power_share,
 )
-from meshwright.cost.calibrated.measured_op import HostOps
-from meshwright.cost.compute.attention_by_rows import AttentionByRows
-from meshwright.cost.compute.matmul import MatmulSizes, is_misaligned, tile_flops
+from meshwright.cost.compute.matmul import AttentionByRows, MatmulSizes, is_misaligned, tile_flops
 from meshwright.cost.compute.op_shapes import (
     ATTENTION_BACKWARD_FLOPS,
     NARROW_HEAD,
@@ -46,6 +42,7 @@ from meshwright.cost.compute.op_shapes import (
 )
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import Floats
+from meshwright.cost.measured_op import HostOps
 from meshwright.cost.memory.host_memory import copy_seconds
 from meshwright.spec.machine.device import Device
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT

@@ -22,8 +22,6 @@ Counted in traced steps of Llama and GPT-2 on torch 2.13, 2026-11-23, in element
 prices operators. Ignored: what latent attention joins and splits; indices, and rows of padding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

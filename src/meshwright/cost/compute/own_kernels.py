@@ -11,8 +11,6 @@ Counted in traced steps of llama-15m, llama3-8b, GPT-2 and moe-4m on torch 2.13,
 of latent attention, of shared experts and of attention that is split over cp.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

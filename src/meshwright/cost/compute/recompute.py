@@ -17,11 +17,9 @@ the stage that computes most again.
     experts stay eager     attention and matmuls outside experts, and what tp sends for them
     a ring stays eager     what is outside attention
 
-What stays eager is split (parallelism/compile_blocks.py). Ignored: that attention's rotary embedding and a router's
-casts, compiled next to eager experts, are repeated, and that norms and sums around an eager ring are not.
+What stays eager is split (parallelism/activation_checkpoint.py). Ignored: that attention's rotary embedding and a
+router's casts, compiled next to eager experts, are repeated, and that norms and sums around an eager ring are not.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache

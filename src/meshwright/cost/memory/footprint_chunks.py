@@ -8,8 +8,6 @@ lets go of each with its backward to the weights, as many microbatches after its
 number. V: counted in the order of a step that just fills the pipeline, most chunks being those of a rank's first stage.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any, NamedTuple
 

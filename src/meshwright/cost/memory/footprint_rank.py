@@ -17,8 +17,6 @@ gradients to the one before holds the input of its last reduction until the next
 last reduction, one tensor, finds no gap in the allocator where all activations take less.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -6,8 +6,6 @@
 A chunk is a stage's share of one microbatch (footprint_stages.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -14,8 +14,6 @@ Figures are those of a usual server, which no catalogue entry states (constants.
 fsdp_exposed.py. Ignored: devices that share a PCIe switch, and caches of the host.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

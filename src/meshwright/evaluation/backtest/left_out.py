@@ -4,8 +4,6 @@ An interval must hold 80 % of such runs: the 80th percentile of left-out errors 
 says little of its own tails: the errors of all stacks count as much as eight runs more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

@@ -3,8 +3,6 @@
 What a person who knows nothing else would guess, and so the least that a prediction has to beat.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 import tomllib

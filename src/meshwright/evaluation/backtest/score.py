@@ -1,7 +1,5 @@
 """backtest: how far predictions are off, by source, and how much slower than the best layout the predicted best is."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """read_own_run: a Meshwright run folder as one measured run: its job, the layout it took, the steps that it timed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from pydantic import ValidationError

@@ -1,7 +1,5 @@
 """read_runs: a file of measured runs as configurations to price, the rows that cannot be priced with the reason."""
 
-from __future__ import annotations
-
 import csv
 import math
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """RunRow: one row of a file of measured runs, its numbers parsed and its spellings unified; empty is None."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """cluster_of: the machine of a measured run, from its row and, where that is silent, from the catalogue."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from functools import lru_cache

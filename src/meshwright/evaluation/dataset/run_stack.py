@@ -5,8 +5,6 @@ measured runs probably does is inferred from the row: where it names a framework
 the nearest of them does; else what most software of its year did. Its fitted constants are the generic stack's.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Mapping

@@ -6,8 +6,6 @@ interval is, too: each is predicted from the others, and the mean of those error
 distribution.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

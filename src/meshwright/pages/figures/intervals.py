@@ -8,8 +8,6 @@ The k-th message that one rank sends to another is the k-th that this one receiv
 Of ranks of one class one is drawn, as the receiver of messages to any of them.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable
 from itertools import pairwise
@@ -19,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.spec.model.op import op_kind
-from meshwright.spec.trace.marks import NO_AXIS
-from meshwright.spec.trace.timeline import Ints, MemoryCurve, SpanKind, Spans, Timeline
+from meshwright.spec.trace.timeline import NO_AXIS, Ints, MemoryCurve, SpanKind, Spans, Timeline
 from meshwright.spec.trace.trace import RecordKind
 from meshwright.spec.trace.traces import Traces
 

@@ -1,7 +1,5 @@
 """Pictures of a plan: step time against free memory, memory by pipeline rank, where the step goes; with plotly."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Pictures of training runs and simulations: curves, the step by component, exposed communication; with plotly."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

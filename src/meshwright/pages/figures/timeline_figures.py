@@ -1,7 +1,5 @@
 """Pictures of a step: the pipeline over all ranks, one rank's streams and memory, its parts as bars; with plotly."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,8 +11,7 @@ from meshwright.pages.figures.intervals import Interval, action_intervals, strea
 from meshwright.pages.html.html_page import PURPOSE
 from meshwright.pages.tables.simulation_memory import role_words
 from meshwright.spec.layout.schedule.action import parse_action
-from meshwright.spec.trace.marks import NO_AXIS
-from meshwright.spec.trace.timeline import MemoryCurve, TensorRole, Timeline
+from meshwright.spec.trace.timeline import NO_AXIS, MemoryCurve, TensorRole, Timeline
 from meshwright.units import GiB, MiB, format_duration
 
 _MOST_ACTIONS, _MOST_INTERVALS, _MOST_MOMENTS = 20_000, 16_000, 500

@@ -1,7 +1,5 @@
 """A plan as one HTML file that needs no network: the pick, its time and memory as plots, and every table."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from html import escape
 from pathlib import Path

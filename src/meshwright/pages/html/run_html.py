@@ -1,7 +1,5 @@
 """A training run as one HTML file: its curves, where its steps went, and what was predicted of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path

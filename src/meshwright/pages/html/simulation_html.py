@@ -1,7 +1,5 @@
 """A simulation as one HTML file that needs no network: interactive plots, and the tables of the terminal's page."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables of time and money: one run with its failures, and the frontier over sizes of clusters."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType

@@ -1,7 +1,5 @@
 """A diagnosis on the terminal: the finding, what it rests on, what to do, and where every rank is."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from rich.console import RenderableType

@@ -1,7 +1,5 @@
 """PageTable: a table that is never wider than the terminal, and breaks no figure and no word."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple

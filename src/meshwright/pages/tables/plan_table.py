@@ -1,7 +1,5 @@
 """A plan as a page for a terminal: the pick, its time and memory, other layouts, sensitivity."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType

@@ -1,7 +1,5 @@
 """The finalists of a plan that were simulated: the figures of the formulas next to those of the simulation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from rich.console import RenderableType

@@ -1,7 +1,5 @@
 """A simulation as a page for a terminal: problems first, then time, memory, communication, ranks and padding."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

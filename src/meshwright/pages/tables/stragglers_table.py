@@ -1,15 +1,13 @@
 """Stragglers as a table: which rank is slow, which ranks wait for it, and in which communication."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from rich.console import RenderableType
 
-from meshwright.pages.tables.compare_table import signed
 from meshwright.pages.tables.page_table import PageTable, labels_of
+from meshwright.pages.tables.run_table import signed
 from meshwright.spec.step.simulation_report import Outcome, Stragglers, Straggling
-from meshwright.spec.trace.marks import NO_AXIS
+from meshwright.spec.trace.timeline import NO_AXIS
 from meshwright.units import format_duration
 
 HEADERS = (

@@ -1,7 +1,5 @@
 """The waterfall of a step: from the time that physics allows to the time that is predicted, cause by cause."""
 
-from __future__ import annotations
-
 from meshwright.pages.tables.page_table import PageTable, percent
 from meshwright.spec.step.estimate import COMPONENT_NAMES, Estimate
 from meshwright.units import format_duration

@@ -13,8 +13,6 @@ chunks per rank: rank r holds chunk r from the start and chunk r from the end (z
 heads of the whole sequence, so its ranks hold contiguous shards.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 

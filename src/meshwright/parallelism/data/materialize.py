@@ -1,7 +1,5 @@
 """Initial weights of each rank's shards, which no layout changes, and a model's replicated buffers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 

@@ -5,8 +5,6 @@ spec/layout/schedule/schedule.py, with every send and receive in its place. Send
 and waited for when their tensor is needed, so that they overlap with the actions in between.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol

@@ -1,7 +1,5 @@
 """Why the pick wins: against other values of each key, on slower hardware, and with what the job rules out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any

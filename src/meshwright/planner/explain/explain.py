@@ -1,7 +1,5 @@
 """What lies next to the pick but does not fit, and how a layout's changes are written."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any

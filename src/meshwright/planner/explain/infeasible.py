@@ -1,7 +1,5 @@
 """Why there is no layout for a request or next to its pick: the rule that is broken, and what would have to change."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

@@ -13,8 +13,6 @@ Simple is what takes least to understand, run and debug, compared from left to r
 Of equally simple layouts the fastest is taken, or one less than 1 % slower that leaves clearly more memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile

@@ -11,8 +11,6 @@ numbers of virtual stages, microbatches of more than 64 sequences, recomputation
 groups of ranks in reshard_after_forward. Whatever a job sets itself is taken as it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any

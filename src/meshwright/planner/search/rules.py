@@ -5,8 +5,6 @@ Those say in words what is wrong with one layout; these say of a hundred thousan
 the two together.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

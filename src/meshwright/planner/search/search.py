@@ -12,8 +12,6 @@ be slower than that by far: of each kind `complete` prices the rest too, in the 
 are below the best that is known.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 

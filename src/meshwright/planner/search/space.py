@@ -4,8 +4,6 @@ Tables grow key by key, and what is not valid is dropped as soon as that is know
 that mean nothing are never held.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -21,8 +21,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 from meshwright.simulator.analysis.exposure import busy_seconds
 from meshwright.simulator.checks.call_sites import COMMUNICATION, without_numbers
 from meshwright.spec.frozen import Frozen
-from meshwright.spec.trace.marks import DDP_MARK
-from meshwright.spec.trace.timeline import SpanKind, Timeline
+from meshwright.spec.trace.timeline import DDP_MARK, SpanKind, Timeline
 from meshwright.spec.trace.trace import NONE, RecordKind, Trace
 from meshwright.units import format_duration
 

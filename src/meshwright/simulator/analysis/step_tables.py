@@ -4,8 +4,6 @@ A communication op starts when the last of its ranks arrives, and then takes as 
 additional wait of a rank's default stream is time that it waits for other ranks.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from typing import Any
 

@@ -10,8 +10,6 @@
 Ignored: blocking inside a communication library, such as for buffers, or behind another message of the same pair.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Hashable, Sequence
 

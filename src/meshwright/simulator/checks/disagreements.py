@@ -10,8 +10,6 @@ and distances between ranks) at the same position; a rank that is the culprit el
 and the member with the fewest operations there is named first.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass

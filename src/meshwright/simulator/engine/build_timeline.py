@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from meshwright.simulator.engine.engine import Execution, Host, Stream
 from meshwright.simulator.engine.matching import CommOps
 from meshwright.simulator.engine.program import waited_records
-from meshwright.spec.trace.marks import DDP_MARK, FSDP_MARK
-from meshwright.spec.trace.timeline import Floats, SpanKind, Spans, Timeline, TimelineSource
+from meshwright.spec.trace.timeline import DDP_MARK, FSDP_MARK, Floats, SpanKind, Spans, Timeline, TimelineSource
 from meshwright.spec.trace.trace import NONE, Ints, RecordKind, Trace
 from meshwright.spec.trace.traces import Traces
 

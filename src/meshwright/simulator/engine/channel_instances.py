@@ -5,8 +5,6 @@ group (rank_classes.py). The hop around the end of a pipeline or a ring is betwe
 however far apart they are. Hops and groups that span pods use the links between pods and spine.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

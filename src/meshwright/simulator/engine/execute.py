@@ -1,7 +1,5 @@
 """execute(): traces, converted to programs and matched, run on the engine."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -18,8 +18,6 @@ split until no class splits further. A representative then waits for the same as
 Source: torch's DeviceMesh numbers ranks in row-major order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 

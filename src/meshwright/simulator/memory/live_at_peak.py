@@ -11,8 +11,6 @@ is made from the other do not add up, and shared inputs are counted for each. Ig
 computation, and the allocator's rounding.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 import numpy as np

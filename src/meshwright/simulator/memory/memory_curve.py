@@ -19,8 +19,6 @@ The first match counts. Names of parameters are not used, so that any model's st
 frozen weight from before the step that is only read counts as a parameter.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -4,8 +4,6 @@ Beyond the pairs, each way to share a sequence, each schedule, each policy of re
 stands alone once, so that a failure has one suspect, and then among others.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from meshwright.spec.job.validity import split_problems

@@ -1,7 +1,5 @@
 """Cluster: devices grouped in nodes and joined by links."""
 
-from __future__ import annotations
-
 import math
 from typing import Self
 

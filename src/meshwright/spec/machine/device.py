@@ -4,8 +4,6 @@ A single rate describes a large operation on an accelerator. On a processor, and
 changes several times over with the size: these are the points between which a prediction interpolates.
 """
 
-from __future__ import annotations
-
 from difflib import get_close_matches
 from typing import Literal
 

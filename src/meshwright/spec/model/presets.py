@@ -1,7 +1,5 @@
 """PRESETS: named architectures, as presets.toml has them, with their sources; `meshwright list models` prints them."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import Any

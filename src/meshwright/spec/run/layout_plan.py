@@ -1,7 +1,5 @@
 """Plan: the layout that the planner picks for a model on a cluster, what else it saw, how sure it is; and Budget."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt

@@ -1,7 +1,5 @@
 """Proof: how close each layout came to one process, name by name, and whether that is close enough."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """What one rank writes of where it is, at every mark and when it hangs, and Diagnosis: why a run stands still."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from meshwright.spec.frozen import Frozen

@@ -1,7 +1,5 @@
 """RunMetrics, RunReport and RunComparison: what a run wrote of its steps, and next to a prediction or another run."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

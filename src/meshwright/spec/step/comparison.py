@@ -1,7 +1,5 @@
 """Comparison: two steps side by side, by component and by operation; simulated or measured, in any order."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """SimulationReport: a job's step on a cluster, from the simulated traces of all its ranks."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt

@@ -5,8 +5,6 @@ a real run decides what is saved for backward. Matmuls, attention and collective
 as in eager code. Equal calls are recorded by replay (graph_replay.py).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache

@@ -6,8 +6,6 @@ collective is one library call among the kernels. `require_kernels` checks this:
 priced nor compared between ranks.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import operator

@@ -5,8 +5,6 @@ parts of torch; checked in 2.11 to 2.15, whose rules differ. Ignored: passes tha
 (pattern matching, async TP), autotuning, memory planning.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -5,8 +5,6 @@ other microbatches are alike ("steady"). The first and last microbatches are tra
 microbatches repeat the second steady one, which follows one of its own kind; only the first of them repeats the first.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

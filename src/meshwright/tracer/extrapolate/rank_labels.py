@@ -15,8 +15,6 @@ wait in the next collective, which is padded to equal length, and memory peaks w
 ranks with different numbers of tokens have a representative of their own. "all" traces one rank of each class.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

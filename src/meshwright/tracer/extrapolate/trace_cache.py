@@ -5,8 +5,6 @@ reading it. Writes are atomic: a file is written under another name and renamed.
 depends on, so entries never become stale; damaged files are traced again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.metadata
 import importlib.util

@@ -9,8 +9,6 @@ Each rank is traced in a process of its own; all share a folder, with one file p
 object records the sender, which is then traced too; waiting ranks do not count as running.
 """
 
-from __future__ import annotations
-
 import pickle
 import time
 from collections import Counter

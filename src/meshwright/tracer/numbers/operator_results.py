@@ -4,8 +4,6 @@ Data loaders use them as indices and sizes. Floating-point tensors stay fake on 
 there.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import cache

@@ -1,7 +1,5 @@
 """ProgramNumbers: the numbers that a traced program reads from tensors, and the lines that branch on a guess."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

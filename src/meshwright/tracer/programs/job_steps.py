@@ -1,7 +1,5 @@
 """JobSteps: one step of a job on any of its ranks, traced whole or extrapolated from a few microbatches."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """main(): traces ranks, each in a process of its own, for trace_ranks()."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

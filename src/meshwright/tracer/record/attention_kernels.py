@@ -7,8 +7,6 @@ trace has flash. Ignored: older GPUs and libraries, where a mask with grouped he
 dims above 128, except 192 for keys with 128 for values; nested tensors.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple

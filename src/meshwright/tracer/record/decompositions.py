@@ -5,8 +5,6 @@ Functional collectives of DTensor, and grouped matmuls of dtypes without a CUDA 
 offsets and multiplies one group after another.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

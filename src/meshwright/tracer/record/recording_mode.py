@@ -4,8 +4,6 @@ It is above FakeTensorMode, which computes shapes only, or above nothing, so tha
 are not recorded themselves: they are dispatched again as operators on this rank's local tensors.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """TraceRecorder: collects records and storages while a step runs, numbers them, and makes a Trace of them."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Hashable
 from contextlib import _GeneratorContextManager

@@ -11,8 +11,6 @@ The total is the slower of the two plus one part of the other. Private parts of 
 barriers between the parts; that copy engines leave the SMs to the matmul.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from unittest import mock

@@ -5,8 +5,6 @@ inputs and outputs. They vote on this by numbers on the device, which fake tenso
 assumed equal, and the rank's own decide. Checked in torch 2.13 and 2.15; before 2.12 there is no vote.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Replacement of torch's attributes, which have to exist, kernels of its operators, and what releases differ in."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any

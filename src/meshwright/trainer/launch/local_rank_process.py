@@ -1,7 +1,5 @@
 """One rank of run_ranks: what happens in its process, from the fork to its answer."""
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import multiprocessing

@@ -5,8 +5,6 @@ start, communicate and end in about a second. A rank has the caller's environmen
 warning filters.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import multiprocessing

@@ -1,7 +1,5 @@
 """Opening a run folder for an attempt: processes, versions, first step."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

@@ -1,7 +1,5 @@
 """One optimizer step: microbatches forward and backward, clip, guard, update."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Iterable, Sequence

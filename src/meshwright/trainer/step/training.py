@@ -1,7 +1,5 @@
 """Training state of one rank, built from a Job: model, optimizer and data."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from typing import Any, Self

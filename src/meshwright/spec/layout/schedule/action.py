@@ -6,8 +6,6 @@ microbatch 1. So a schedule can travel between torch and here as a CSV file.
 Empty cells are bubbles and mean nothing here. Sends and receives are not written: they follow from the order.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -1,7 +1,5 @@
 """What a schedule known by name asks of the layout and of the number of microbatches; the rules are torch's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from difflib import get_close_matches
 

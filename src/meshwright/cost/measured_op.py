@@ -15,8 +15,6 @@ An operator that moves numbers and was not met then takes the median start and t
 that computes FLOPs is refused. Ignored: caches, which make a small tensor faster than the line, a large one slower.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator
 
