@@ -1,5 +1,6 @@
 """All measurements of one rank, as plain numbers that can be sent to rank 0.
 
+Timings of a rank's matmuls, attention and memory-bound operations, by size.
 The time of memory-bound operations, which are the modules of Meshwright's own models, eager, depends on the bytes read
 and written, on the number of kernels and, on a CPU, on the functions evaluated: silu costs ten times an addition of as
 many bytes. So each operation is timed separately.

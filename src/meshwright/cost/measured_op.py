@@ -8,6 +8,8 @@
 Source: the points in a device's catalogue entry, as `meshwright calibrate` writes them, interpolated by hardware/rates.
 What was not measured is nan, and formulas hold. Ignored: that a kernel finds in the cache what the one before wrote.
 
+HostOps: what a traced operator costs where kernels run on the host's own cores, as measured on that machine:
+
     seconds = start + bytes / bytes rate + FLOPs / FLOP rate        a line for each operator and format
 
 Lines come from watched steps of training (meshwright calibrate) and hold what the host does before the operator too.

@@ -1,5 +1,7 @@
 """step_times: seconds of one optimizer step by component, of many configurations at once, on devices and on hosts.
 
+HostStepPricer: a step where kernels run on the host's own cores, as measured there:
+
     microbatch = sum over blocks (matmul + attention + memory [+ recompute] + tp, cp, ep + the host's own seconds)
     step       = microbatches x slowest stage + bubble + sends + exchanges of shards and replicas + optimizer
     unit       = gathers x unshard(bytes) + reduce-grads(bytes) + all-reduce over replicas

@@ -3,6 +3,7 @@
 A file is written under a temporary name, then renamed, so that readers see it complete or not at all. The temporary
 file is also the lock, so that several processes write it once, and leftovers of a killed process are reused.
 
+Size and hash of a corpus, measured once by one process and then known from a file in the cache.
 The file is found by the names, sizes and modification times of the corpus, so a corpus of which none has changed is
 not read again, neither by the other ranks of a host nor at the next start.
 """

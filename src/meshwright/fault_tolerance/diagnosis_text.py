@@ -1,5 +1,6 @@
 """Which rank waits for which, and in which collective, and the texts of a diagnosis.
 
+Which rank waits for which, and in which collective, from the flight records of all ranks.
 The k-th collective of a group is the same one on each of its ranks. A rank that has entered the k-th and not left it
 waits for those that have not entered it. A rank that others wait for and that waits for none is the suspect.
 """

@@ -1,5 +1,6 @@
 """Evidence of a hang: heartbeats, flight records, process states and the median step time; needs no torch.
 
+Heartbeats: one small file per rank, overwritten in place by the training loop at every phase.
 The loop writes it, not another thread, which would continue while the loop hangs.
 """
 

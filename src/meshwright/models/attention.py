@@ -5,6 +5,7 @@ CausalAttention is a module of its own so that context parallelism can replace i
 Shapes: B batch, S queries or new positions, T keys or positions so far, M maximum positions, N query heads, K key/value
 heads, H width of a query or key head, W of a value head.
 
+Rotary position embedding in the rotate-half convention: dimensions i and i + H/2 form a pair.
 Hugging Face uses it for Llama and Qwen3, so their weights need no permutation.
 
 Shapes: B batch, S positions, N heads, H head_dim.

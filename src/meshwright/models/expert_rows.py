@@ -5,6 +5,7 @@ know that indices are distinct, and scatter-adds rows in nondeterministic order 
 
 Shapes: T tokens, D dim, R rows (one per token and choice), P rows after padding, F width inside an expert.
 
+Grouped matmul: each group of consecutive rows times its own matrix.
 Uses torch's kernel for bfloat16 with rows of a multiple of 16 bytes: the kernel rejects other widths, supports float32
 only when compiled (2.13), and is no faster than a loop on CPU. Otherwise a custom operator loops over groups: their
 sizes are data, at which the compiler would break the graph.

@@ -5,6 +5,7 @@ runs Python. torch marks no waits of FSDP2 or of a pipeline. A wait is inferred 
 between two operators, the thread waited since the first of them. So Python code after a collective that no operator
 waits for may count as a wait, at most as long as the gap.
 
+Communication ops of gloo in a profile.
 gloo's events, on its own threads, record the tensor but neither group nor axis. Those belong to the call, on the
 training thread; events and calls with equally many elements come in the same order.
 """

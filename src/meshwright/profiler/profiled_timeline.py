@@ -1,5 +1,6 @@
 """Timeline of a real step, from torch.profiler's traces of all ranks, or from the profiler window of a run.
 
+Spans of one rank's step on a CUDA device.
 Kernels and copies are on the device's timeline; a correlation id links each to the launch on the host, which gives its
 operator, phase and module. An NCCL kernel is a collective that runs from when its own rank arrives; its wait for other
 ranks is inferred from their kernels.

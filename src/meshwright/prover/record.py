@@ -3,6 +3,7 @@
 Each sample of tokens ignores a different number of targets. With equal numbers, a loss that counts targets wrongly per
 microbatch or per shard of a sequence would still be right.
 
+Fault injection: breaks one axis of a training, from outside, so that a proof can be seen to fail.
 Each fault is a known bug of such code: training continues and the loss falls, but the model is wrong.
 """
 

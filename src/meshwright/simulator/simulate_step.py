@@ -1,5 +1,6 @@
 """simulate(): the traced step of every rank, executed on a cluster; device_model(): how long its parts take there.
 
+device_model(): durations and memory of a step on an accelerator with streams, or on a host that computes itself.
 Where the host computes and also moves the bytes (gloo), nothing overlaps: each member's stream is busy for the whole
 communication op, and state that data-parallel ranks share takes its measured time (CollectivePoint "exchange"; the
 planner's equivalent is measured_sharding.py). The host's own seconds are part of the measured operators, as is the

@@ -14,6 +14,7 @@ Source: NCCL's own cost model (src/graph/tuning.cc at 5067397). SimAI's publishe
 ranks, 16 MiB to 1 GiB) is met within 25 % with S the whole tensor; taken as S per rank it would be off by 100 times.
 Ignored: PAT, which gathers one rank a node in log2(n) steps; NVLS between domains and for anything but all-reduce.
 
+RankGroup: where the ranks of one mesh axis lie, and what one of them gets of the links when all communicate.
 Ranks along the innermost axis of a mesh are neighbours, so the members of a group stand `stride` devices apart, the
 product of the degrees of the axes inside. With stride s, floor(domain / s) members, at least one, share a domain (an
 NVLink domain, or a node). Where that does not divide the group, its ranks are spread evenly: 256 over domains of 72 are

@@ -9,6 +9,8 @@
 A finalist's exposed messages are replayed instead, each by the border that it crosses (replay.py). Source: Narayanan et
 al. 2021 (arXiv:2104.04473). Ignored: what others' software does about a tied head.
 
+Send: one rank to the next of its group, as pipeline stages and rings of keys and values do:
+
     hop     = base + step + bytes / rate      of the tier that the two ranks' positions cross: domain, pod or spine
     slowest = a hop across whatever border the chain crosses anywhere: it sets the pace of a ring or a full pipeline
     mean    = over the n - 1 hops of the chain, of which ceil(n stride / size) - 1 cross a border of domains or pods:

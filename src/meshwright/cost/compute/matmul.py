@@ -11,8 +11,8 @@ the menu is CUTLASS's usual one. Ignored: L2 hits, the choice a library really m
 
 AttentionByRows: attention whose scores are held a block of queries at a time (blockwise_attention.py):
 
-    products   scores and what they weigh, forward; backward scores again and four gradients: tiles of float32
-               (matmul.py), or their bytes / memory rate
+    products   scores and what they weigh, forward; backward scores again and four gradients: tiles of float32,
+               as above, or their bytes / memory rate
     passes     over the scores in float32: 9 forward (scale 2, hide 2, logsumexp 1, difference 2, exponential 2), 15
                backward (scale 4, hide 2, differences 4, exponential 2, product 3)
     sums       of the gradients of keys and values, read, added to and written for each block

@@ -3,6 +3,8 @@
 Ignored: how strides lie in memory. A grouped matmul's rows are taken to be spread evenly over its groups, since how
 many each has is data.
 
+moved_bytes: what an operator really moves through memory, where it is not all that it is given and returns:
+
     filling a new tensor like another    what is written
     gathering a few rows of a table      twice the rows
     writing over a tensor                what is written, and what it is made from

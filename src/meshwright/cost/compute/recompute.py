@@ -13,6 +13,8 @@ a GELU block. Of the halves: torchtitan's policy.
 Ignored: that the last block before the loss, which is still in memory, need not be; that a pipeline goes at the pace of
 the stage that computes most again.
 
+Repeats: the shares of a block's backward that compiled code computes whole in both parts of one that is split:
+
     one graph              all of it
     experts stay eager     attention and matmuls outside experts, and what tp sends for them
     a ring stays eager     what is outside attention

@@ -1,5 +1,6 @@
 """Backtests whose constants are fitted again, so that no run is predicted by constants it had a part in.
 
+Predictions of runs that the fit has not seen: some of a stack's, all of them, all but a few; and their intervals.
 An interval must hold 80 % of such runs: the 80th percentile of left-out errors of the stack itself. A stack of few runs
 says little of its own tails: the errors of all stacks count as much as eight runs more.
 """

@@ -1,5 +1,6 @@
 """A prediction for every row of a file of measured runs, with the constants that are shipped and by the null model.
 
+The null model: every run reaches the model FLOP rate that is usual for its device and precision.
 What a person who knows nothing else would guess, and so the least that a prediction has to beat.
 """
 

@@ -2,6 +2,8 @@
 
 A source of many runs counts more than one of few, but less than in proportion: its weight is its runs ^ 0.6.
 
+minimise: the unknowns that bring a model nearest to what was measured, near their priors and within their bounds:
+
     sum of weight x |residual| / noise + 1/2 sum of ((unknown - prior) / spread)^2
 
 |r| is rounded to sqrt(r^2 + softness^2), so that it has a slope everywhere. Absolute values, not squares: a few unusual

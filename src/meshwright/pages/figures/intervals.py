@@ -4,6 +4,7 @@ A step of one rank has tens of thousands of spans, of which a screen shows a tho
 stream and has one colour becomes one interval; while those are too many the shortest are left out, and it is said how
 short they are.
 
+Which span received what another one sent, for arrows in a picture.
 The k-th message that one rank sends to another is the k-th that this one receives from it, as the back ends define it.
 Of ranks of one class one is drawn, as the receiver of messages to any of them.
 """

@@ -8,6 +8,7 @@ Shapes: B batch, S positions of this rank, T of the whole sequence, C = S / 2 of
 P ranks, N query heads, K key/value heads, H width of a query or key head, W of a value head, E elements per position
 and rank.
 
+Positions of a sequence that each context-parallel rank holds, and how shards are put back in order.
 Under a causal mask later queries cost more. For equal work per rank, all-gather and ring cut the sequence into two
 chunks per rank: rank r holds chunk r from the start and chunk r from the end (zigzag). Ulysses gives each rank whole
 heads of the whole sequence, so its ranks hold contiguous shards.

@@ -7,6 +7,8 @@ are of equally many blocks, as other software has them; ours differ by a block w
 (spec/layout/stage_split.py). Of the finalists every action is replayed (cost/pipeline/replay.py), with stages that
 take as long as what they hold (cost/step_times.py).
 
+stage_times: what each action of a pipeline takes on each stage, from what the whole step takes:
+
     forward          a third of ends (embedding, head), and of what blocks do once, backward two
     second pass      blocks that recompute do so in each part of a split backward, and what is compiled of them is
                      computed whole in each; ends are not recomputed, nor compiled

@@ -2,6 +2,7 @@
 
 The closed form of a bubble is too low for some pipelines and too high for others.
 
+The simplest of the layouts that are as fast as the fastest, to within the error of ranking.
 Simple is what takes least to understand, run and debug, compared from left to right:
 
     1. the most complex axis: FSDP, HSDP, ep, tp, cp, pp with 1F1B, interleaved stages, a split backward

@@ -5,6 +5,7 @@ exchange      (all-to-all, gathers and scatters of lists) by name, dtype and roo
               that one sends have to equal those that the other receives
 message       by bytes, dtype, and in a pipeline the stage and microbatch
 
+blamed(): the culprit of each disagreement, by majority.
 Criteria in order, until one rank remains: the majority of the group; the majority of equivalent groups (the same axis
 and distances between ranks) at the same position; a rank that is the culprit elsewhere. If none decides it is a tie,
 and the member with the fewest operations there is named first.

@@ -10,6 +10,8 @@ completes. Only communication ops are processed in order of time, since concurre
 (cost/communication/links.py). That order is correct: no new op can start before the next one finishes, because all
 streams are blocked or done by then. Nothing is random, so the same programs always give the same result.
 
+Slowdown of concurrent computation and communication:
+
     delay = slowdown x the seconds for which a rank computed while a communication op ran
 
 The comm op ends later by the delay, and so does the rank's default stream: C seconds of computation over M of

@@ -12,6 +12,8 @@ split_classes()      a class of its own for each rank with a fault, and new clas
 Both partitions are the coarsest with their property, found by color refinement (Weisfeiler and Leman 1968): start and
 split until no class splits further. A representative then waits for the same as every rank of its class.
 
+Groups of one mesh axis, of which a trace names only that of its own rank:
+
     mesh axis      members of a group are `stride` apart, and `stride` groups interleave, so that they tile the ranks
     other groups   shifted copies whose ranks are of the same classes, if none overlap
 

@@ -3,6 +3,8 @@
 The host allocates and frees in order of the records; a record's memory counts from the record's start, next to the
 spans of the timeline. Storages from before the step are allocated first, in their order.
 
+roles_of(): the role of each storage of a traced step, from the records that read and write it:
+
     gradient          from before the step and accumulated in backward; or made in backward and used by the optimizer
                       or read by FSDP2's reduction of a block's unsharded gradients; or made before backward and
                       all-reduced in place in it, as DDP's buckets from its second step on

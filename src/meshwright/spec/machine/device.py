@@ -1,5 +1,6 @@
 """Device: one accelerator, every number of it a Figure with its source, and what was measured on it by size.
 
+MatmulPoint and its like: how fast one size of one operation was measured to be on a machine.
 A single rate describes a large operation on an accelerator. On a processor, and for small operations anywhere, the rate
 changes several times over with the size: these are the points between which a prediction interpolates.
 """

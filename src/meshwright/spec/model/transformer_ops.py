@@ -1,5 +1,6 @@
 """What a decoder-only transformer is, TransformerConfig, and what it computes, op by op in the order of forward.
 
+TransformerConfig: the sizes and switches that determine the ops of a decoder-only transformer.
 Architectures that we train and models of published runs both become one; transformer_ops makes its ops.
 """
 

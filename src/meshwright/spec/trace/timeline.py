@@ -3,6 +3,7 @@
 Spans are columns, since a step of many ranks has millions of them; what repeats is held once, and a column says which.
 -1 means none.
 
+Prefixes of names in profiles and traces: of ranges that the runtime sets, and of what FSDP2 and DDP do.
 Those of a pipeline's actions are in spec/layout/schedule/action.py.
 """
 

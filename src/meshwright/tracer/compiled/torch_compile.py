@@ -1,5 +1,6 @@
 """torch.compile while a step is traced: Inductor's kernels and collectives are recorded instead of run.
 
+Collectives in compiled graphs, in place where Inductor runs them in place.
 Inductor has no out-of-place all-reduce or broadcast. It reuses the input's memory if that has no later reader, in a
 pass of compile_fx that `kernels_of` does not run, otherwise a copy, which it fuses like any copy. After this pass each
 collective is one library call among the kernels. `require_kernels` checks this: a lost collective would be neither

@@ -5,6 +5,7 @@ the i-th rank (zipf; Zipf's law), or all on the first one (worst). A token goes 
 receives no more copies of it than it has experts; the excess goes to the next ranks. Shares are the same in every layer
 and microbatch, so the first rank has the most work and memory. Every rank sends the same number of tokens.
 
+LoadInterpolation: the step of a rank with another number of tokens, interpolated between two traced ranks.
 All sizes of a step are affine in the rows that a rank's experts receive: dims of tensors, FLOPs of grouped matmuls,
 bytes read, written and live, and bytes exchanged with each rank. Two ranks of one pipeline rank with different loads
 determine both coefficients. The bytes of an all-to-all are the maximum of what a rank sends, equal on all ranks, and

@@ -5,6 +5,7 @@ contribute the same as itself. If they contribute something else, such as their 
 again with their numbers, until all assumptions hold (rank_process.py). Contributions of ranks that were not traced, or
 whose numbers are unknown, remain assumptions and are reported as guesses.
 
+Python objects that traced ranks send to each other, such as the shapes between pipeline stages.
 Each rank is traced in a process of its own; all share a folder, with one file per object. A rank that waits for an
 object records the sender, which is then traced too; waiting ranks do not count as running.
 """

@@ -1,5 +1,6 @@
 """Results of operators on known numbers, and integers that programs compute on the host, for real, not traced.
 
+Integers that programs compute on the host, such as the order of a data set: computed for real, not traced.
 Data loaders use them as indices and sizes. Floating-point tensors stay fake on the host too: whole models are built
 there.
 """

@@ -3,6 +3,7 @@
 The text is torch's: `2F0` is the forward of microbatch 0 on stage 2, `3SEND_F1` the send of what stage 3 made of
 microbatch 1. So a schedule can travel between torch and here as a CSV file.
 
+A schedule as a CSV file, in torch's form: one row for each pipeline rank, one action in each cell.
 Empty cells are bubbles and mean nothing here. Sends and receives are not written: they follow from the order.
 """
 

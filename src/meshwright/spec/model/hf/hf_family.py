@@ -1,5 +1,6 @@
 """Family: what a model_type of a Hugging Face config.json says, and what holds for all of them; RoPE both ways.
 
+rope_from_hf and rope_to_hf: the rotary embedding of a Hugging Face config.json, both ways.
 Reads both spellings: `rope_theta` + `rope_scaling` (transformers 4) and `rope_parameters` (transformers 5). Writes the
 older one, which both versions and the inference engines understand.
 """
