@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from meshwright.cli.result_command import result_command
+from meshwright.cli.result_command import print_result, result_command
 from meshwright.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -31,10 +31,7 @@ def command(folder: Path, wait_s: float, as_json: bool) -> None:
     from meshwright.app.diagnose import diagnose
 
     diagnosis = diagnose(folder, wait_s=wait_s)
-    if as_json:
-        click.echo(diagnosis.to_json())
-    else:
-        diagnosis.show()
+    print_result(diagnosis, as_json)
     sys.exit(exit_code_of(diagnosis))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from meshwright.cli.result_command import result_command
+from meshwright.cli.result_command import print_result, result_command
 from meshwright.log import progress
 
 if TYPE_CHECKING:
@@ -77,10 +77,7 @@ def command(
     )
     if matrix is not None:
         matrix.write_text(matrix_page(proof, shlex.join(["meshwright", *sys.argv[1:]])), encoding="utf-8")
-    if as_json:
-        click.echo(proof.to_json())
-    else:
-        proof.show()
+    print_result(proof, as_json)
     sys.exit(ExitCode.DONE if proof.holds else ExitCode.DO_NOT_RETRY)
 
 

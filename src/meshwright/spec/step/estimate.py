@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Self
+from typing import Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, model_serializer
 from pydantic_core.core_schema import SerializerFunctionWrapHandler
@@ -98,10 +98,6 @@ class StepDecomposition(Frozen):
         """Return by component the seconds that this step takes more than `other`."""
         names = dict.fromkeys((*self.distinguished, *other.distinguished))
         return {name: getattr(self, name) - getattr(other, name) for name in names}
-
-    def replace(self, **changes: Any) -> Self:
-        """Return a copy with `changes`; components that are not set stay so."""
-        return self.model_validate({**{name: getattr(self, name) for name in self.model_fields_set}, **changes})
 
     @model_serializer(mode="wrap")
     def _distinguished_only(self, handler: SerializerFunctionWrapHandler) -> dict[str, float]:
