@@ -2,7 +2,7 @@
 
 Commands are functions here: `import meshwright as mw; mw.plan(model="llama3-8b", cluster="h100:64", ...)`. Each is
 imported when it is first used, so that this import takes no time and no torch. `mw.checkpoints` is a module: `ls`,
-`verify`, `inspect`, `diff`, `gc`, `reshard`.
+`verify`, `inspect`, `diff`, `gc`, `reshard`. `mw.CheckpointFolder` saves and loads in a training loop of your own.
 """
 
 from importlib import import_module
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from meshwright.app.report import report
     from meshwright.app.simulate import simulate
     from meshwright.app.train import resume, train
+    from meshwright.checkpoint.checkpoint_folder import CheckpointFolder
 
 __version__ = "0.1.0"
 _PLACES = {
@@ -39,6 +40,7 @@ _PLACES = {
 """Each function's module in meshwright.app."""
 
 __all__ = [
+    "CheckpointFolder",
     "check",
     "compare",
     "diagnose",
@@ -58,6 +60,8 @@ def __getattr__(name: str) -> Any:
     """Return one of the functions, imported now."""
     if name == "checkpoints":
         return import_module("meshwright.app.checkpoints")
+    if name == "CheckpointFolder":
+        return import_module("meshwright.checkpoint.checkpoint_folder").CheckpointFolder
     if name not in _PLACES:
         raise AttributeError(f"module 'meshwright' has no attribute {name!r}")
     in_python = import_module("meshwright.app.arguments").in_python

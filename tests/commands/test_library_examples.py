@@ -44,3 +44,15 @@ def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert names["with_tp"].layout.tp == 8
     assert names["with_tp"].step_s > names["plan"].step_s
     assert names["simulation"].fits
+
+
+@pytest.mark.long
+def test_a_loop_of_ones_own_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
+    lines = []
+    for num_ranks, last_step in ((2, 10), (3, 12)):
+        torchrun = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", str(num_ranks)]
+        command = [*torchrun, str(EXAMPLES / "own_loop.py"), "mine", str(last_step)]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        lines += done.stdout.splitlines()
+    assert [line.split()[1] for line in lines] == [str(step) for step in range(1, 13)]
+    assert lines[-1].endswith("samples 384")

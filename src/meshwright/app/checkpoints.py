@@ -37,9 +37,11 @@ _CHECKPOINT_NAME = re.compile(r"step-\d+(\.\w+-[0-9a-f]{32})?")
 def ls(run: Path | str) -> CheckpointListingResult:
     """Return what lies in the checkpoints of the run folder `run`; raises ConfigError for a folder that is no run."""
     found = Run(run)
-    rule = retention_of(found)
+    steps = found.checkpoint_steps()
+    # A mw.CheckpointFolder has checkpoints and no manifest.
+    rule = retention_of(found) if found.manifest.is_file() or not steps else None
     running = is_running(found)
-    records = describe_run(found, rule, is_running=running)
+    records = describe_run(found, rule or RetentionRule(keep=len(steps)), is_running=running)
     return CheckpointListingResult(folder=str(run), is_running=running, rule=rule, checkpoints=records)
 
 

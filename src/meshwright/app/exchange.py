@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from rich.text import Text
 
-from meshwright.app.arguments import NotNegative, checked
+from meshwright.app.arguments import NotNegative, Positive, checked
+from meshwright.app.conversion_ranks import share
 from meshwright.app.progress import elapsed
 from meshwright.app.results.result import Result
-from meshwright.checkpoint.hf.export import ExportDType, ExportFormat
-from meshwright.checkpoint.hf.export import export as _export
+from meshwright.checkpoint.hf.export import ExportDType, ExportFormat, ExportRequest, export_together
+from meshwright.checkpoint.peers import GroupPeers
 from meshwright.checkpoint.saved_model import SavedModel
 from meshwright.checkpoint.torch_formats.dcp_export import export_dcp as _export_dcp
 from meshwright.errors import CheckpointError
@@ -79,26 +80,32 @@ def export(
     dtype: ExportDType = "float32",
     verify: bool = False,
     overwrite: bool = False,
+    ranks: Positive = 1,
 ) -> Export:
     """Write the model of `run`, a run or checkpoint folder, as the new Hugging Face folder `out`.
 
     `step` is a checkpoint; None takes the newest. With `overwrite` an older Hugging Face folder may be replaced. With
     `verify` the logits are compared with those that transformers computes from the written folder, before it gets its
-    name. Raises ConfigError if `out` exists, CheckpointError for a damaged source, a full disk or other logits,
-    UnsupportedError where transformers, which `verify` needs, is not installed.
+    name. `ranks` processes share the work. Raises ConfigError if `out` exists, CheckpointError for a damaged source, a
+    full disk or other logits, UnsupportedError where transformers, which `verify` needs, is not installed.
     """
+    request = ExportRequest(Path(run), Path(out), step, ExportFormat(dtype), overwrite)
+    with elapsed(f"writing {out}"):
+        return share(export_as_peer, {"request": request, "verify": verify}, ranks)
+
+
+def export_as_peer(request: ExportRequest, verify: bool, peers: GroupPeers) -> Export:
+    """Do what `export` does as one of `peers`; a collective."""
     if verify:
         import_extra("transformers", "the comparison of logits (--verify)")
-    out = Path(out)
+    out, dtype = request.out, request.weights.dtype
     comparisons: list[LogitsComparison] = []
-    with elapsed(f"writing {out}") as show:
 
-        def compare(model: SavedModel, folder: Path) -> None:
-            if verify:
-                show("comparing logits with transformers")
-                comparisons.append(_comparison(model.checkpoint, folder, out, dtype))
+    def compare(model: SavedModel, folder: Path) -> None:
+        if verify:
+            comparisons.append(_comparison(model.checkpoint, folder, out, dtype))
 
-        done = _export(Path(run), out, step=step, weights=ExportFormat(dtype), overwrite=overwrite, verify=compare)
+    done = export_together(request, peers, compare)
     comparison = comparisons[0] if comparisons else None
     return Export(done.model.checkpoint, out, dtype, done.num_parameters, done.num_bytes, done.num_files, comparison)
 

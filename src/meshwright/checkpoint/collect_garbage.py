@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from meshwright.checkpoint.durable import remove
 from meshwright.checkpoint.examine.describe_run import describe_run
+from meshwright.checkpoint.prune import prune_exports
 from meshwright.spec.run.checkpoint_findings import Removal
 from meshwright.spec.run.checkpoint_record import CheckpointRecord
 from meshwright.spec.run.retention import RetentionRule
@@ -37,7 +38,7 @@ def garbage_of(
 
 
 def remove_all(run: Run, removals: list[Removal]) -> tuple[list[Removal], list[Removal]]:
-    """Remove these folders; return those that are gone, and those that could not be removed, which is logged."""
+    """Remove these folders, with their exports; return those that are gone and, logged, those that could not be."""
     gone: list[Removal] = []
     left: list[Removal] = []
     for one in removals:
@@ -45,6 +46,7 @@ def remove_all(run: Run, removals: list[Removal]) -> tuple[list[Removal], list[R
             gone.append(one)
         else:
             left.append(one.replace(reason=f"{one.reason}: could not be removed"))
+    prune_exports(run)
     return gone, left
 
 

@@ -43,12 +43,13 @@ def find_checkpoint(source: Path, step: int | None = None) -> tuple[Run, Path]:
     if not run.folder.is_dir():
         advice = hub_advice(str(source))
         raise ConfigError(f"there is no folder {run.folder}: name a run folder, such as runs/tiny{advice}")
-    if not run.manifest.is_file():
+    steps = run.checkpoint_steps()
+    # A mw.CheckpointFolder has checkpoints and no manifest.
+    if not steps and not run.manifest.is_file():
         raise ConfigError(
             f"{run.folder} holds no {run.manifest.name}, so it is no run folder: name one that `meshwright train` or "
             "`meshwright import` wrote"
         )
-    steps = run.checkpoint_steps()
     if not steps:
         raise ConfigError(f"{run.folder} has no checkpoint yet: train on, or lower checkpoint.interval")
     if step is not None and step not in steps:

@@ -8,9 +8,12 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
+
+from meshwright.errors import MeshwrightError
 
 
 def requests_of_rank(niceness: int) -> Iterator[Any]:
@@ -25,6 +28,20 @@ def requests_of_rank(niceness: int) -> Iterator[Any]:
     requests: queue.Queue[Any] = queue.Queue()
     threading.Thread(target=_read, args=(requests,), daemon=True).start()
     return iter(requests.get, None)
+
+
+def serve_steps(niceness: int, act: Callable[[int], int]) -> None:
+    """Do `act`, which returns bytes, for each step that a StepWorker sends, and answer with how it ended."""
+    for step in requests_of_rank(niceness):
+        started_s = time.perf_counter()
+        error, num_bytes = None, 0
+        try:
+            num_bytes = act(step)
+        except MeshwrightError as explained:
+            error = str(explained)
+        except Exception as unknown:
+            error = f"{type(unknown).__name__}: {unknown}"
+        answer({"step": step, "error": error, "num_bytes": num_bytes, "duration_s": time.perf_counter() - started_s})
 
 
 def answer(values: dict[str, Any]) -> None:

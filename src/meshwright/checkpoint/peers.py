@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import distributed as dist
 
-from meshwright.errors import CheckpointError, DamagedCheckpoint
+from meshwright.errors import CheckpointError, DamagedCheckpoint, MeshwrightError
 
+T = TypeVar("T")
 ProcessGroup = dist.ProcessGroup | None
 """The ranks that save or load together, a group with a CPU backend; None for all ranks."""
 
@@ -30,9 +32,10 @@ class Peers(Protocol):
 class GroupPeers:
     """The ranks of a process group, or this process alone where none exists."""
 
-    def __init__(self, group: ProcessGroup = None) -> None:
+    def __init__(self, group: ProcessGroup = None, *, is_alone: bool = False) -> None:
+        """`is_alone` is this process by itself, also where a process group exists."""
         self._group = group
-        self._is_alone = not (dist.is_available() and dist.is_initialized())
+        self._is_alone = is_alone or not (dist.is_available() and dist.is_initialized())
         self.rank = 0 if self._is_alone else dist.get_rank(group)
         self.num_ranks = 1 if self._is_alone else dist.get_world_size(group)
 
@@ -77,6 +80,23 @@ class GroupPeers:
         values: list[Any] = [None] * self.num_ranks
         dist.all_gather_object(values, value, group=self._group)
         return values
+
+    def act_together(self, act: Callable[[], T], on_rank: int | None = None) -> T | None:
+        """Return what `act` returns, run on every rank or only `on_rank` (elsewhere None); a collective.
+
+        What it raises of Meshwright's errors on any rank, every rank raises.
+        """
+        outcome: T | None = None
+        problem: MeshwrightError | None = None
+        if on_rank in (None, self.rank):
+            try:
+                outcome = act()
+            except MeshwrightError as error:
+                problem = error
+        for found in self.gather(problem):
+            if found is not None:
+                raise found
+        return outcome
 
     def raise_on_all(self, problem: CheckpointError | None) -> None:
         """Raise on every rank, with all texts, if any rank has a problem; as damage if all of them are damage."""

@@ -11,7 +11,7 @@ from meshwright.spec.run.run import Run
 
 
 def prune(run: Run, rule: RetentionRule, in_use: Collection[int] = ()) -> list[int]:
-    """Remove the checkpoints of `run` that `rule` does not keep, and return their steps.
+    """Remove the checkpoints of `run` that `rule` does not keep, with their exports, and return their steps.
 
     Call it in one process, after a save. The newest is always kept, and so are the steps `in_use`, such as one that is
     being uploaded.
@@ -20,7 +20,14 @@ def prune(run: Run, rule: RetentionRule, in_use: Collection[int] = ()) -> list[i
     removed = [step for step in steps if step not in in_use]
     for step in removed:
         remove(run.checkpoint(step))
+    prune_exports(run)
     return removed
+
+
+def prune_exports(run: Run) -> None:
+    """Remove the exports whose checkpoints are gone."""
+    for step in sorted({*run.export_steps()} - {*run.checkpoint_steps()}):
+        remove(run.export(step))
 
 
 def unkept(run: Run, rule: RetentionRule) -> list[int]:

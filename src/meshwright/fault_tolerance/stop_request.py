@@ -1,8 +1,10 @@
 """Stop request by a signal, honoured after the current step."""
 
 import ctypes
+import math
 import signal
 import sys
+import time
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -14,6 +16,8 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self.asked_at_s = math.inf
+        """Time of the signal, on the clock of time.monotonic."""
         self._previous: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> Self:
@@ -35,6 +39,7 @@ class StopRequest:
         # No logging: a handler may run inside a write to the same stream, and all ranks decide together.
         if self.signal is None:
             self.signal = signal.Signals(number)
+            self.asked_at_s = time.monotonic()
 
 
 def ignore_stops() -> None:

@@ -6,13 +6,14 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import meshwright as mw
 from meshwright.checkpoint.remote.remote_store import RemoteStore
-from meshwright.checkpoint.remote.uploader import UploadEnd, Uploader
+from meshwright.checkpoint.step_worker import StepEnd, StepWorker
 from meshwright.config.load import load_job
 from meshwright.config.write import to_toml
 from meshwright.errors import ConfigError
@@ -37,8 +38,13 @@ def write_job(folder: Path, url: str) -> Path:
     return path
 
 
-def wait_for(uploader: Uploader, num_ends: int) -> list[UploadEnd]:
-    ended: list[UploadEnd] = []
+def uploads(run: Run, url: str, rule: RetentionRule, now_s: Callable[[], float]) -> StepWorker:
+    options = {"url": url, "rule": rule.to_dict(), "niceness": 0}
+    return StepWorker(run, "meshwright.checkpoint.remote.upload_process", options, run.checkpoint_steps(), now_s)
+
+
+def wait_for(uploader: StepWorker, num_ends: int) -> list[StepEnd]:
+    ended: list[StepEnd] = []
     while len(ended) < num_ends:
         ended += uploader.poll()
         time.sleep(0.02)
@@ -87,7 +93,7 @@ def test_a_remote_that_vanishes_does_not_stop_training_and_is_not_forgotten(tmp_
     run = Run(tmp_path / "run")
     assert mw.train(path, "train.stop_after=2").exit_code == 75
     (tmp_path / "remote").rename(tmp_path / "unmounted")
-    uploader = Uploader(run, f"file://{tmp_path}/remote", RetentionRule(keep=1), 0, now_s=lambda: 0.0)
+    uploader = uploads(run, f"file://{tmp_path}/remote", RetentionRule(keep=1), lambda: 0.0)
     [ended] = wait_for(uploader, 1)
     assert "is gone" in str(ended.error)
     assert uploader.results()["waiting_steps"] == [2]
@@ -104,13 +110,13 @@ def test_a_killed_upload_process_is_replaced(tmp_path: Path) -> None:
     assert mw.train(path, "train.stop_after=2", "checkpoint.remote=none").exit_code == 75
     (tmp_path / "remote").mkdir()
     clock = [0.0]
-    uploader = Uploader(run, f"file://{tmp_path}/remote", RetentionRule(), 0, now_s=lambda: clock[0])
+    uploader = uploads(run, f"file://{tmp_path}/remote", RetentionRule(), lambda: clock[0])
     uploader.poll()
     assert uploader.in_use == [2]
     assert uploader.pid is not None
     os.kill(uploader.pid, signal.SIGKILL)
     [killed] = wait_for(uploader, 1)
-    assert killed.error == "the upload process was killed by signal 9"
+    assert killed.error == "its process was killed by signal 9"
     clock[0] = 10.0
     [done] = wait_for(uploader, 1)
     assert done.error is None

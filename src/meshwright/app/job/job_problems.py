@@ -17,6 +17,7 @@ from meshwright.spec.job.user_object import is_object_source
 from meshwright.spec.job.validity import has_wrong_degree
 from meshwright.spec.layout.schedule.action import read_schedule
 from meshwright.spec.layout.schedule.schedule import build_schedule
+from meshwright.spec.model.hf.hf_config import hf_obstacles
 from meshwright.spec.model.hf.hub_cache import hub_advice, local_path
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.problem import distinct
@@ -46,6 +47,7 @@ def check_job(
         *_cluster_problems(job, num_ranks, open_sections),
         *_data_problems(resolved, knows_model="model" not in unknown),
         *remote_problems(job, resume=resume),
+        *_export_problems(job),
         *run_folder_problems(run_folder(resolved), resume=resume, overwrite=overwrite),
     ]
     return [resolved.located(text) for text in distinct(problems)]
@@ -100,6 +102,21 @@ def _model_problems(resolved: ResolvedJob) -> list[str]:
             f"name one, or leave it out to start from random weights{hub_advice(weights)}"
         )
     return problems
+
+
+def _export_problems(job: Job) -> list[str]:
+    """Return why checkpoints cannot be exported, which each of them would otherwise find out."""
+    section = job.checkpoint
+    if section.export == "none" or problems_raised_by(lambda: resolve_architecture(job.model)):
+        return []
+    architecture = resolve_architecture(job.model)
+    given = f"checkpoint.export = {section.export!r}"
+    advice = 'set it to "none"'
+    if architecture is None:
+        return [f"{given}, but {job.model.source} is a class of your own, which has no Hugging Face format: {advice}"]
+    if obstacles := hf_obstacles(architecture):
+        return [f"{given}, but transformers has no model with {' and '.join(obstacles)}: {advice}"]
+    return []
 
 
 def _problems_between(job: Job, num_ranks: int | None, unknown: Collection[str] = ()) -> list[str]:

@@ -16,6 +16,7 @@ from meshwright.checkpoint.hf.maps.families import BUFFER, name_map, num_paramet
 from meshwright.checkpoint.hf.output_folder import Replaceable, output_folder, require_target
 from meshwright.checkpoint.hf.side_files import SIDE_FILES, write_side_files
 from meshwright.checkpoint.hf.weight_files import divide, output_tensors, write_files
+from meshwright.checkpoint.peers import GroupPeers
 from meshwright.checkpoint.saved_model import SavedModel, find_saved_model
 from meshwright.checkpoint.section import SectionReader
 from meshwright.log import logger
@@ -46,6 +47,21 @@ class Exported:
     num_bytes: int
 
 
+@dataclass(frozen=True)
+class ExportRequest:
+    """What is exported, and how."""
+
+    source: Path
+    """A run or a checkpoint folder."""
+    out: Path
+    """The new Hugging Face folder."""
+    step: int | None = None
+    """Checkpoint of the run; None is the newest."""
+    weights: ExportFormat = ExportFormat()
+    overwrite: bool = False
+    """Whether `out` may be a Hugging Face folder that holds nothing else, which is replaced."""
+
+
 def export(
     source: Path,
     out: Path,
@@ -53,17 +69,25 @@ def export(
     step: int | None = None,
     weights: ExportFormat = ExportFormat(),
     overwrite: bool = False,
+) -> Exported:
+    """Do what `export_together` does in this process alone."""
+    return export_together(ExportRequest(source, out, step, weights, overwrite), GroupPeers(is_alone=True))
+
+
+def export_together(
+    request: ExportRequest,
+    peers: GroupPeers,
     verify: Callable[[SavedModel, Path], None] = lambda model, folder: None,
 ) -> Exported:
-    """Write the model in `source`, a run or a checkpoint folder, as the new Hugging Face folder `out`.
+    """Write a model as a new Hugging Face folder; a collective of `peers`, which share the work.
 
-    Memory is that of the largest fused tensor, or of some 64 MiB. `out` is created atomically, after `verify` of the
-    written folder has returned; with `overwrite` it may replace a Hugging Face folder that holds nothing else. Raises
-    ConfigError if it exists, CheckpointError for a damaged source or a full disk, UnsupportedError for a model that
-    transformers lacks.
+    Memory of each is that of the largest fused tensor, or of some 64 MiB. The folder is created atomically, after
+    `verify` of what was written has returned on rank 0. Raises ConfigError if it exists, CheckpointError for a damaged
+    source or a full disk, UnsupportedError for a model that transformers lacks.
     """
-    require_target(out, "export", _REPLACEABLE if overwrite else None)
-    model = find_saved_model(source, step)
+    out, weights = request.out, request.weights
+    require_target(out, "export", _REPLACEABLE if request.overwrite else None)
+    model = find_saved_model(request.source, request.step)
     # Raises for a model that transformers lacks.
     _remark_other_type(model, architecture_to_hf(model.architecture)["model_type"])
     saved = SectionReader(model.checkpoint, "model")
@@ -73,10 +97,10 @@ def export(
     dtypes = {name: torch.float32 if name.startswith(BUFFER) else DTYPES[weights.dtype] for name in shapes}
     outputs = output_tensors(name_map(model.architecture), shapes, dtypes)
     files = divide(outputs, weights.max_shard_bytes)
-    with output_folder(out, sum(output.num_bytes for output in outputs)) as folder:
-        write_side_files(model, folder, weights.dtype)
+    with output_folder(out, sum(output.num_bytes for output in outputs), peers) as folder:
+        folder.write(lambda: write_side_files(model, folder.path, weights.dtype), on_rank=0)
         num_bytes = write_files(files, saved, folder)
-        verify(model, folder)
+        folder.write(lambda: verify(model, folder.path), on_rank=0)
     return Exported(model, num_parameters(model.architecture), len(files), num_bytes)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -17,7 +17,7 @@ from meshwright.checkpoint.durable import write_durably
 from meshwright.checkpoint.find_checkpoint import model_folder
 from meshwright.checkpoint.hf.folder import CONFIG, read_json
 from meshwright.checkpoint.hf.maps.families import num_parameters, stored_shapes
-from meshwright.checkpoint.hf.maps.layouts import row_ranges
+from meshwright.checkpoint.hf.maps.layouts import row_ranges, share_of
 from meshwright.checkpoint.hf.output_folder import Replaceable, output_folder, require_target
 from meshwright.checkpoint.hf.side_files import SIDE_FILES, TOKENIZER, copy_side_files
 from meshwright.checkpoint.hf.weights import HfWeights, load_hf_parameters
@@ -47,14 +47,22 @@ class Imported:
     """Tensors of the folder that are not in the checkpoint, by reason."""
 
 
-def import_folder(source: Path, run_folder: Path, *, config: Path | None = None, overwrite: bool = False) -> Imported:
+def import_folder(
+    source: Path,
+    run_folder: Path,
+    *,
+    config: Path | None = None,
+    overwrite: bool = False,
+    peers: GroupPeers | None = None,
+) -> Imported:
     """Write the weights of `source`, bitwise unchanged, as checkpoint step-0 of the new run `run_folder`.
 
     `source` is a Hugging Face folder, whose block-fp8 weights become bfloat16, the hub id of a downloaded model, a
     torch.save file or a torch.distributed.checkpoint folder; `config` is the folder of its config.json and tokenizer,
-    if another. Memory is that of the largest tensor whose layout changes, or of some 64 MiB. The run is created
-    atomically; with `overwrite` it may replace an imported run that was not trained. Raises ConfigError if `run_folder`
-    exists, CheckpointError for a damaged source or a full disk, UnsupportedError for an unknown model.
+    if another. A collective of `peers`, which share the work; None is this process alone. Memory is that of the largest
+    tensor whose layout changes, or of some 64 MiB. The run is created atomically; with `overwrite` it may replace an
+    imported run that was not trained. Raises ConfigError if `run_folder` exists, CheckpointError for a damaged source
+    or a full disk, UnsupportedError for an unknown model.
     """
     require_target(run_folder, "import", _REPLACEABLE if overwrite else None)
     require_index(source)
@@ -75,17 +83,21 @@ def import_folder(source: Path, run_folder: Path, *, config: Path | None = None,
     shapes = stored_shapes(architecture)
     count = num_parameters(architecture)
     num_bytes = sum(prod(shape) * weights.dtype(name).itemsize for name, shape in shapes.items())
-    with output_folder(run_folder, num_bytes) as temporary:
-        run = Run(temporary)
-        copy_side_files(side, temporary)
-        if QUANTIZATION in values:
-            _write_config(values, temporary / CONFIG)
-        _write_weights(weights, shapes, run.checkpoint(0), {"step": 0, IMPORTED_FROM: str(source)})
-        # Training starts from Hugging Face folders only.
-        job = _job(str(source) if is_hf else None, run_folder, has_tokenizer=(temporary / TOKENIZER).is_file())
-        manifest = Manifest(job=job, seed=job.train.seed, num_parameters=count, exit=ExitCode.DONE)
-        write_durably(run.manifest, manifest.to_json())
-        write_durably(run.job, to_toml(job))
+    with output_folder(run_folder, num_bytes, peers or GroupPeers(is_alone=True)) as new:
+        run = Run(new.path)
+
+        def describe() -> None:
+            copy_side_files(side, run.folder)
+            if QUANTIZATION in values:
+                _write_config(values, run.folder / CONFIG)
+            # Training starts from Hugging Face folders only.
+            job = _job(str(source) if is_hf else None, run_folder, has_tokenizer=(run.folder / TOKENIZER).is_file())
+            manifest = Manifest(job=job, seed=job.train.seed, num_parameters=count, exit=ExitCode.DONE)
+            write_durably(run.manifest, manifest.to_json())
+            write_durably(run.job, to_toml(job))
+
+        new.write(describe, on_rank=0)
+        _write_weights(weights, shapes, run.checkpoint(0), {"step": 0, IMPORTED_FROM: str(source)}, new.peers)
     dtypes = sorted({dtype_name(weights.dtype(name)) for name in shapes})
     return Imported(Run(run_folder), architecture, count, dtypes, weights.dropped)
 
@@ -101,32 +113,53 @@ def _require_way_back(architecture: LlamaArchitecture, config: Path) -> None:
 
 
 def _write_weights(
-    weights: HfWeights, shapes: dict[str, tuple[int, ...]], checkpoint: Path, metadata: dict[str, Any]
+    weights: HfWeights,
+    shapes: dict[str, tuple[int, ...]],
+    checkpoint: Path,
+    metadata: dict[str, Any],
+    peers: GroupPeers,
 ) -> None:
-    """Write all tensors as one checkpoint; a problem of the source is raised as it is."""
+    """Write all tensors as one checkpoint, each rank its share; a problem of the source is raised as it is."""
     tensors = {f"model/{name}": (dtype_name(weights.dtype(name)), shape) for name, shape in shapes.items()}
     problems: list[CheckpointError] = []
-    extents = _extents(weights, shapes, problems)
+    pieces = _pieces(weights, shapes)
+    own = share_of([num_bytes for *_, num_bytes in pieces], peers.rank, peers.num_ranks)
+    extents = _extents(weights, shapes, [pieces[i][:2] for i in own], problems)
+
     try:
-        write_checkpoint(SaveRequest(checkpoint, metadata, ["model"], tensors), extents, GroupPeers())
+        write_checkpoint(SaveRequest(checkpoint, metadata, ["model"], tensors), extents, peers)
+        return
     except CheckpointError as error:
-        if problems:
-            raise problems[0] from error
-        what = str(error).partition("; ")[0].removeprefix("saving failed on rank 0: ")
-        raise CheckpointError(f"{what}, and was removed: free space there, or name a folder on another disk") from error
+        failure = error
+    # All ranks are here if one is.
+    if of_source := [problem for each in peers.gather(problems) for problem in each]:
+        raise of_source[0] from failure
+    what = re.sub(r"saving failed on rank \d+( and \d+ more)?: ", "", str(failure)).partition("; ")[0]
+    raise CheckpointError(f"{what}, and was removed: free space there, or name a folder on another disk") from failure
+
+
+def _pieces(weights: HfWeights, shapes: dict[str, tuple[int, ...]]) -> list[tuple[str, tuple[int, int], int]]:
+    """Return name, rows and bytes of what is read at once, for all tensors."""
+    pieces = []
+    for name, shape in shapes.items():
+        itemsize = weights.dtype(name).itemsize
+        for start, end in row_ranges(weights.table.rename_of(name), shape, itemsize):
+            pieces.append((name, (start, end), (end - start) * prod(shape[1:]) * itemsize))
+    return pieces
 
 
 def _extents(
-    weights: HfWeights, shapes: dict[str, tuple[int, ...]], problems: list[CheckpointError]
+    weights: HfWeights,
+    shapes: dict[str, tuple[int, ...]],
+    pieces: Iterable[tuple[str, tuple[int, int]]],
+    problems: list[CheckpointError],
 ) -> Iterator[tuple[Extent, memoryview]]:
-    """Yield all tensors piece by piece, and append what the source raises to `problems`."""
+    """Yield these pieces, and append what the source raises to `problems`."""
     try:
-        for name, shape in shapes.items():
-            dtype = weights.dtype(name)
-            for rows in row_ranges(weights.table.rename_of(name), shape, dtype.itemsize):
-                data = weights.read(name, rows)
-                box = Box((rows[0], *(0 for _ in shape[1:])) if shape else (), tuple(data.shape))
-                yield from with_bytes([Shard(f"model/{name}", dtype_name(dtype), shape, box, data)])
+        for name, rows in pieces:
+            shape, data = shapes[name], weights.read(name, rows)
+            box = Box((rows[0], *(0 for _ in shape[1:])) if shape else (), tuple(data.shape))
+            yield from with_bytes([Shard(f"model/{name}", dtype_name(data.dtype), shape, box, data)])
     except CheckpointError as error:
         problems.append(error)
         raise
@@ -159,6 +192,6 @@ def _is_untrained_import(folder: Path) -> bool:
 _REPLACEABLE = Replaceable(
     _is_untrained_import,
     re.compile(
-        rf"{SIDE_FILES}|manifest\.json|job\.toml|checkpoints/step-0/(checkpoint\.json|rank-[0-9]{{5}}\.(json|bin))"
+        rf"{SIDE_FILES}|manifest\.json|job\.toml|checkpoints/step-0/(checkpoint\.json|rank-[0-9]{{5,}}\.(json|bin))"
     ),
 )

@@ -8,10 +8,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from meshwright.checkpoint.durable import commit, remove, temporary_sibling
+from meshwright.checkpoint.peers import GroupPeers
 from meshwright.errors import CheckpointError, ConfigError
 from meshwright.units import first_of, format_bytes
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -50,13 +54,50 @@ def require_target(target: Path, verb: str, replaceable: Replaceable | None) -> 
         )
 
 
+@dataclass(frozen=True)
+class NewFolder:
+    """A folder that is written by one or several ranks and has not got its final name yet."""
+
+    target: Path
+    """Its final name."""
+    path: Path
+    peers: GroupPeers
+    """The ranks that write it."""
+
+    def write(self, act: Callable[[], T], on_rank: int | None = None) -> T | None:
+        """Return what `act` returns, run on every rank or only `on_rank`; every rank raises what any raises."""
+
+        def explained() -> T:
+            try:
+                return act()
+            except OSError as error:
+                raise CheckpointError(
+                    f"{self.target} could not be written ({error.strerror or error}), and was removed: free space "
+                    "there, or name a folder that you may write"
+                ) from error
+
+        return self.peers.act_together(explained, on_rank)
+
+
 @contextmanager
-def output_folder(target: Path, num_bytes: int) -> Iterator[Path]:
+def output_folder(target: Path, num_bytes: int, peers: GroupPeers) -> Iterator[NewFolder]:
     """Yield an empty folder that becomes `target` at the end of the block, atomically; an older one is then removed.
 
-    On any error the new folder is removed and `target` is as it was. Raises CheckpointError if the disk has less than
-    `num_bytes` free, or for an OSError in the block.
+    A collective of `peers`. On any error the new folder is removed and `target` is as it was. Raises CheckpointError
+    if the disk has less than `num_bytes` free.
     """
+    temporary: Path | None = None
+    try:
+        temporary = Path(peers.publish(peers.act_together(lambda: str(_make(target, num_bytes)), on_rank=0)))
+        folder = NewFolder(target, temporary, peers)
+        yield folder
+        folder.write(lambda: _put_in_place(folder.path, target), on_rank=0)
+    finally:
+        if temporary is not None and peers.rank == 0:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _make(target: Path, num_bytes: int) -> Path:
     temporary = temporary_sibling(target)
     try:
         temporary.mkdir(parents=True)
@@ -64,22 +105,14 @@ def output_folder(target: Path, num_bytes: int) -> Iterator[Path]:
         raise CheckpointError(
             f"{target} could not be written ({error.strerror or error}): name a folder that you may write"
         ) from error
-    try:
-        free = shutil.disk_usage(temporary).free
-        if free < num_bytes:
-            raise CheckpointError(
-                f"{target} needs {format_bytes(num_bytes)}, and its disk has {format_bytes(free)} free: free space "
-                "there, or name a folder on another disk"
-            )
-        yield temporary
-        _put_in_place(temporary, target)
-    except OSError as error:
-        raise CheckpointError(
-            f"{target} could not be written ({error.strerror or error}), and was removed: free space "
-            "there, or name a folder that you may write"
-        ) from error
-    finally:
+    free = shutil.disk_usage(temporary).free
+    if free < num_bytes:
         shutil.rmtree(temporary, ignore_errors=True)
+        raise CheckpointError(
+            f"{target} needs {format_bytes(num_bytes)}, and its disk has {format_bytes(free)} free: free space "
+            "there, or name a folder on another disk"
+        )
+    return temporary
 
 
 def _put_in_place(temporary: Path, target: Path) -> None:

@@ -1,10 +1,10 @@
-"""write_safetensors: a safetensors file whose tensors are written piece by piece."""
+"""New safetensors files whose tensors are then written in place, piece by piece, by one or several processes."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 
@@ -16,13 +16,10 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _ALIGNMENT = 8
 
 
-def write_safetensors(
-    path: Path, tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], data: Iterable[memoryview]
-) -> int:
-    """Write the new file `path` durably and return the bytes of its tensors.
+def safetensors_header(tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> bytes:
+    """Return the bytes in front of the first tensor; the others follow each other without gaps.
 
-    `tensors` are dtype and shape by name, wider dtypes first, so that all are aligned; `data` are their bytes in that
-    order, cut anywhere.
+    `tensors` are dtype and shape by name, wider dtypes first, so that all are aligned.
     """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -31,18 +28,18 @@ def write_safetensors(
         header[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
-    num_bytes = 0
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text
+
+
+def create(path: Path, header: bytes, num_bytes: int) -> None:
+    """Create a file of `header` and `num_bytes` of tensors, which are zeros until they are written."""
     with path.open("xb", buffering=0) as file:
-        _write(file.fileno(), memoryview(len(text).to_bytes(LENGTH_BYTES, "little") + text))
-        for piece in data:
-            _write(file.fileno(), piece)
-            num_bytes += len(piece)
-        os.fsync(file.fileno())
-    assert num_bytes == end, f"{path}: {num_bytes} bytes of {end}"
-    return num_bytes
+        write_at(file.fileno(), memoryview(header), 0)
+        file.truncate(len(header) + num_bytes)
 
 
-def _write(descriptor: int, data: memoryview) -> None:
+def write_at(descriptor: int, data: memoryview, start: int) -> None:
+    """Write `data` into an open file from byte `start` on."""
     num_written = 0
     while num_written < len(data):
-        num_written += os.write(descriptor, data[num_written:])
+        num_written += os.pwrite(descriptor, data[num_written:], start + num_written)

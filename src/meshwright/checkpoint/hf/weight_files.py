@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from math import prod
+from operator import itemgetter
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from meshwright.checkpoint.durable import write_durably
 from meshwright.checkpoint.hf.folder import INDEX, SINGLE
-from meshwright.checkpoint.hf.maps.layouts import PIECE_BYTES, row_ranges, their_shape, to_theirs, written_together
+from meshwright.checkpoint.hf.maps.layouts import (
+    PIECE_BYTES,
+    row_ranges,
+    share_of,
+    their_shape,
+    to_theirs,
+    written_together,
+)
 from meshwright.checkpoint.hf.maps.name_map import NameMap, Rename
+from meshwright.checkpoint.hf.output_folder import NewFolder
 from meshwright.checkpoint.hf.rounding import rounded
-from meshwright.checkpoint.hf.safetensors_writer import write_safetensors
+from meshwright.checkpoint.hf.safetensors_writer import create, safetensors_header, write_at
 from meshwright.checkpoint.saving import bytes_of
 from meshwright.checkpoint.section import SectionReader
 
@@ -72,36 +84,100 @@ def divide(outputs: Sequence[OutputTensor], max_bytes: int) -> list[list[OutputT
     return files
 
 
-def write_files(files: Sequence[Sequence[OutputTensor]], saved: SectionReader, folder: Path) -> int:
-    """Write the weight files, with an index if there are several, and return the bytes of all tensors."""
-    weight_map: dict[str, str] = {}
-    num_bytes = 0
-    for number, outputs in enumerate(files, start=1):
-        file = SINGLE if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
+class ConvertedPiece(NamedTuple):
+    """Bytes of one weight file that are read, converted and written at once."""
+
+    start: int
+    """Offset in the file."""
+    outputs: list[OutputTensor]
+    """One tensor, or consecutive experts of one of ours."""
+    rows: tuple[int, int] | None
+    """Rows of dim 0 of ours, experts if it stacks them; None for all of tensors whose rows move."""
+    num_bytes: int
+
+
+class WeightFile(NamedTuple):
+    """One file of an export, before its tensors are written."""
+
+    path: Path
+    header: bytes
+    outputs: list[OutputTensor]
+    """Its tensors, in order."""
+
+    @classmethod
+    def of(cls, folder: Path, number: int, num_files: int, outputs: Sequence[OutputTensor]) -> WeightFile:
+        """Return file `number`, from 1 on, of `num_files` with these tensors."""
+        name = SINGLE if num_files == 1 else f"model-{number:05d}-of-{num_files:05d}.safetensors"
         # Wider dtypes first, so that every tensor is aligned.
         ordered = sorted(outputs, key=lambda output: -output.dtype.itemsize)
-        tensors = {output.name: (output.dtype, output.shape) for output in ordered}
-        num_bytes += write_safetensors(folder / file, tensors, (bytes_of(data) for data in _pieces(ordered, saved)))
-        weight_map |= dict.fromkeys(tensors, file)
+        header = safetensors_header({output.name: (output.dtype, output.shape) for output in ordered})
+        return cls(folder / name, header, ordered)
+
+    def pieces(self) -> Iterator[ConvertedPiece]:
+        """Yield all tensors piece by piece, in order."""
+        start = len(self.header)
+        for batch in _batches(self.outputs):
+            first = batch[0]
+            if first.expert is not None:
+                ranges: list[tuple[int, int] | None] = [(first.expert, first.expert + len(batch))]
+            elif first.renames[0].keeps_rows:
+                ranges = [*row_ranges(first.renames[0], first.shape, torch.float32.itemsize)]
+            else:
+                ranges = [None]
+            num_bytes = sum(output.num_bytes for output in batch)
+            for rows in ranges:
+                share = num_bytes
+                if rows is not None and first.expert is None and first.shape:
+                    share = num_bytes // first.shape[0] * (rows[1] - rows[0])
+                yield ConvertedPiece(start, batch, rows, share)
+                start += share
+
+
+def write_files(files: Sequence[Sequence[OutputTensor]], saved: SectionReader, folder: NewFolder) -> int:
+    """Write the weight files, with an index if there are several, and return the bytes of all tensors.
+
+    A collective: each of the folder's ranks reads and writes an equal share of the bytes.
+    """
+    planned = [WeightFile.of(folder.path, number, len(files), outputs) for number, outputs in enumerate(files, start=1)]
+    folder.write(lambda: _create(planned, folder.path), on_rank=0)
+    pieces = [(file, piece) for file in planned for piece in file.pieces()]
+    sizes = [piece.num_bytes for _, piece in pieces]
+    own = [pieces[i] for i in share_of(sizes, folder.peers.rank, folder.peers.num_ranks)]
+    folder.write(lambda: _write(own, saved))
+    return sum(sizes)
+
+
+def _create(files: Sequence[WeightFile], folder: Path) -> None:
+    for file in files:
+        create(file.path, file.header, sum(output.num_bytes for output in file.outputs))
     if len(files) > 1:
+        weight_map = {output.name: file.path.name for file in files for output in file.outputs}
+        num_bytes = sum(output.num_bytes for file in files for output in file.outputs)
         index = {"metadata": {"total_size": num_bytes}, "weight_map": dict(sorted(weight_map.items()))}
         write_durably(folder / INDEX, json.dumps(index, indent=2) + "\n")
-    return num_bytes
 
 
-def _pieces(outputs: Sequence[OutputTensor], saved: SectionReader) -> Iterator[Tensor]:
-    """Yield the elements of `outputs` in order; at most one fused tensor or about PIECE_BYTES are in memory."""
-    for batch in _batches(outputs):
-        first = batch[0]
-        if first.expert is not None:
-            stacked = saved.read(first.ours[0], (first.expert, first.expert + len(batch)))
-            for data in stacked:
-                yield to_theirs(first.renames, [rounded(data, first.dtype, first.ours[0])])
-        elif first.renames[0].keeps_rows:
-            for rows in row_ranges(first.renames[0], first.shape, torch.float32.itemsize):
-                yield rounded(saved.read(first.ours[0], rows), first.dtype, first.ours[0])
-        else:
-            yield to_theirs(first.renames, [rounded(saved.read(name), first.dtype, name) for name in first.ours])
+def _write(pieces: Iterable[tuple[WeightFile, ConvertedPiece]], saved: SectionReader) -> None:
+    """Write these pieces durably; at most one fused tensor or about PIECE_BYTES are in memory."""
+    for file, of_file in groupby(pieces, key=itemgetter(0)):
+        with file.path.open("r+b", buffering=0) as opened:
+            for _, piece in of_file:
+                start = piece.start
+                for data in _tensors(piece, saved):
+                    write_at(opened.fileno(), bytes_of(data), start)
+                    start += data.nbytes
+            os.fsync(opened.fileno())
+
+
+def _tensors(piece: ConvertedPiece, saved: SectionReader) -> Iterator[Tensor]:
+    first = piece.outputs[0]
+    if first.expert is not None:
+        for data in saved.read(first.ours[0], piece.rows):
+            yield to_theirs(first.renames, [rounded(data, first.dtype, first.ours[0])])
+    else:
+        yield to_theirs(
+            first.renames, [rounded(saved.read(name, piece.rows), first.dtype, name) for name in first.ours]
+        )
 
 
 def _batches(outputs: Sequence[OutputTensor]) -> Iterator[list[OutputTensor]]:

@@ -19,6 +19,7 @@ from meshwright.checkpoint.hf.maps.families import BUFFER, num_parameters, store
 from meshwright.checkpoint.hf.output_folder import Replaceable, output_folder, require_target
 from meshwright.checkpoint.hf.rounding import rounded
 from meshwright.checkpoint.hf.side_files import SIDE_FILES, write_side_files
+from meshwright.checkpoint.peers import GroupPeers
 from meshwright.checkpoint.saved_model import find_saved_model
 from meshwright.checkpoint.section import SectionReader
 from meshwright.checkpoint.torch_formats.dcp_metadata import FILE_NAME
@@ -60,10 +61,14 @@ def export_dcp(
     ours = {name.removeprefix(BUFFER): name for name in shapes}
     state = {name: torch.empty(shapes[own], dtype=dtypes[own], device="meta") for name, own in ours.items()}
     num_bytes = sum(tensor.nbytes for tensor in state.values())
-    with output_folder(out, num_bytes) as folder:
-        _save(state, folder, lambda name: rounded(saved.read(ours[name]), state[name].dtype, name))
-        if not hf_obstacles(model.architecture):
-            write_side_files(model, folder, dtype)
+    with output_folder(out, num_bytes, GroupPeers(is_alone=True)) as folder:
+
+        def write() -> None:
+            _save(state, folder.path, lambda name: rounded(saved.read(ours[name]), state[name].dtype, name))
+            if not hf_obstacles(model.architecture):
+                write_side_files(model, folder.path, dtype)
+
+        folder.write(write)
     return Exported(model, num_parameters(model.architecture), len(state), num_bytes)
 
 

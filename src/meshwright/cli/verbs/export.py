@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 
@@ -31,6 +31,7 @@ from meshwright.cli.result_command import print_json, result_command
     help="Hugging Face, or a DCP folder with the names of the model's state_dict.",
 )
 @click.option("--verify", is_flag=True, help="Compare the logits with those that transformers computes from OUT.")
+@click.option("--ranks", type=click.IntRange(min=1), default=1, help="Processes that share the work; default: 1.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it is a folder of this format and holds nothing else.")
 def command(
     run: Path,
@@ -39,26 +40,37 @@ def command(
     dtype: Literal["float32", "bfloat16"],
     format_: Literal["hf", "dcp"],
     verify: bool,
+    ranks: int,
     overwrite: bool,
     as_json: bool,
 ) -> None:
     """Write the model of RUN, a run folder or one of its checkpoints, as the new folder OUT.
 
     Tensors are read, verified and written one after the other, so memory does not grow with the model. OUT appears only
-    when it is complete.
+    when it is complete. Started by torchrun, all of its ranks share the work, on one machine or several.
     """
     from meshwright.checkpoint.find_checkpoint import find_checkpoint
 
-    if verify and format_ != "hf":
-        raise click.UsageError("--verify compares with transformers, which reads --format hf only: leave one out")
+    if format_ != "hf" and (verify or ranks != 1):
+        what = "--verify compares with transformers" if verify else "--ranks shares the work"
+        raise click.UsageError(f"{what} of --format hf only: leave one out")
     # Before torch is imported, which takes seconds.
     find_checkpoint(run, step)
-    from meshwright.app.exchange import export, export_dcp
+    from meshwright.app.conversion_ranks import is_under_torchrun, share_under_torchrun
+    from meshwright.app.exchange import Export, export, export_as_peer, export_dcp
+    from meshwright.checkpoint.hf.export import ExportFormat, ExportRequest
 
+    arguments: dict[str, Any] = {"step": step, "dtype": dtype, "overwrite": overwrite}
+    done: Export | None
     if format_ == "dcp":
-        done = export_dcp(run, out, step=step, dtype=dtype, overwrite=overwrite)
+        done = export_dcp(run, out, **arguments)
+    elif is_under_torchrun():
+        request = ExportRequest(run, out, step, ExportFormat(dtype), overwrite)
+        done = share_under_torchrun(export_as_peer, {"request": request, "verify": verify}, ranks)
     else:
-        done = export(run, out, step=step, dtype=dtype, verify=verify, overwrite=overwrite)
+        done = export(run, out, verify=verify, ranks=ranks, **arguments)
+    if done is None:  # rank 0 says it
+        return
     if as_json:
         print_json({**asdict(done), "checkpoint": str(done.checkpoint), "folder": str(done.folder)})
     else:

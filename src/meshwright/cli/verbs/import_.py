@@ -14,8 +14,9 @@ from meshwright.log import fitted
 @click.argument("source", metavar="SOURCE", type=click.Path(path_type=Path))
 @click.argument("run_folder", metavar="RUN_FOLDER", type=click.Path(path_type=Path))
 @click.option("--config", type=click.Path(path_type=Path), help="Folder of config.json and tokenizer, if not SOURCE.")
+@click.option("--ranks", type=click.IntRange(min=1), default=1, help="Processes that share the work; default: 1.")
 @click.option("--overwrite", is_flag=True, help="Replace RUN_FOLDER if it is an import that was not trained.")
-def command(source: Path, run_folder: Path, config: Path | None, overwrite: bool, as_json: bool) -> None:
+def command(source: Path, run_folder: Path, config: Path | None, ranks: int, overwrite: bool, as_json: bool) -> None:
     """Write the weights of SOURCE, bit by bit, as checkpoint step-0 of the new run RUN_FOLDER.
 
     SOURCE is a Hugging Face folder or the id of a model of the Hugging Face Hub that was downloaded to this machine. It
@@ -24,6 +25,8 @@ def command(source: Path, run_folder: Path, config: Path | None, overwrite: bool
 
     Weights in block-fp8 become bfloat16. Tensors are read and written one after the other, so memory does not grow with
     the model. Every tensor of SOURCE is mapped, or dropped and named, or an error.
+
+    Started by torchrun, all of its ranks share the work, on one machine or several.
 
     Training from them needs no import: set model.source to the folder's config.json and model.initial_weights to
     SOURCE.
@@ -35,10 +38,14 @@ def command(source: Path, run_folder: Path, config: Path | None, overwrite: bool
     is_hf = not (source.is_file() or (source / ".metadata").is_file())
     if is_hf:
         model_folder(config or source)
+    from meshwright.app.conversion_ranks import is_under_torchrun, share, share_under_torchrun
     from meshwright.checkpoint.hf.import_ import import_folder
     from meshwright.checkpoint.hf.side_files import TOKENIZER
 
-    done = import_folder(source, run_folder, config=config, overwrite=overwrite)
+    arguments = {"source": source, "run_folder": run_folder, "config": config, "overwrite": overwrite}
+    done = (share_under_torchrun if is_under_torchrun() else share)(import_folder, arguments, ranks)
+    if done is None:  # rank 0 says it
+        return
     if as_json:
         checkpoint = str(done.run.checkpoint(0))
         result = {"checkpoint": checkpoint, "num_parameters": done.num_parameters, "dtypes": done.dtypes}

@@ -54,6 +54,8 @@ def listing_page(listing: CheckpointListing) -> Iterator[RenderableType]:
 
 def _rule_words(listing: CheckpointListing) -> str:
     rule = listing.rule
+    if rule is None:
+        return "no manifest.json: nothing here is removed by a rule"
     words = [f"keep = {rule.keep} newest"]
     words += [f"keep_every = {rule.keep_every} steps"] if rule.keep_every else []
     words += [f"keep_best = {rule.keep_best} by validation loss"] if rule.keep_best else []

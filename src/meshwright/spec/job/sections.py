@@ -179,6 +179,8 @@ class CheckpointSection(Frozen):
     """Most bytes that each rank writes in a second in the background; no limit by default."""
     remote: str | None = Field(None, examples=["s3://bucket/run"])
     """URL to which complete checkpoints are copied in the background; needs meshwright[remote]."""
+    export: Literal["none", "float32", "bfloat16"] = "none"
+    """Type of the weights of a Hugging Face folder, exports/step-N in the run, that each checkpoint gets as well."""
 
     @property
     def retention(self) -> RetentionRule:
@@ -199,6 +201,8 @@ class RunSection(Frozen):
     """Whether CUDA uses only kernels that give the same bits every time, slower ones included; a CPU always does."""
     max_restarts: NonNegativeInt = 0
     """Times that the launcher restarts all ranks from the newest checkpoint after one of them died."""
+    grace_s: PositiveFloat = 120.0
+    """Seconds from SIGTERM to the kill by the scheduler: ranks save if they can in this time, and are then ended."""
     timeout_s: PositiveFloat = 600.0
     """Seconds that a collective waits for a lost peer before the run ends with exit code 75."""
     hang_after_s: NonNegativeFloat = 120.0

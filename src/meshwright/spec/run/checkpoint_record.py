@@ -41,7 +41,7 @@ class CheckpointListing(Frozen):
     """The run folder."""
     is_running: bool
     """Whether a process trains into it."""
-    rule: RetentionRule
-    """What the job of its newest attempt keeps."""
+    rule: RetentionRule | None
+    """What the job of its newest attempt keeps; None in a folder without a manifest."""
     checkpoints: list[CheckpointRecord]
     """Oldest step first."""

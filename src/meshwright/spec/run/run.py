@@ -22,6 +22,7 @@ class Run:
         self.job = self.folder / "job.toml"
         self.metrics = self.folder / "metrics.jsonl"
         self.checkpoints = self.folder / "checkpoints"
+        self.exports = self.folder / "exports"
         self.timelines = self.folder / "timelines"
         self.logs = self.folder / "logs"
         self.heartbeats = self.folder / "heartbeats"
@@ -30,6 +31,10 @@ class Run:
     def checkpoint(self, step: int) -> Path:
         """Return the folder of the checkpoint after `step` optimizer steps."""
         return self.checkpoints / f"step-{step}"
+
+    def export(self, step: int) -> Path:
+        """Return the Hugging Face folder that is written of the checkpoint after `step`, with checkpoint.export."""
+        return self.exports / f"step-{step}"
 
     def rank_log(self, rank: int) -> Path:
         """Return the log file of one rank."""
@@ -64,10 +69,18 @@ class Run:
 
     def checkpoint_steps(self) -> list[int]:
         """Return the steps that have a committed checkpoint, oldest first."""
-        if not self.checkpoints.is_dir():
-            return []
-        names = (path.name.removeprefix("step-") for path in self.checkpoints.iterdir() if path.is_dir())
-        return sorted(int(name) for name in names if name.isdigit())
+        return _steps_in(self.checkpoints)
+
+    def export_steps(self) -> list[int]:
+        """Return the steps that have a complete export, oldest first."""
+        return _steps_in(self.exports)
+
+
+def _steps_in(folder: Path) -> list[int]:
+    if not folder.is_dir():
+        return []
+    names = (path.name.removeprefix("step-") for path in folder.iterdir() if path.is_dir())
+    return sorted(int(name) for name in names if name.isdigit())
 
 
 class Attempt(Frozen):

@@ -1,6 +1,7 @@
 """Starts one process per local rank through torch elastic and turns how they ended into one exit code."""
 
 import logging
+import math
 import os
 import signal
 import sys
@@ -20,9 +21,6 @@ from meshwright.log import logger
 from meshwright.spec.run.run import Manifest, Run
 from meshwright.trainer.launch.rank import RankConfig
 from meshwright.trainer.run.run_folder import ManifestFile, read_manifest
-
-# Time for ranks to finish a step and save after SIGTERM; torch's own default of 30 s is short for a large model.
-_SHUTDOWN_TIMEOUT_S = "120"
 
 
 def train_locally(config: RankConfig, num_ranks: int) -> ExitCode:
@@ -75,7 +73,7 @@ def launch(config: RankConfig, num_ranks: int, killed: Collection[int] = ()) -> 
 
     A SIGTERM, SIGHUP or SIGINT that reaches this process is passed on to the ranks, which stop after their step.
     """
-    _keep_elastic_quiet()
+    _keep_elastic_quiet(config.job.run.grace_s)
     _share_cores(num_ranks)
     with tempfile.TemporaryDirectory(prefix="meshwright-") as folder:
         config_file = Path(folder) / "rank.json"
@@ -138,9 +136,10 @@ def _share_cores(num_ranks: int) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-def _keep_elastic_quiet() -> None:
+def _keep_elastic_quiet(grace_s: float) -> None:
     # The launcher says itself which rank ended how. Elastic gives each of its modules a logger with its own level.
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", _SHUTDOWN_TIMEOUT_S)
+    # After SIGTERM; torch's own default of 30 s is short for a large model.
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(math.ceil(grace_s)))

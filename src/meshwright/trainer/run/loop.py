@@ -56,7 +56,7 @@ def train(job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate 
             announce(training, step, speed.peak_name)
             # The tracker's hooks would be compiled with the model.
             tracked_step = None if training.layout.compile else step + 1
-            asked = None
+            asked, validation_loss = None, None
             last_step = min(job.train.steps, job.train.stop_after or job.train.steps)
             while step < last_step and asked is None:
                 step += 1
@@ -73,13 +73,17 @@ def train(job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate 
                     validation_loss = validate(training, step, recorder)
                 watch.mark("agree")
                 asked = ranks.agree_on(stop.signal)
-                if asked is not None and step < job.train.steps:
-                    logger.info("%s: stopping after step %d, with a checkpoint", asked.name, step)
-                if asked is not None or step == last_step or is_due(step, job.checkpoint.interval):
+                if asked is None and (step == last_step or is_due(step, job.checkpoint.interval)):
                     watch.mark("checkpoint")
                     checkpoints.save(step, validation_loss)
-            watch.mark("finish")
-            if (news := checkpoints.finish()) and recorder is not None:
+            watch.mark("finish" if asked is None else "checkpoint")
+            if asked is not None:
+                if step < job.train.steps:
+                    logger.info("%s: stopping after step %d, with a checkpoint", asked.name, step)
+                news = checkpoints.save_before_kill(step, validation_loss, stop.asked_at_s + job.run.grace_s)
+            else:
+                news = checkpoints.finish()
+            if news and recorder is not None:
                 recorder.add_results(**news)
             code = exit_code(job, step, asked)
             # After a signal there may be little time left.

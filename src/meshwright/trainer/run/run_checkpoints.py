@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -12,13 +13,13 @@ from meshwright.checkpoint.background.saver import BackgroundSaver, Finished, Wr
 from meshwright.checkpoint.background.staging import num_bytes_of
 from meshwright.checkpoint.checkpoint import save
 from meshwright.checkpoint.prune import prune
-from meshwright.checkpoint.remote.uploader import UploadEnd, Uploader
 from meshwright.checkpoint.shards import flatten, local_shards
 from meshwright.errors import CheckpointError
 from meshwright.log import logger
 from meshwright.spec.run.run import Run
+from meshwright.trainer.run.checkpoint_copies import CheckpointCopies
 from meshwright.trainer.step.training import Training
-from meshwright.units import format_bytes, format_duration
+from meshwright.units import format_duration
 
 AUTO_ASYNC_BYTES: Final = 64 << 20
 """State of a rank from which checkpoint.mode = "auto" saves in the background; less is written in about 0.1 s."""
@@ -32,9 +33,9 @@ class RunCheckpoints:
         self._section = training.job.checkpoint
         self._saver: BackgroundSaver | None = None
         self._mode = self._section.mode
-        self._uploader: Uploader | None = None
-        if self._section.remote is not None and training.ranks.is_first:
-            self._uploader = Uploader(run, self._section.remote, self._section.retention, self._section.niceness)
+        self._copies = CheckpointCopies(run, self._section) if training.ranks.is_first else None
+        self._longest_s = 0.0
+        """Of the saves of this attempt."""
         self._failed: dict[str, str] = {}
         """Message by name of the folder, of saves in the background."""
         self._num_recorded = 0
@@ -48,50 +49,82 @@ class RunCheckpoints:
         # After an error a peer may be gone, whose writer process would be waited for.
         if self._saver is not None and error is None:
             self._saver.close()
-        if self._uploader is not None:
-            self._uploader.close()
+        if self._copies is not None:
+            self._copies.close()
 
     def save(self, step: int, validation_loss: float | None = None) -> None:
         """Commit the state after `step`, or start to, with the loss measured at this step, if any; a collective."""
-        started_s = time.perf_counter()
-        folder, state, metadata = self._run.checkpoint(step), self._training.state(), self._training.metadata(step)
-        if validation_loss is not None and math.isfinite(validation_loss):
-            metadata["validation_loss"] = validation_loss
+        folder, state, metadata = (
+            self._run.checkpoint(step),
+            self._training.state(),
+            self._metadata(step, validation_loss),
+        )
         if self._resolved_mode(state) == "async":
             assert self._saver is not None
             self._saver.save(folder, state, metadata, self._training.changing_names())
-            return
-        save(folder, state, metadata)
-        self._committed(Finished(folder, None, time.perf_counter() - started_s))
+        else:
+            self._save_now(folder, state, metadata)
 
-    def report(self) -> dict[str, Any]:
-        """Log which saves and uploads ended since the last call; return news for the manifest's results."""
-        for finished in self._saver.finished() if self._saver is not None else []:
-            self._take(finished)
-        return self._news([] if self._uploader is None else self._uploader.poll())
+    def save_before_kill(self, step: int, validation_loss: float | None, deadline_s: float) -> dict[str, Any]:
+        """Commit the state after `step`, in the foreground, if the time until `deadline_s` allows it; a collective.
 
-    def finish(self) -> dict[str, Any]:
-        """Wait for the saves and uploads in flight, return as `report`; raises CheckpointError if the newest failed."""
+        `deadline_s` is on the clock of time.monotonic. Saves in flight end first; uploads and exports get the time
+        that is left. Return as `report`; raises CheckpointError if the newest save failed.
+        """
         for finished in self._saver.drain() if self._saver is not None else []:
             self._take(finished)
-        news = self._news([] if self._uploader is None else self._uploader.drain())
+        ranks, job = self._training.ranks, self._training.job
+        # The slowest rank's, since all save together.
+        left_s = min(ranks.gather(deadline_s - time.monotonic()))
+        deadline_s = time.monotonic() + left_s
+        longest_s = max(ranks.gather(self._longest_s))
+        if left_s > longest_s or step >= job.train.steps:
+            self._save_now(self._run.checkpoint(step), self._training.state(), self._metadata(step, validation_loss))
+        else:
+            newest = max(self._run.checkpoint_steps(), default=0)
+            left, longest = format_duration(max(0.0, left_s)), format_duration(longest_s)
+            logger.error(
+                "no checkpoint after step %d: run.grace_s = %g leaves %s, and a save took %s; the newest is step-%d",
+                *(step, job.run.grace_s, left, longest, newest),
+            )
+        return self._ended(deadline_s - time.monotonic())
+
+    def report(self) -> dict[str, Any]:
+        """Log which saves and copies ended since the last call; return news for the manifest's results."""
+        for finished in self._saver.finished() if self._saver is not None else []:
+            self._take(finished)
+        return self._news({} if self._copies is None else self._copies.report())
+
+    def finish(self) -> dict[str, Any]:
+        """Wait for the saves and copies in flight, return as `report`; raises CheckpointError if the newest failed."""
+        for finished in self._saver.drain() if self._saver is not None else []:
+            self._take(finished)
+        return self._ended(math.inf)
+
+    def _ended(self, timeout_s: float) -> dict[str, Any]:
+        news: dict[str, Any] = {}
+        if self._copies is not None:
+            news = self._copies.finish(timeout_s)
+            # What was being copied when newer ones were committed.
+            prune(self._run, self._section.retention, self._copies.in_use)
+        news = self._news(news)
         if self._last_error is not None:
             raise CheckpointError(self._last_error)
         return news
 
-    def _news(self, uploads: list[UploadEnd]) -> dict[str, Any]:
-        """Log the uploads that ended; return what the manifest's results do not say yet."""
-        for one in uploads:
-            if one.error is None and one.num_bytes == 0:
-                logger.debug("step-%d was complete at %s", one.step, self._section.remote)
-            elif one.error is None:
-                took = f"{format_bytes(one.num_bytes)} in {format_duration(one.duration_s)}"
-                logger.info("step-%d is complete at %s, %s", one.step, self._section.remote, took)
-            else:
-                logger.error("upload of step-%d failed and will be retried: %s", one.step, one.error)
-        news: dict[str, Any] = {}
-        if self._uploader is not None and uploads:
-            news["remote"] = self._uploader.results()
+    def _metadata(self, step: int, validation_loss: float | None) -> dict[str, Any]:
+        metadata = self._training.metadata(step)
+        if validation_loss is not None and math.isfinite(validation_loss):
+            metadata["validation_loss"] = validation_loss
+        return metadata
+
+    def _save_now(self, folder: Path, state: dict[str, Any], metadata: dict[str, Any]) -> None:
+        started_s = time.perf_counter()
+        save(folder, state, metadata)
+        self._last_error = None
+        self._committed(Finished(folder, None, time.perf_counter() - started_s))
+
+    def _news(self, news: dict[str, Any]) -> dict[str, Any]:
         if len(self._failed) > self._num_recorded:
             news["failed_checkpoints"] = dict(self._failed)
             self._num_recorded = len(self._failed)
@@ -107,12 +140,10 @@ class RunCheckpoints:
 
     def _committed(self, finished: Finished) -> None:
         logger.info("checkpoint %s in %s", finished.folder, format_duration(finished.duration_s))
-        if self._training.ranks.is_first:
-            in_use = []
-            if self._uploader is not None:
-                self._uploader.add(int(finished.folder.name.removeprefix("step-")))
-                in_use = self._uploader.in_use
-            prune(self._run, self._section.retention, in_use)
+        self._longest_s = max(self._longest_s, finished.duration_s)
+        if self._copies is not None:
+            self._copies.add(int(finished.folder.name.removeprefix("step-")))
+            prune(self._run, self._section.retention, self._copies.in_use)
 
     def _wait_until_staged(self) -> None:
         if self._saver is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from math import prod
 
 import torch
@@ -69,6 +71,13 @@ def row_ranges(rename: Rename, shape: Sequence[int], itemsize: int) -> list[tupl
         return [(0, num_rows)]
     at_once = max(1, PIECE_BYTES // max(1, prod(shape[1:]) * itemsize))
     return [(start, min(start + at_once, num_rows)) for start in range(0, num_rows, at_once)]
+
+
+def share_of(sizes: Sequence[int], rank: int, num_ranks: int) -> range:
+    """Return the indices of the pieces of `sizes` that `rank` converts: neighbours, of about an equal sum."""
+    total, starts = sum(sizes), [0, *accumulate(sizes)]
+    first, end = (bisect_left(starts, total * r / num_ranks, hi=len(sizes)) for r in (rank, rank + 1))
+    return range(first, len(sizes) if rank == num_ranks - 1 else end)
 
 
 def _swap_pairs(tensor: Tensor, pairs: tuple[int, int, int]) -> Tensor:

@@ -1,18 +1,18 @@
-"""Uploader: which checkpoint is uploaded next, retries with backoff, and how each attempt ended."""
+"""StepWorker: a process that uploads or exports checkpoints one by one, with retries, while training goes on."""
 
 from __future__ import annotations
 
 import json
+import math
 import queue
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import nullcontext, suppress
 from typing import Any, NamedTuple
 
-from meshwright.spec.run.retention import RetentionRule
 from meshwright.spec.run.run import Run
 
 _MAX_DELAY_S = 300.0
@@ -20,32 +20,37 @@ _LAST_ATTEMPTS = 4
 """Attempts at each checkpoint once training has ended."""
 
 
-class UploadEnd(NamedTuple):
-    """How one attempt at an upload ended."""
+class StepEnd(NamedTuple):
+    """How one attempt at a checkpoint ended."""
 
     step: int
     error: str | None
-    """None where the checkpoint is complete at the URL."""
+    """None where it is done."""
     num_bytes: int
-    """Bytes that were sent."""
-    num_skipped: int
-    """Files that an earlier attempt had sent."""
+    """Bytes that were sent or written."""
     duration_s: float
 
 
-class Uploader:
-    """The uploads of a run, one at a time, the newest checkpoint first; on one rank."""
+class StepWorker:
+    """The uploads or exports of a run, one at a time, the newest checkpoint first; on one rank."""
 
     def __init__(
-        self, run: Run, url: str, rule: RetentionRule, niceness: int, now_s: Callable[[], float] = time.monotonic
+        self,
+        run: Run,
+        module: str,
+        options: dict[str, Any],
+        pending: Collection[int],
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._run, self._url, self._now_s = run, url, now_s
-        options = {"url": url, "run": str(run.folder.absolute()), "rule": rule.to_dict(), "niceness": niceness}
-        self._command = [sys.executable, "-m", "meshwright.checkpoint.remote.upload_process", json.dumps(options)]
-        self._answers: queue.Queue[UploadEnd | None] = queue.Queue()
+        """`module` is run with `options` as JSON, and answers each step on its standard input with a StepEnd.
+
+        `pending` are the steps that an earlier attempt of the run did not do.
+        """
+        self._run, self._now_s = run, now_s
+        self._command = [sys.executable, "-m", module, json.dumps({"run": str(run.folder.absolute()), **options})]
+        self._answers: queue.Queue[StepEnd | None] = queue.Queue()
         self._process: subprocess.Popen[str] | None = None
-        # What an earlier attempt of the run did not upload; those that it did are found complete.
-        self._pending = set(run.checkpoint_steps())
+        self._pending = set(pending)
         self._current: int | None = None
         self._num_failures, self._due_s = 0, 0.0
         self.newest: int | None = None
@@ -54,19 +59,19 @@ class Uploader:
 
     @property
     def in_use(self) -> list[int]:
-        """Return the step that is being uploaded, which must not be removed."""
+        """Return the step that is being read, which must not be removed."""
         return [] if self._current is None else [self._current]
 
     @property
     def pid(self) -> int | None:
-        """Return the process id of the upload process; None before the first upload."""
+        """Return the process id of the worker; None before its first step."""
         return None if self._process is None else self._process.pid
 
     def add(self, step: int) -> None:
-        """Upload the committed checkpoint after `step` when its turn comes."""
+        """Take the committed checkpoint after `step` when its turn comes."""
         self._pending.add(step)
 
-    def poll(self) -> list[UploadEnd]:
+    def poll(self) -> list[StepEnd]:
         """Return the attempts that ended since the last call, and start the next; does not wait."""
         ended = []
         try:
@@ -77,22 +82,26 @@ class Uploader:
         self._start_next()
         return ended
 
-    def drain(self) -> list[UploadEnd]:
-        """Wait until all is uploaded, or the newest has failed several times; return how the attempts ended."""
+    def drain(self, timeout_s: float = math.inf) -> list[StepEnd]:
+        """Wait until all is done, the newest has failed several times, or time is over; return how attempts ended."""
+        end_s = self._now_s() + timeout_s
         self._num_failures, self._due_s = 0, 0.0
         ended = self.poll()
         while (self._pending or self._current is not None) and self._num_failures < _LAST_ATTEMPTS:
+            left_s = end_s - self._now_s()
+            if left_s <= 0:
+                break
             if self._current is None:
-                time.sleep(min(0.05, max(0.0, self._due_s - self._now_s())))
+                time.sleep(min(0.05, left_s, max(0.0, self._due_s - self._now_s())))
                 self._start_next()
-            else:
-                ended.append(self._take(self._answers.get()))
+                continue
+            with suppress(queue.Empty):
+                ended.append(self._take(self._answers.get(timeout=min(left_s, 3600.0))))
         return ended
 
     def results(self) -> dict[str, Any]:
-        """Return what the manifest says of the uploads."""
+        """Return what the manifest says of this work."""
         return {
-            "url": self._url,
             "newest_step": self.newest,
             "waiting_steps": sorted({*self._pending, *self.in_use}),
             "num_failed": self.num_failed,
@@ -100,7 +109,7 @@ class Uploader:
         }
 
     def close(self) -> None:
-        """End the process; an upload that is running is continued when the run is resumed."""
+        """End the process; what it had not done is done when the run is resumed."""
         process, self._process = self._process, None
         if process is not None:
             if self._current is not None:
@@ -128,7 +137,7 @@ class Uploader:
         except BrokenPipeError:
             pass  # the process ended; its last answer says so
 
-    def _take(self, answer: UploadEnd | None) -> UploadEnd:
+    def _take(self, answer: StepEnd | None) -> StepEnd:
         step, self._current = self._current, None
         assert step is not None
         if answer is None:
@@ -137,7 +146,7 @@ class Uploader:
                 code = self._process.wait()
             self._process = None
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            answer = UploadEnd(step, f"the upload process {how}", 0, 0, 0.0)
+            answer = StepEnd(step, f"its process {how}", 0, 0.0)
         if answer.error is None:
             self._num_failures, self._due_s, self.last_error = 0, 0.0, None
             self.newest = max(step, self.newest or 0)
@@ -149,9 +158,9 @@ class Uploader:
         return answer
 
 
-def _read_answers(process: subprocess.Popen[str], answers: queue.Queue[UploadEnd | None]) -> None:
+def _read_answers(process: subprocess.Popen[str], answers: queue.Queue[StepEnd | None]) -> None:
     assert process.stdout is not None
     with process.stdout as lines:
         for line in lines:
-            answers.put(UploadEnd(**json.loads(line)))
+            answers.put(StepEnd(**json.loads(line)))
     answers.put(None)
