@@ -13,10 +13,9 @@ import time
 import numpy as np
 
 from meshwright.hardware.catalogue import load_cluster
-from meshwright.simulator.device_model import device_model
 from meshwright.simulator.engine.execute import execute
 from meshwright.simulator.engine.matching import match
-from meshwright.simulator.simulate_step import simulate
+from meshwright.simulator.simulate_step import device_model, simulate
 from meshwright.spec.trace.trace import NONE, RecordKind, Records, Signature, Storages, TensorShape, Trace, Traced, Uses
 from meshwright.spec.trace.traces import Traces
 

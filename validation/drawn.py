@@ -14,7 +14,7 @@ from statistics import median
 
 import click
 
-from meshwright.app.simulated.simulate_layouts import Steps
+from meshwright.app.simulated.simulated_plan import Steps
 from meshwright.config.load import inspect_text
 from meshwright.errors import MeshwrightError
 from meshwright.planner.candidate import judge

@@ -12,12 +12,9 @@ import tomlkit
 
 import meshwright.cost
 import meshwright.evaluation.backtest
-from meshwright.cost.arrays import Floats
-from meshwright.cost.stacks import GENERIC, stacks
-from meshwright.evaluation.backtest.null_model import fit_null_model
-from meshwright.evaluation.backtest.predict_runs import load_runs
-from meshwright.evaluation.fitting.fit import Fit, fit
-from meshwright.evaluation.fitting.folds import (
+from meshwright.cost.layout_table import Floats
+from meshwright.cost.stack_factors import GENERIC, stacks
+from meshwright.evaluation.backtest.left_out import (
     fits_without_stacks,
     interval_half_width,
     log_predicted_by_folds,
@@ -25,6 +22,8 @@ from meshwright.evaluation.fitting.folds import (
     log_predicted_unseen,
     unseen_half_width,
 )
+from meshwright.evaluation.backtest.predict_runs import fit_null_model, load_runs
+from meshwright.evaluation.fitting.fit import Fit, fit
 from meshwright.evaluation.fitting.timed_runs import MULTIPLIERS, TimedRuns, is_timed
 
 PUBLISHED_RUNS = Path(__file__).with_name("published_runs.csv")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshwright.cost.stacks import load_stack
+from meshwright.cost.stack_factors import load_stack
 from meshwright.cost.training_setup import TrainingSetup
 from meshwright.evaluation.dataset.read import read_runs
 from meshwright.hardware.choice import choose_cluster

@@ -20,7 +20,7 @@ from meshwright.planner.read_request import Options, plan_request
 from meshwright.simulator.simulate_step import simulate
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.layout_plan import Candidate
-from meshwright.spec.step.step_decomposition import COMPONENT_NAMES, COMPONENTS, StepDecomposition
+from meshwright.spec.step.estimate import COMPONENT_NAMES, COMPONENTS, StepDecomposition
 from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.trace.timeline import Timeline
 from meshwright.tracer.programs.job_steps import layout_of

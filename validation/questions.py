@@ -19,7 +19,7 @@ from pathlib import Path
 import click
 
 from meshwright.app.job.job_problems import check_job
-from meshwright.app.simulated.simulate_layouts import Steps, simulate_layout
+from meshwright.app.simulated.simulated_plan import Steps, simulate_layout
 from meshwright.config.load import ResolvedJob
 from meshwright.errors import MeshwrightError
 from meshwright.planner.plan import make_plan

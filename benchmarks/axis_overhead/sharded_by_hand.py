@@ -18,7 +18,7 @@ from benchmarks.axis_overhead.plain_model import PlainModel, Seams
 from benchmarks.axis_overhead.update import Update
 from benchmarks.axis_overhead.workload import Step, Workload
 from meshwright.data.loader import Microbatch
-from meshwright.parallelism.context.sequence_shards import sequence_indices
+from meshwright.parallelism.context.context_parallel import sequence_indices
 from meshwright.spec.layout.layout import ContextMethod
 
 _ATTENTION: Mapping[ContextMethod, Callable[[int], Callable[[Tensor, Tensor, Tensor], Tensor]]] = {

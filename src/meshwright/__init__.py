@@ -6,8 +6,6 @@ imported when it is first used, so that this import takes no time and no torch. 
 `mw.CheckpointFolder` saves and loads in a training loop of your own.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """exit_code_of(): how a command or a rank ended, as an exit code, with what went wrong on stderr."""
 
-from __future__ import annotations
-
 import os
 import select
 import sys

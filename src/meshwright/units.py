@@ -1,4 +1,4 @@
-"""Conversions at the edges: parse what people write, print what people read.
+"""Conversions at the edges: parse what people write, print what people read; label_of(): the words for a field.
 
 Inside, every quantity is in SI base units (seconds, bytes, FLOPs). GB = 1e9 bytes, GiB = 2**30 bytes.
 """
@@ -82,3 +82,16 @@ def format_interval(duration_s: float, relative_error: float) -> tuple[str, str]
     factors = (1.0, max(0.0, 1 - relative_error), 1 + relative_error)
     value, low, high = (f"{duration_s * factor / size:.3g}" for factor in factors)
     return f"{value} {unit}", f"{low} to {high} {unit}"
+
+
+_UNIT = re.compile(r"(?<!_per)_(s|bytes)$")
+_SPELLED = {
+    word.lower(): word for word in ("CP", "CPU-bound", "DP", "EP", "FLOPs", "FSDP", "GEMM", "HFU", "MFU", "P2P")
+}
+_SPELLED |= {"tp": "TP", "memory-bound": "memory-bound"}
+
+
+def label_of(key: str) -> str:
+    """Return the words for a key: "optimizer state" for optimizer_state_bytes, "tokens/s" for tokens_per_s."""
+    words = _UNIT.sub("", key.removeprefix("num_")).replace("_per_", "/").replace("_bound", "-bound").split("_")
+    return " ".join(_SPELLED.get(word, word) for word in words)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli.main import run
+from meshwright.config.keys import SCHEMA_FILE
 from meshwright.config.load import load_job
-from meshwright.config.schema import SCHEMA_FILE
 from meshwright.spec.model.hf.hf_config import architecture_to_hf
 from meshwright.spec.model.presets import PRESETS
 

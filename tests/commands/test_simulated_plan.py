@@ -10,7 +10,7 @@ import pytest
 
 from meshwright import hardware
 from meshwright.app.simulated import simulated_plan
-from meshwright.app.simulated.simulate_layouts import Steps
+from meshwright.app.simulated.simulated_plan import Steps
 from meshwright.cli.main import run
 from meshwright.config.load import load_job
 from meshwright.hardware.catalogue import CATALOGUE_VARIABLE

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from meshwright.cost.layout_table import layout_table
-from meshwright.cost.stacks import load_stack
+from meshwright.cost.stack_factors import load_stack
 from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.hardware.catalogue import load_cluster
 from meshwright.spec.job.validity import split_problems

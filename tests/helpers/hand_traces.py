@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.simulator.engine.build_timeline import RecordIntervals, intervals_of
 from meshwright.simulator.engine.collective_times import CommOpTimes
 from meshwright.simulator.engine.conditions import USUAL, Conditions
 from meshwright.simulator.engine.engine import Execution
 from meshwright.simulator.engine.execute import Costs, execute
 from meshwright.simulator.engine.matching import CommOps, match
 from meshwright.simulator.engine.program import RecordTimes, on_one_stream
-from meshwright.simulator.engine.record_intervals import RecordIntervals, intervals_of
 from meshwright.spec.trace.trace import NONE, RecordKind, Records, Signature, Storages, TensorShape, Trace, Traced, Uses
 from meshwright.spec.trace.traces import Traces
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.cost.stacks import load_stack
+from meshwright.cost.stack_factors import load_stack
 from meshwright.cost.training_setup import TrainingSetup
 from meshwright.hardware.catalogue import load_cluster
 from meshwright.planner.request import PlanRequest

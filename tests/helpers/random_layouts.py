@@ -8,8 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from meshwright.prover.assemble import assemble
-from meshwright.prover.differences import TOLERANCES, compare
+from meshwright.prover.differences import TOLERANCES, assemble, compare
 from meshwright.prover.record import record
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import SCHEDULES, SPLIT_BACKWARD_SCHEDULES, Layout, LayoutRequest

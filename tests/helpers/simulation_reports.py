@@ -6,6 +6,7 @@ from meshwright.simulator.analysis.exposure import exposed_places
 from meshwright.simulator.analysis.step_tables import compute_seconds, rank_times
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.run.layout_plan import Fix
+from meshwright.spec.step.estimate import StepDecomposition
 from meshwright.spec.step.liveness import SavedTensors
 from meshwright.spec.step.simulation_report import (
     CollectiveUse,
@@ -16,7 +17,6 @@ from meshwright.spec.step.simulation_report import (
     RankMemory,
     SimulationReport,
 )
-from meshwright.spec.step.step_decomposition import StepDecomposition
 from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.step.workload import Workload
 from meshwright.spec.trace.timeline import Timeline

@@ -7,7 +7,6 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from meshwright.cost.arrays import Floats
 from meshwright.cost.block_positions import block_positions
 from meshwright.cost.communication.communication import Communication
 from meshwright.cost.communication.data_parallel import DataParallel, replicated_sums_s
@@ -15,6 +14,7 @@ from meshwright.cost.communication.fabric import Fabric, FabricConstants, fabric
 from meshwright.cost.communication.fsdp_exposed import ends_exposed_s, fsdp_exposed_s
 from meshwright.cost.communication.pipeline_p2p import PipelineP2P
 from meshwright.cost.constants import fitted_constants
+from meshwright.cost.layout_table import Floats
 from meshwright.cost.training_setup import Configurations
 from meshwright.cost.work import BLOCK, LAST, work_of
 from meshwright.spec.trace.trace import NONE, RecordKind, Trace

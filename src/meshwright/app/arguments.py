@@ -1,7 +1,5 @@
 """Arguments of the application's functions: checked against their annotations, and named as the caller writes them."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Mapping
@@ -113,7 +111,7 @@ def in_python(function: Callable[Parameters, Returned]) -> Callable[Parameters, 
 def _in_python_words(text: str, signature: inspect.Signature, given: Mapping[str, Any]) -> str:
     """Return a message with the options of a command line as keyword arguments; commands in backticks stay."""
     for name, parameter in signature.parameters.items():
-        value, is_switch = given.get(name), parameter.annotation == "bool"
+        value, is_switch = given.get(name), parameter.annotation in (bool, "bool")
         forms = "|".join([re.escape(repr(value)), re.escape(str(value) or "''"), r"[\w.-]*[\dA-Z][\w.:-]*\b"])
 
         def written(found: re.Match[str], name: str = name, value: Any = value, is_switch: bool = is_switch) -> str:

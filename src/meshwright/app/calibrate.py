@@ -1,13 +1,12 @@
 """calibrate: measures this machine as a device and a cluster of the user's own catalogue; needs torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
+from rich.console import RenderableType
 
 from meshwright.app.cuda import require_cuda
 from meshwright.app.progress import elapsed
@@ -15,12 +14,11 @@ from meshwright.app.results.result import Result
 from meshwright.calibrator.calibrated_machine import num_threads, this_machine
 from meshwright.calibrator.describe import describe
 from meshwright.calibrator.measure import mean_of, measure
-from meshwright.calibrator.profiled_step import profiled_steps
-from meshwright.calibrator.size_grid import CPU_SIZES, CUDA_SIZES
-from meshwright.calibrator.step_jobs import step_jobs
+from meshwright.calibrator.profiled_step import profiled_steps, step_jobs
+from meshwright.calibrator.timing import CPU_SIZES, CUDA_SIZES
 from meshwright.errors import ConfigError, MeshwrightError
 from meshwright.hardware.catalogue import user_folder
-from meshwright.hardware.entry_toml import cluster_toml, device_toml
+from meshwright.hardware.entry import cluster_toml, device_toml
 from meshwright.hardware.machine import num_usable_cores
 from meshwright.hardware.quantity import BYTES_PER_S, FLOPS_PER_S, SECONDS, format_quantity
 from meshwright.pages.tables.page_table import PageTable
@@ -29,9 +27,6 @@ from meshwright.spec.machine.device import Device
 from meshwright.trainer.launch.local_ranks import RanksFailed, run_ranks
 from meshwright.trainer.step.step_builder import TRAINER_STEP
 from meshwright.units import counted
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 Measured = TypeVar("Measured")
 _FIRST_LINE = "# Written by `meshwright calibrate`, which replaces it when it runs again.\n"

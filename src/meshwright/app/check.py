@@ -1,7 +1,5 @@
 """check: what is wrong with a job, or what it would do; starts nothing and needs no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,8 +17,8 @@ from meshwright.hardware.catalogue import LOCAL
 from meshwright.hardware.choice import named_cluster
 from meshwright.planner.explain.verdict import verdict
 from meshwright.planner.plan import find
-from meshwright.planner.rate import rate_problem
 from meshwright.planner.read_request import Options, plan_request
+from meshwright.planner.request import rate_problem
 from meshwright.spec.job.job import Job
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.problem import distinct

@@ -1,7 +1,5 @@
 """Checkpoints of a run: ls, verify, inspect, diff, gc and reshard; torch is needed only to read tensors."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re
@@ -27,7 +25,7 @@ from meshwright.checkpoint.examine.describe_run import describe_run
 from meshwright.checkpoint.examine.verify import verify_checkpoint
 from meshwright.checkpoint.find_checkpoint import find_checkpoint
 from meshwright.errors import ConfigError
-from meshwright.fault_tolerance.running import is_running
+from meshwright.fault_tolerance.evidence import is_running
 from meshwright.spec.run.retention import RetentionRule
 from meshwright.spec.run.run import Run
 from meshwright.trainer.run.run_folder import read_manifest

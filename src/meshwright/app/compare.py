@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zipfile import BadZipFile
 
 from pydantic import InstanceOf
@@ -17,20 +17,13 @@ from meshwright.errors import ConfigError
 from meshwright.evaluation.dataset.own_run import read_manifest
 from meshwright.pages.figures.run_figures import parts_figure
 from meshwright.pages.html.run_html import shown_parts
-from meshwright.pages.tables.compare_table import compare_page
-from meshwright.pages.tables.run_table import run_comparison_page
+from meshwright.pages.tables.run_table import compare_page, run_comparison_page
 from meshwright.spec.run.run import Run
-from meshwright.spec.run.run_comparison import RunComparison, compare_runs
-from meshwright.spec.run.run_report import read_metrics
+from meshwright.spec.run.run_report import RunComparison, compare_runs, read_metrics
 from meshwright.spec.step.comparison import Comparison
 from meshwright.spec.step.comparison import compare as compare_steps
 from meshwright.spec.trace.timeline import Timeline
 from meshwright.units import counted, format_duration
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.console import RenderableType
 
 Step = Path | str | InstanceOf[Timeline] | InstanceOf[Simulation]
 """What a step can be read from."""
@@ -94,11 +87,10 @@ def _compare_runs(folders: Sequence[Path]) -> RunComparisonResult:
 class ComparisonResult(PlottedResult, Comparison):
     """Two steps with their views. Data frame: a row for each operation. Plot: parts."""
 
+    _page = compare_page
+
     def _summary(self) -> str:
         return f"Comparison {self.a.source.place}, {self.b.source.place}: {_steps(self.a.step_s, self.b.step_s)}"
-
-    def _page(self) -> Iterator[RenderableType]:
-        return compare_page(self)
 
     def _rows(self) -> list[dict[str, Any]]:
         return [
@@ -118,14 +110,13 @@ class ComparisonResult(PlottedResult, Comparison):
 class RunComparisonResult(Result, RunComparison):
     """Two runs with their views. Data frame: a row for each of them."""
 
+    _page = run_comparison_page
+
     def _summary(self) -> str:
         a, b = self.a, self.b
         settings = counted(len(self.changed_settings), "setting")
         steps = _steps(a.median_step_s, b.median_step_s)
         return f"Comparison {a.name}, {b.name}: {steps}, {settings} differ, {self._losses()}"
-
-    def _page(self) -> Iterator[RenderableType]:
-        return run_comparison_page(self)
 
     def _rows(self) -> list[dict[str, Any]]:
         return [self.a.to_dict(), self.b.to_dict()]

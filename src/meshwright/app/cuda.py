@@ -1,7 +1,5 @@
 """require_cuda(): --device cuda on a machine that has no such device, or too few, is refused before anything starts."""
 
-from __future__ import annotations
-
 
 def require_cuda(num_ranks: int = 1) -> None:
     """Raise ConfigError where torch does not see a CUDA device for each of `num_ranks`."""

@@ -1,12 +1,11 @@
 """diagnose: why a run stands still; needs no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import Field
+from rich.console import RenderableType
 
 from meshwright.app.arguments import checked
 from meshwright.app.results.result import Result, viewed
@@ -15,11 +14,8 @@ from meshwright.fault_tolerance.diagnose import diagnose as _diagnose
 from meshwright.fault_tolerance.evidence import ask, look
 from meshwright.fault_tolerance.launcher_watch import last_diagnosis
 from meshwright.pages.tables.diagnosis_table import diagnosis_page
-from meshwright.spec.run.diagnosis import Diagnosis
+from meshwright.spec.run.rank_records import Diagnosis
 from meshwright.spec.run.run import Run
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 
 class DiagnosisResult(Result, Diagnosis):

@@ -1,14 +1,13 @@
 """doctor: what this machine has, what is missing and the command that gets it."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from rich.console import RenderableType
 from rich.text import Text
 
 from meshwright.app.results.result import Result
@@ -17,9 +16,6 @@ from meshwright.hardware import machine
 from meshwright.hardware.catalogue import recognise_device, user_folder
 from meshwright.hardware.machine import nvidia_driver
 from meshwright.units import format_bytes, format_count
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 TORCH_SERIES = ((2, 11), (2, 15))
 """Oldest and newest supported series of torch; pyproject.toml says the same to pip."""
@@ -93,6 +89,10 @@ def doctor() -> Checkup:
     return Checkup((*_machine(), *_torch(), *_packages()))
 
 
+def _missing_if(is_missing: bool, finding: Finding, remedy: str) -> Finding:
+    return replace(finding, state="missing", remedy=remedy) if is_missing else finding
+
+
 def _machine() -> Iterator[Finding]:
     group = "machine"
     yield Finding(group, "system", machine.operating_system())
@@ -102,24 +102,15 @@ def _machine() -> Iterator[Finding]:
     shared = machine.shared_memory_bytes()
     if shared is not None:
         found = f"{format_bytes(shared[0])}, {format_bytes(shared[1])} free (/dev/shm)"
-        if shared[0] < _SMALL_SHARED_MEMORY_BYTES:
-            remedy = "docker run --shm-size=8g ...   (NCCL needs it between GPUs of one machine)"
-            yield Finding(group, "shared memory", found, "missing", remedy)
-        else:
-            yield Finding(group, "shared memory", found)
+        remedy = "docker run --shm-size=8g ...   (NCCL needs it between GPUs of one machine)"
+        yield _missing_if(shared[0] < _SMALL_SHARED_MEMORY_BYTES, Finding(group, "shared memory", found), remedy)
     yield Finding(group, "free disk", f"{format_bytes(machine.free_disk_bytes(Path.cwd()))} (working directory)")
     limit = machine.max_open_files()
     if limit is not None:
-        if limit < _FEW_OPEN_FILES:
-            yield Finding(group, "open files", f"at most {limit}", "missing", "ulimit -n 65536")
-        else:
-            yield Finding(group, "open files", f"at most {limit}")
+        yield _missing_if(limit < _FEW_OPEN_FILES, Finding(group, "open files", f"at most {limit}"), "ulimit -n 65536")
     compiler = machine.cpp_compiler()
-    if compiler is None:
-        remedy = f"{machine.compiler_install_command()}   (for layout.compile = true)"
-        yield Finding(group, "C++ compiler", "none", "missing", remedy)
-    else:
-        yield Finding(group, "C++ compiler", compiler)
+    remedy = f"{machine.compiler_install_command()}   (for layout.compile = true)"
+    yield _missing_if(compiler is None, Finding(group, "C++ compiler", compiler or "none"), remedy)
     yield Finding(group, "NVIDIA driver", machine.nvidia_driver() or "none")
 
 
@@ -188,10 +179,8 @@ def _packages() -> Iterator[Finding]:
         if package == "torch":
             continue  # has a group of its own
         installed = _installed(package)
-        if installed is None:
-            yield Finding("packages", package, "not installed", "missing", f"pip install '.[{extra}]'")
-        else:
-            yield Finding("packages", package, installed)
+        finding = Finding("packages", package, installed or "not installed")
+        yield _missing_if(installed is None, finding, f"pip install '.[{extra}]'")
 
 
 def _installed(package: str) -> str | None:

@@ -1,7 +1,5 @@
 """kept_garbage: Python looks for no cycles of objects while an answer is computed."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager

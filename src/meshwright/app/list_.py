@@ -1,23 +1,18 @@
 """list: the models, devices and clusters that a job can name."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+from rich.console import RenderableType
 
 from meshwright.app.results.result import Result
 from meshwright.hardware.catalogue import cluster_names, entries, load_cluster, load_device
 from meshwright.pages.tables.page_table import PageTable
+from meshwright.spec.machine.device import Device, Figure
 from meshwright.spec.model.model_spec import model_spec
 from meshwright.spec.model.presets import PRESETS
 from meshwright.units import format_count
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from meshwright.spec.machine.device import Device
-    from meshwright.spec.machine.figure import Figure
 
 Records = list[dict[str, Any]]
 _Listed = tuple[Records, PageTable, str]

@@ -1,14 +1,13 @@
 """plan: the best layout for a job or a model on a cluster; needs no torch unless finalists are simulated."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field
+from rich.console import RenderableType
 from rich.markup import escape
 
 from meshwright.app.arguments import JobSource, NotNegative, Positive, require_allowed
@@ -17,7 +16,7 @@ from meshwright.app.job.summary import precision_note
 from meshwright.app.progress import elapsed
 from meshwright.app.results.result import PlottedResult, memory_words, step_words, viewed
 from meshwright.config.load import COMMAND_LINE, ResolvedJob, raise_problems
-from meshwright.cost.stacks import OURS
+from meshwright.cost.stack_factors import OURS
 from meshwright.errors import ConfigError, problems_raised_by
 from meshwright.hardware.choice import named_cluster
 from meshwright.log import logger
@@ -39,9 +38,6 @@ from meshwright.spec.layout.layout import AXES, Layout
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.layout_plan import Plan
 from meshwright.units import parse_count
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 _KEYS = (*AXES, "ep", "microbatch_size", "schedule", "activation_checkpoint", "compile")
 """Of the layout, with a column each; the others are in the column `layout`."""

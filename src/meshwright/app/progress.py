@@ -1,7 +1,5 @@
 """elapsed(): what a command is doing, and for how long, on a terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 

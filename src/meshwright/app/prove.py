@@ -1,12 +1,11 @@
 """prove: whether layouts train what one process trains, on local ranks."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
+from rich.console import RenderableType
 from rich.text import Text
 
 from meshwright.app.arguments import JobSource, Positive, checked
@@ -21,9 +20,6 @@ from meshwright.spec.layout.layout_text import layout_text, parse_layout
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.run.proof import LayoutProof, PlantedAxis, Proof, ProofPrecision
 from meshwright.units import counted
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 
 class ProofResult(Result, Proof):

@@ -1,7 +1,5 @@
 """report: measured steps of a run next to predicted ones; needs torch only to simulate, or to read a profile."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.run.run import Run
 from meshwright.spec.run.run_report import read_metrics
-from meshwright.spec.step.step_decomposition import StepDecomposition
+from meshwright.spec.step.estimate import StepDecomposition
 from meshwright.spec.step.timeline_decomposition import decompose
 
 MEASURED = "measured"

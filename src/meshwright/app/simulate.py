@@ -1,7 +1,5 @@
 """simulate: a job's own step, or a program's, traced for all of its ranks and simulated on a cluster; needs torch."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """train and resume: a job on local ranks, each a process, or as one of the ranks that torchrun started."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """Properties of the machine that calibration does not measure."""
 
-from __future__ import annotations
-
 import os
 from datetime import UTC, datetime
 from typing import Any
@@ -11,8 +9,7 @@ import torch
 from meshwright.calibrator.describe import CalibratedMachine
 from meshwright.hardware.catalogue import CALIBRATED, recognise_device
 from meshwright.hardware.machine import num_usable_cores, processor_name, usable_memory_bytes
-from meshwright.spec.machine.device import Device
-from meshwright.spec.machine.figure import Figure, Source
+from meshwright.spec.machine.device import Device, Figure, Source
 from meshwright.units import counted
 
 

@@ -1,7 +1,5 @@
 """Measurements as a Device and a Cluster of the catalogue."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,19 +9,20 @@ import numpy as np
 from meshwright.calibrator.measure import Measurements
 from meshwright.calibrator.op_lines import exchange_line, fitted_lines
 from meshwright.calibrator.profiled_step import OpSample, ProfiledStep
-from meshwright.calibrator.size_grid import SizeGrid
-from meshwright.calibrator.tiny_step import NUM_BLOCKS
+from meshwright.calibrator.timing import NUM_BLOCKS, SizeGrid
 from meshwright.hardware import quantity
 from meshwright.spec.machine.cluster import Cluster, Link
-from meshwright.spec.machine.device import Device, MatmulRates
-from meshwright.spec.machine.figure import Figure, Source
-from meshwright.spec.machine.measured import (
+from meshwright.spec.machine.device import (
     AttentionPoint,
     CollectiveKind,
     CollectivePoint,
+    Device,
+    Figure,
     MatmulPoint,
+    MatmulRates,
     MemoryOpPoint,
     OpLine,
+    Source,
 )
 
 # Fused AdamW reads parameter, gradient and both moments, and writes all but the gradient, in float32.

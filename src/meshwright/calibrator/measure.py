@@ -1,21 +1,28 @@
-"""All measurements of one rank, as plain numbers that can be sent to rank 0."""
+"""All measurements of one rank, as plain numbers that can be sent to rank 0.
 
-from __future__ import annotations
+Timings of a rank's matmuls, attention and memory-bound operations, by size.
+The time of memory-bound operations, which are the modules of Meshwright's own models, eager, depends on the bytes read
+and written, on the number of kernels and, on a CPU, on the functions evaluated: silu costs ten times an addition of as
+many bytes. So each operation is timed separately.
+"""
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch import distributed as dist
 
-from meshwright.calibrator.collective_timings import collective_seconds
-from meshwright.calibrator.kernels import attention_seconds, matmul_seconds, memory_op_seconds
-from meshwright.calibrator.size_grid import SizeGrid
-from meshwright.calibrator.timing import Stopwatch
-from meshwright.calibrator.tiny_step import BlockStep, block_step_seconds, host_seconds
-from meshwright.spec.machine.measured import CollectiveKind, MemoryOp
+from meshwright.calibrator.timing import BlockStep, SizeGrid, Stopwatch, block_step_seconds, host_seconds
+from meshwright.models.contract import next_token_loss
+from meshwright.models.rope import rotate
+from meshwright.parallelism.collectives import all_gather_dim, all_reduce_sum, exchange_rows, reduce_scatter_dim
+from meshwright.spec.machine.device import CollectiveKind, MemoryOp
 
 _NUM_ROUNDS = 3
 # Waits between ranks of a CPU are random, with a mean of several times the minimum (all-gather of 256 KiB by 2 ranks on
@@ -25,7 +32,7 @@ _MANY_WAITS_S = 0.1
 
 @dataclass(frozen=True)
 class Measurements:
-    """Seconds by operation and size; see kernels.py, collective_timings.py and tiny_step.py."""
+    """Seconds by operation and size; see measure.py, measure.py and timing.py."""
 
     matmul_s: dict[tuple[str, int, int, int], float]
     forward_attention_s: dict[tuple[str, int, int], float]
@@ -87,3 +94,182 @@ def _combine(several: Sequence[Measurements], combine: Callable[[list[float]], f
             for field in fields(Measurements)
         }
     )
+
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""dtypes by their names in the catalogue."""
+
+
+def matmul_seconds(sizes: SizeGrid, watch: Stopwatch) -> dict[tuple[str, int, int, int], float]:
+    """Return the seconds of the three matmuls of a linear layer, by (dtype, rows, columns, inner).
+
+    Output, input gradient and weight gradient have different memory layouts, so their rates differ.
+    """
+    took_s = {}
+    for dtype, rows, columns, inner in itertools.product(
+        sizes.dtypes, sizes.matmul_rows, sizes.matmul_widths, sizes.matmul_widths
+    ):
+        operands = (
+            torch.randn(shape, dtype=DTYPES[dtype], device=watch.device)
+            for shape in ((rows, inner), (columns, inner), (rows, columns))
+        )
+        calls = [partial(_products, *copy) for copy in watch.copies(*operands)]
+        took_s[dtype, rows, columns, inner] = watch.seconds(*calls)
+    return took_s
+
+
+def attention_seconds(sizes: SizeGrid, watch: Stopwatch) -> dict[tuple[str, int, int], tuple[float, float]]:
+    """Return the seconds of causal attention, forward and backward, by (dtype, seq_len, head_dim)."""
+    took_s = {}
+    for dtype, seq_len, head_dim in itertools.product(sizes.dtypes, sizes.seq_lens, sizes.head_dims):
+        shape = (1, sizes.num_heads, seq_len, head_dim)
+        inputs = (torch.randn(shape, dtype=DTYPES[dtype], device=watch.device, requires_grad=True) for _ in range(3))
+        attention = partial(F.scaled_dot_product_attention, is_causal=True)
+        took_s[dtype, seq_len, head_dim] = both_ways_seconds(watch, attention, *inputs)
+    return took_s
+
+
+def both_ways_seconds(watch: Stopwatch, function: Callable[..., Tensor], *inputs: Tensor) -> tuple[float, float]:
+    """Return the seconds of `function(*inputs)` and of its backward."""
+    forwards = [partial(function, *copy) for copy in watch.copies(*inputs)]
+    backwards = []
+    for forward in forwards:
+        result, wanted = forward(), [tensor for tensor in forward.args if tensor.requires_grad]
+        backwards.append(partial(torch.autograd.grad, result, wanted, torch.ones_like(result), retain_graph=True))
+    return watch.seconds(*forwards), watch.seconds(*backwards)
+
+
+def _products(x: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
+    """Return a linear layer's output, input gradient and weight gradient."""
+    return torch.mm(x, weight.t()), torch.mm(gradient, weight), torch.mm(gradient.t(), x)
+
+
+# Last dims of small models; the measured sizes are multiples of them.
+_WIDTH, _HEAD_DIM, _VOCAB_SIZE = 256, 64, 1024
+
+
+def memory_op_seconds(sizes: SizeGrid, watch: Stopwatch) -> dict[tuple[MemoryOp, str, int], tuple[float, float | None]]:
+    """Return the seconds forward and backward (None without one) by (operation, dtype, elements)."""
+    took_s: dict[tuple[MemoryOp, str, int], tuple[float, float | None]] = {}
+    for num_elements in sizes.num_elements:
+        for dtype in sizes.dtypes:
+            for op, (function, inputs) in _model_ops(num_elements, DTYPES[dtype], watch.device).items():
+                took_s[op, dtype, num_elements] = both_ways_seconds(watch, function, *inputs)
+        # Parameters, gradients and optimizer state are float32 for any compute dtype.
+        for op, call in _parameter_ops(num_elements, watch.device).items():
+            took_s[op, "float32", num_elements] = watch.seconds(call), None
+    return took_s
+
+
+def _model_ops(
+    num_elements: int, dtype: torch.dtype, device: torch.device
+) -> dict[MemoryOp, tuple[Callable[..., Tensor], list[Tensor]]]:
+    """Return each operation as a function with inputs of `num_elements`."""
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, dtype=dtype, device=device, requires_grad=True)
+
+    rows = num_elements // _WIDTH
+    heads_BSNH = random(1, num_elements // (4 * _HEAD_DIM), 4, _HEAD_DIM)
+    angles_SH = torch.randn(heads_BSNH.shape[1], _HEAD_DIM, device=device)
+    logits_BSV = random(1, num_elements // _VOCAB_SIZE, _VOCAB_SIZE)
+    targets_BS = torch.zeros(logits_BSV.shape[:2], dtype=torch.long, device=device)
+    return {
+        "add": (lambda x: x + x, [random(rows, _WIDTH)]),
+        "swiglu": (lambda gate, up: F.silu(gate) * up, [random(rows, _WIDTH), random(rows, _WIDTH)]),
+        "norm": (lambda x, weight: F.rms_norm(x, (_WIDTH,), weight, eps=1e-5), [random(rows, _WIDTH), random(_WIDTH)]),
+        "rope": (rotate, [heads_BSNH, angles_SH, angles_SH]),
+        "loss": (next_token_loss, [logits_BSV, targets_BS]),
+    }
+
+
+def _parameter_ops(num_elements: int, device: torch.device) -> dict[MemoryOp, Callable[[], object]]:
+    # A block has about eight parameters.
+    parameters = [nn.Parameter(torch.randn(num_elements // 8, device=device)) for _ in range(8)]
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=True)
+    return {"update": optimizer.step, "clip": partial(nn.utils.clip_grad_norm_, parameters, 1.0)}
+
+
+_BYTES_PER_ELEMENT = 4
+# A matmul of about a millisecond on one core.
+_WORK_ROWS, _WORK_WIDTH = 256, 512
+
+
+def collective_seconds(sizes: SizeGrid, watch: Stopwatch) -> dict[tuple[CollectiveKind, int, int], float]:
+    """Return the seconds of each kind of collective, by (kind, ranks, bytes of the whole tensor).
+
+    Ranks are 2, 4, ... and all; groups of fewer ranks run at the same time, like those of a mesh axis.
+    """
+    took_s = {}
+    for num_ranks in _group_sizes(dist.get_world_size()):
+        group = _own_group(num_ranks)
+        for num_bytes in sizes.collective_bytes:
+            for kind, call in _collectives(num_bytes, group, watch.device).items():
+                took_s[kind, num_ranks, num_bytes] = _added_s(call, watch)
+    return took_s
+
+
+def _added_s(call: Callable[[], object], watch: Stopwatch) -> float:
+    """Return the seconds that a collective adds to computation.
+
+    On a CPU that is more than it takes alone: communication threads share cores with computation, ranks arrive at
+    different times, and sent data has left the caches.
+    """
+    alone_s = watch.seconds(call)
+    if watch.device.type != "cpu":
+        return alone_s
+    x, weight = torch.randn(_WORK_ROWS, _WORK_WIDTH), torch.randn(_WORK_WIDTH, _WORK_WIDTH)
+
+    def both() -> None:
+        x @ weight
+        call()
+
+    return max(alone_s, watch.seconds(both) - watch.seconds(lambda: x @ weight))
+
+
+def _group_sizes(num_ranks: int) -> list[int]:
+    """Return the powers of two that divide the ranks, and their number itself."""
+    sizes = [size for power in range(1, 10) if num_ranks % (size := 2**power) == 0]
+    return sorted({*sizes, num_ranks})
+
+
+def _own_group(num_ranks: int) -> dist.ProcessGroup:
+    """Return this rank's group of `num_ranks` consecutive ranks; a collective."""
+    firsts = range(0, dist.get_world_size(), num_ranks)
+    groups = [dist.new_group(list(range(first, first + num_ranks))) for first in firsts]
+    own = groups[dist.get_rank() // num_ranks]
+    assert isinstance(own, dist.ProcessGroup)
+    return own
+
+
+def _collectives(
+    num_bytes: int, group: dist.ProcessGroup, device: torch.device
+) -> dict[CollectiveKind, Callable[[], object]]:
+    """Return a call of each kind whose whole tensor has `num_bytes`, rounded to a multiple of the ranks."""
+    num_ranks = group.size()
+    share = max(1, num_bytes // _BYTES_PER_ELEMENT // num_ranks)
+    whole, other = (torch.zeros(share * num_ranks, device=device) for _ in range(2))
+    rows, each = whole.view(num_ranks, share), [1] * num_ranks
+    # Tensor parallelism shards the second dim, the sequence, which needs a copy.
+    pairs = max(1, share // 2)
+    part_of_two, whole_of_two = (torch.zeros(2, size, device=device) for size in (pairs, pairs * num_ranks))
+    return {
+        "all-gather": partial(all_gather_dim, part_of_two, 1, group),
+        "reduce-scatter": partial(reduce_scatter_dim, whole_of_two, 1, group),
+        "all-reduce": partial(all_reduce_sum, whole, group),
+        "all-to-all": partial(exchange_rows, rows, each, each, group),
+        "send": partial(_send_to_next, whole, other, group),
+    }
+
+
+def _send_to_next(outgoing: Tensor, incoming: Tensor, group: dist.ProcessGroup) -> None:
+    """Send to the next rank of the group and receive from the previous one, like pipeline stages."""
+    rank, num_ranks = group.rank(), group.size()
+    exchange = [
+        dist.P2POp(dist.isend, outgoing, group=group, group_peer=(rank + 1) % num_ranks),
+        dist.P2POp(dist.irecv, incoming, group=group, group_peer=(rank - 1) % num_ranks),
+    ]
+    for work in dist.batch_isend_irecv(exchange):
+        work.wait()

@@ -6,8 +6,6 @@ Fitted by least squares over all samples of an operator, weighted by count / sec
 that sums over a step are right. Operators with only small tensors take the median rate of all others.
 """
 
-from __future__ import annotations
-
 import itertools
 import statistics
 from collections import defaultdict
@@ -17,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.calibrator.profiled_step import OpSample, ProfiledStep
-from meshwright.cost.calibrated.host_op_time import dtype_of
 from meshwright.cost.compute.op_shapes import op_flops
+from meshwright.cost.measured_op import dtype_of
 from meshwright.units import KiB
 
 Line = tuple[float, float, float]

@@ -1,7 +1,5 @@
 """Shell completion: commands and options by click; keys of a job and names of the catalogue here. Loads no torch."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 

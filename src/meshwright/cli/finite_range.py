@@ -1,7 +1,5 @@
 """FiniteRange: the type of a command-line number that enters a calculation."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

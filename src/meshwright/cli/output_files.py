@@ -82,7 +82,7 @@ def files_of(given: dict[str, Any]) -> Files:
 
 def write_files(run: SimulationReport, timeline: Timeline | None, traces: Traces, files: Files) -> None:
     """Write the files that are asked for."""
-    from meshwright.pages.figures.message_arrows import messages_of
+    from meshwright.pages.figures.intervals import messages_of
     from meshwright.pages.html.simulation_html import write_html
     from meshwright.pages.perfetto import write_perfetto
 

@@ -1,11 +1,9 @@
 """result_command(): a command with the options that all commands share: --json, --quiet and --verbose."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import click
 
@@ -36,6 +34,20 @@ def result_command(function: Callable[..., Any]) -> click.Command:
         click.Option(["-v", "--verbose"], is_flag=True, expose_value=False, callback=_verbose, help="Print debug log."),
     ]
     return command
+
+
+class _Printable(Protocol):
+    def to_json(self) -> str: ...
+
+    def show(self) -> None: ...
+
+
+def print_result(found: _Printable, as_json: bool) -> None:
+    """Print a result that has both forms, as JSON or as a page."""
+    if as_json:
+        click.echo(found.to_json())
+    else:
+        found.show()
 
 
 def print_json(record: object) -> None:

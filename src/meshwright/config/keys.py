@@ -1,11 +1,15 @@
-"""Every key of a job with its meaning, type and default: what show, init, the reference and the messages print."""
+"""Every key of a job with its meaning, type and default: what show, init, the reference, messages and schema print."""
 
+import json
 from dataclasses import dataclass
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core.core_schema import ModelSchema
 
 from meshwright.spec.job.field_docs import choices_of, field_docs, rule_text
 from meshwright.spec.job.job import Job
@@ -70,7 +74,8 @@ class Key:
     @property
     def is_optional(self) -> bool:
         """Return whether leaving the key out means something that no value says."""
-        return _allows_none(self._field.annotation)
+        annotation = self._field.annotation
+        return get_origin(annotation) is not None and type(None) in get_args(annotation)
 
     @property
     def is_count(self) -> bool:
@@ -116,5 +121,58 @@ def _schema(data_type: type[BaseModel]) -> dict[str, Any]:
     return data_type.model_json_schema()
 
 
-def _allows_none(annotation: Any) -> bool:
-    return get_origin(annotation) is not None and type(None) in get_args(annotation)
+SCHEMA_FILE = Path(__file__).with_name("job.schema.json")
+"""The schema as shipped; `python -m docs.job_page` writes it again."""
+
+
+def job_schema() -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of a job file."""
+    schema = Job.model_json_schema(schema_generator=_WithDescriptions)
+    sections = schema["$defs"]
+    for data_type in (schema, *sections.values()):
+        data_type.pop("title", None)
+        data_type["properties"] = {name: _for_toml(value) for name, value in data_type["properties"].items()}
+    _accept_counts(schema)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Meshwright job",
+        **schema,
+    }
+
+
+def schema_text() -> str:
+    """Return the shipped schema file's text."""
+    return json.dumps(job_schema(), indent=2) + "\n"
+
+
+class _WithDescriptions(GenerateJsonSchema):
+    """Gives each key the sentence below its field."""
+
+    def model_schema(self, schema: ModelSchema) -> JsonSchemaValue:
+        """Return the schema of a data type."""
+        found = super().model_schema(schema)
+        data_type: type[BaseModel] = schema["cls"]
+        for name, text in field_docs(data_type).items():
+            found["properties"][name]["description"] = text
+        return found
+
+
+def _for_toml(value: dict[str, Any]) -> dict[str, Any]:
+    """Return a key's schema without what TOML cannot hold (null) and what says nothing (titles, sections' defaults)."""
+    kinds = [kind for kind in value.get("anyOf", []) if kind.get("type") != "null"]
+    rest = {name: part for name, part in value.items() if name not in ("title", "anyOf")}
+    if "$ref" in rest or (kinds and rest.get("default") is None):
+        rest.pop("default", None)
+    if len(kinds) > 1:
+        return {**rest, "anyOf": kinds}
+    return {**rest, **(kinds[0] if kinds else {})}
+
+
+def _accept_counts(schema: dict[str, Any]) -> None:
+    for key in job_keys().values():
+        if key.is_count:
+            data_type = schema["properties"][key.section]["$ref"].rpartition("/")[2]
+            properties = schema["$defs"][data_type]["properties"]
+            number = properties[key.name]
+            kinds = {name: number.pop(name) for name in ("type", "exclusiveMinimum", "minimum") if name in number}
+            properties[key.name] = {**number, "anyOf": [kinds, {"type": "string", "pattern": "^[0-9.]+[kKMGBT]?$"}]}

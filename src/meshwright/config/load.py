@@ -11,9 +11,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from meshwright.config.key_problems import KeyProblem, problems_of
+from meshwright.config.key_problems import KeyProblem, apply_overrides, problems_of
 from meshwright.config.keys import SECTIONS, job_keys
-from meshwright.config.overrides import apply_overrides
 from meshwright.config.paths import searched, with_paths_of
 from meshwright.config.positions import KeyPath, key_lines
 from meshwright.errors import ConfigError, problems_raised_by

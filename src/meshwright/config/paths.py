@@ -1,7 +1,5 @@
 """What a job reads from files: looked for in the job file's folder, then in the working directory, as modules are."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

@@ -7,6 +7,7 @@ it may rely on the text being valid, and is no second parser of values.
 
 import re
 import tomllib
+from collections.abc import Callable
 
 KeyPath = tuple[str, ...]
 
@@ -37,13 +38,13 @@ class _Scan:
 
     def document(self) -> dict[KeyPath, int]:
         table: KeyPath = ()
-        self.skip(_NEWLINES_AND_COMMENTS)
+        self.take(_NEWLINES_AND_COMMENTS)
         while self.position < len(self.text):
             if self.text[self.position] == "[":
                 table = self.header()
             else:
                 self.assignment(table)
-            self.skip(_NEWLINES_AND_COMMENTS)
+            self.take(_NEWLINES_AND_COMMENTS)
         return self.lines
 
     def header(self) -> KeyPath:
@@ -56,7 +57,7 @@ class _Scan:
     def assignment(self, table: KeyPath | None) -> None:
         path = self.key(table)
         self.position += 1  # the equals sign
-        self.skip(_SPACE)
+        self.take(_SPACE)
         self.value(path)
 
     def key(self, table: KeyPath | None) -> KeyPath | None:
@@ -64,12 +65,12 @@ class _Scan:
         line = self.text.count("\n", 0, self.position) + 1
         path = table
         while True:
-            self.skip(_SPACE)
+            self.take(_SPACE)
             part = _unquoted(self.take(_KEY_PART))
             if path is not None:
                 path = (*path, part)
                 self.lines.setdefault(path, line)
-            self.skip(_SPACE)
+            self.take(_SPACE)
             if self.text[self.position] != ".":
                 return path
             self.position += 1
@@ -77,42 +78,25 @@ class _Scan:
     def value(self, path: KeyPath | None) -> None:
         match self.text[self.position]:
             case "{":
-                self.inline_table(path)
+                self.items("}", lambda: self.assignment(path))
             case "[":
-                self.array()
+                self.items("]", lambda: self.value(None))
             case '"' | "'":
                 self.take(_STRING)
             case _:
                 self.take(_SCALAR)
 
-    def inline_table(self, path: KeyPath | None) -> None:
+    def items(self, end: str, item: Callable[[], None]) -> None:
+        """Scan what lies between brackets, of which `end` is the closing one."""
         self.position += 1
-        while True:
-            self.skip(_NEWLINES_AND_COMMENTS)
-            match self.text[self.position]:
-                case "}":
-                    self.position += 1
-                    return
-                case ",":
-                    self.position += 1
-                case _:
-                    self.assignment(path)
-
-    def array(self) -> None:
+        self.take(_NEWLINES_AND_COMMENTS)
+        while self.text[self.position] != end:
+            if self.text[self.position] == ",":
+                self.position += 1
+            else:
+                item()
+            self.take(_NEWLINES_AND_COMMENTS)
         self.position += 1
-        while True:
-            self.skip(_NEWLINES_AND_COMMENTS)
-            match self.text[self.position]:
-                case "]":
-                    self.position += 1
-                    return
-                case ",":
-                    self.position += 1
-                case _:
-                    self.value(None)
-
-    def skip(self, pattern: re.Pattern[str]) -> None:
-        self.take(pattern)
 
     def take(self, pattern: re.Pattern[str]) -> str:
         found = pattern.match(self.text, self.position)

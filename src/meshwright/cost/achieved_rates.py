@@ -8,14 +8,12 @@ A measured figure of the catalogue (`meshwright calibrate`) replaces peak x shar
 measured is an error.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cost.arrays import Floats
 from meshwright.cost.constants import Constants, all_constants, fixed_constant
+from meshwright.cost.layout_table import Floats
 from meshwright.cost.training_setup import TrainingSetup
 from meshwright.errors import UnsupportedError
 from meshwright.spec.machine.device import Device

@@ -1,12 +1,10 @@
 """BlockPosition: the block groups of all models side by side, each position priced for all configurations at once."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cost.arrays import Floats, Ints
+from meshwright.cost.layout_table import Floats, Ints
 from meshwright.cost.work import BLOCK, FIRST, LAST, Work
 
 

@@ -4,8 +4,6 @@ A constant with a prior is moved by the fit (validation/fit.py); one without was
 says, and stays where it is.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass

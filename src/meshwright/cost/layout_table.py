@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, get_args
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.arrays import Bools, Ints
 from meshwright.errors import UnsupportedError
 from meshwright.spec.layout.layout import (
     SCHEDULES,
@@ -18,6 +17,28 @@ from meshwright.spec.layout.layout import (
     ContextMethod,
     Layout,
 )
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Passes = tuple[Floats, Floats]
+"""Forward and backward."""
+
+_Table = TypeVar("_Table")
+
+
+def take_rows(table: _Table, rows: NDArray[Any]) -> _Table:
+    """Return a dataclass of arrays, or of such tables, with those elements of their last axis (positions or a mask)."""
+    assert is_dataclass(table)
+    assert not isinstance(table, type)
+
+    def taken(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return value[..., rows]
+        return take_rows(value, rows) if is_dataclass(value) else value
+
+    return replace(table, **{field.name: taken(getattr(table, field.name)) for field in fields(table)})
+
 
 ACTIVATION_CHECKPOINTS: tuple[str, ...] = get_args(ActivationCheckpoint)
 CONTEXT_METHODS: tuple[str, ...] = get_args(ContextMethod)

@@ -1,23 +1,27 @@
-"""StackFactors: a stack's times as multiples of the generic one's, and what that leaves of rates and links.
+"""StackFactors: a stack's times as multiples of the generic one's; load_stack: the stacks that are known by name.
 
     time = formula x the stack's own multiplier [x what a stack that no vendor tuned for the very run takes more]
 
 The stack's three multipliers are fitted on its runs (Stack.compute, communication, overhead); the rest holds for all.
 """
 
-from __future__ import annotations
-
+import tomllib
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.resources import files
 
 import numpy as np
 
 from meshwright.cost.achieved_rates import is_blackwell
-from meshwright.cost.arrays import Bools, Floats
-from meshwright.cost.calibrated.measured_op import is_measured
 from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.constants import Constants
+from meshwright.cost.layout_table import Bools, Floats
+from meshwright.cost.measured_op import is_measured
 from meshwright.cost.training_setup import Configurations
+from meshwright.errors import ConfigError
 from meshwright.spec.machine.cluster import Cluster
+from meshwright.spec.problem import did_you_mean
+from meshwright.spec.step.stack import Stack
 
 
 @dataclass(frozen=True)
@@ -80,3 +84,23 @@ def stacks_of(configs: Configurations) -> Stacks:
 def is_omni_path(cluster: Cluster) -> bool:
     """Return whether the nodes are joined by Omni-Path."""
     return cluster.inter_node is not None and "Omni-Path" in cluster.inter_node.name
+
+
+GENERIC = "generic"
+OURS = "meshwright"
+
+
+@lru_cache
+def stacks() -> dict[str, Stack]:
+    """Return every known stack by name."""
+    folder = files("meshwright.cost") / "stacks"
+    texts = {file.name.removesuffix(".toml"): file.read_text(encoding="utf-8") for file in folder.iterdir()}
+    return {name: Stack.from_dict({**tomllib.loads(text), "name": name}) for name, text in sorted(texts.items())}
+
+
+def load_stack(name: str) -> Stack:
+    """Return the stack called `name`; raises ConfigError with the nearest one, if any is near."""
+    known = stacks()
+    if name not in known:
+        raise ConfigError(f"stack = {name!r} is none of {', '.join(known)}{did_you_mean(name, known)}")
+    return known[name]

@@ -7,20 +7,16 @@
 
 One op list (work.py) is priced cause by cause (block_time.py, block_compute.py, exposed_traffic.py,
 data_parallel.py); this page adds the causes up. It holds for devices, next to which the host launches
-kernels; calibrated/host_step.py overrides what differs where kernels run on the host itself. Ignored: that stages
+kernels; step_times.py overrides what differs where kernels run on the host itself. Ignored: that stages
 differ in more than their number of blocks (replay_s prices the finalists exactly).
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from meshwright.cost.achieved_rates import peaks_of, rates_of
-from meshwright.cost.arrays import Floats, Passes
 from meshwright.cost.block_positions import BlockPosition, block_positions
-from meshwright.cost.calibrated.measured_op import measured_update_s
 from meshwright.cost.communication.communication import Communication
 from meshwright.cost.communication.contention import computing_shares
 from meshwright.cost.communication.data_parallel import (
@@ -35,14 +31,15 @@ from meshwright.cost.communication.fsdp_exposed import ends_exposed_s, first_blo
 from meshwright.cost.communication.pipeline_p2p import PipelineP2P
 from meshwright.cost.compute.block_compute import Computed, ComputePricer, Prices
 from meshwright.cost.compute.block_time import BlockPricer
-from meshwright.cost.compute.repeats import repeated_share
+from meshwright.cost.compute.recompute import repeated_share
 from meshwright.cost.constants import Constants
-from meshwright.cost.pipeline.rank_pass import RankPass
-from meshwright.cost.pipeline.stage import blocks_per_rank, bubble_share
+from meshwright.cost.layout_table import Floats, Passes
+from meshwright.cost.measured_op import measured_update_s
+from meshwright.cost.pipeline.stage import RankPass, blocks_per_rank, bubble_share
 from meshwright.cost.stack_factors import StackFactors, stacks_of
 from meshwright.cost.training_setup import Configurations
 from meshwright.cost.work import BLOCK, FIRST, LAST, work_of
-from meshwright.spec.step.step_decomposition import StepDecomposition
+from meshwright.spec.step.estimate import StepDecomposition
 
 _OPTIMIZER_BYTES = 32.0
 """Read and written for each parameter by AdamW with float32 masters: gradient, master, two moments, the new copy."""
@@ -211,7 +208,8 @@ class StepPricer:
 
     def _wait_s(self, device_s: Floats, host_s: Floats, c: Constants) -> Floats:
         """Return the seconds that `host_s` add to `device_s`: of the host's, those that the device does not hide."""
-        return _longer(device_s, host_s, c["host_sharpness"]) - device_s
+        sharpness = c["host_sharpness"]
+        return np.asarray((device_s**sharpness + host_s**sharpness) ** (1 / sharpness)) - device_s
 
     def _exchanges_s(self, fabric: Fabric, c: Constants, hidden_behind_s: Floats) -> Floats:
         """Return the exposed seconds of parameters and gradients outside of a steady microbatch."""
@@ -260,7 +258,3 @@ class StepPricer:
             optimizer_s=optimizer,
             stragglers_s=straggling,
         )
-
-
-def _longer(device: Floats, host: Floats, sharpness: float) -> Floats:
-    return np.asarray((device**sharpness + host**sharpness) ** (1 / sharpness))

@@ -1,4 +1,4 @@
-"""Configurations to price: layouts, each with its model, workload, cluster and stack.
+"""Configurations to price: layouts with their model, workload, cluster and stack; Partition: one rank's tokens.
 
 The planner has one setup and many layouts, a backtest a setup for every run.
 """
@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.arrays import Bools, Floats, Ints
-from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.layout_table import Bools, Floats, Ints, LayoutTable
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.model.model_spec import ModelSpec
 from meshwright.spec.step.stack import Stack
@@ -91,3 +90,22 @@ class Configurations:
         """Return the microbatches that one data-parallel rank runs in a step."""
         batch = self.each(lambda setup: setup.workload.global_batch_size)
         return np.asarray(batch / (self.layouts.dp * self.layouts.microbatch_size), np.float64)
+
+
+class Partition:
+    """Tokens and degrees of one setup, one element a key; and what its stack does with them."""
+
+    def __init__(self, setup: TrainingSetup, keys: LayoutTable) -> None:
+        self.seq_len = setup.workload.seq_len
+        self.tp, self.ep, self.etp = keys.tp, keys.ep, keys.etp
+        self.tokens = keys.microbatch_size * self.seq_len / keys.cp
+        self.cp = keys.cp
+        self.tokens_between = self.tokens / keys.tp if setup.stack.sequence_parallel else self.tokens
+        self.fuses = setup.stack.kernels == "fused"
+        self.gathers_low = setup.gathers_low
+        self.routes_in_float32 = setup.is_own
+        has_own_ranks = (keys.ep > 1) | (keys.tp > 1)
+        self.has_eager_experts = setup.is_own & ((setup.stack.kernels == "eager") | has_own_ranks)
+        self.is_own = setup.is_own
+        self.compiles_blocks = setup.stack.kernels != "eager"
+        self.gathers_routed_tokens = setup.stack.gathers_routed_tokens

@@ -9,8 +9,6 @@ Matmuls are in matmul_lines. Ignored: biases, dropout, and the unevenness of tp 
 Router skew is a factor on the step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
@@ -18,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.arrays import Floats, Ints
 from meshwright.cost.compute.matmul_lines import (
     Matmuls,
     early_terms_share,
@@ -27,9 +24,8 @@ from meshwright.cost.compute.matmul_lines import (
     second_matmuls_share,
 )
 from meshwright.cost.compute.own_elements import eager_elements, own_elements
-from meshwright.cost.layout_table import LayoutTable
-from meshwright.cost.partition import Partition
-from meshwright.cost.training_setup import Configurations, TrainingSetup
+from meshwright.cost.layout_table import Floats, Ints, LayoutTable
+from meshwright.cost.training_setup import Configurations, Partition, TrainingSetup
 from meshwright.spec.model.model_spec import BlockGroup
 from meshwright.spec.model.op import CoreAttention, Elementwise, Embedding, GroupedMatmul, Head, Matmul, Norm, Op, Rope
 
@@ -207,7 +203,8 @@ def _block_row(group: BlockGroup, kind: int, partition: Partition) -> dict[str, 
         "routed_copies": zero + (max(routed) if routed else 0),
         "num_local_experts": num_experts / partition.ep,
         "dense_parameters": zero + sum(_dense_parameters(op, partition) for op in group.ops),
-        "tied_parameters": zero + sum(_tied_parameters(op) for op in group.ops) / partition.tp,
+        "tied_parameters": zero
+        + sum(op.num_matmul_parameters for op in group.ops if isinstance(op, Head) and op.tied) / partition.tp,
         "replicated_parameters": zero + sum(_dense_parameters(op, partition) for op in group.ops if not _is_split(op)),
         "expert_parameters": zero + sum(op.num_parameters for op in group.ops if isinstance(op, GroupedMatmul)),
     }
@@ -229,10 +226,6 @@ def _dense_parameters(op: Op, partition: Partition) -> Floats:
 def _num_tensors(op: Op) -> int:
     """Return the parameters of `op` as tensors; a tied head counts, since a pipeline's last stage has a copy."""
     return (op.num_parameters > 0 or isinstance(op, Head)) * (1 + getattr(op, "has_bias", False))
-
-
-def _tied_parameters(op: Op) -> int:
-    return op.num_matmul_parameters if isinstance(op, Head) and op.tied else 0
 
 
 def _is_split(op: Op) -> bool:

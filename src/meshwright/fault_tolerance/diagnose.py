@@ -5,27 +5,36 @@ suspended; the loop makes progress; a rank diverged from its own order of collec
 collectives; ranks wait for one rank; all ranks entered a collective that does not complete; ranks lost a peer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from meshwright.fault_tolerance.diagnosis_text import (
+    Wait,
     activity_text,
     call_location,
     collective_text,
     departure_text,
     expected_text,
+    first_mismatch,
     location_text,
     module_of_wait,
     module_source,
     op_text,
     phase_text,
     ranks_text,
+    roots,
+    waited_for,
+    waits_of,
 )
 from meshwright.fault_tolerance.evidence import Evidence
-from meshwright.fault_tolerance.waits import Wait, first_mismatch, roots, waited_for, waits_of
-from meshwright.spec.run.diagnosis import Diagnosis, RankState, Verdict
-from meshwright.spec.run.rank_records import LAST_PHASES, FlightRecord, Heartbeat, ProcessGroupRecord
+from meshwright.spec.run.rank_records import (
+    LAST_PHASES,
+    Diagnosis,
+    FlightRecord,
+    Heartbeat,
+    ProcessGroupRecord,
+    RankState,
+    Verdict,
+)
 from meshwright.units import format_duration
 
 
@@ -193,7 +202,8 @@ class _Checks:
             evidence.append(
                 f"rank {rank}'s flight record is older than its last mark and is left out: it has moved since"
             )
-        if mute := self._mute():
+        mute = [rank for rank, beat in self._beats.items() if rank not in self._records and beat.phase != "ended"]
+        if mute:
             evidence.append(f"{ranks_text(mute)} could not write what collectives were entered")
         return Diagnosis(
             verdict=verdict,
@@ -246,9 +256,6 @@ class _Checks:
 
     def _group(self, rank: int, name: str) -> ProcessGroupRecord:
         return next(group for group in self._records[rank].groups if group.name == name)
-
-    def _mute(self) -> list[int]:
-        return [rank for rank, beat in self._beats.items() if rank not in self._records and beat.phase != "ended"]
 
 
 def _advice(beat: Heartbeat) -> str:

@@ -3,8 +3,6 @@
 The loop's own thread cannot, since it hangs. The watch thread only reads state, and writes one file.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import signal
@@ -19,7 +17,7 @@ from types import FrameType, TracebackType
 from typing import Self
 
 from meshwright.errors import ExitCode
-from meshwright.fault_tolerance.heartbeat_file import HeartbeatFile
+from meshwright.fault_tolerance.evidence import HeartbeatFile
 from meshwright.fault_tolerance.launcher_watch import GRACE_S
 from meshwright.fault_tolerance.lost_peer import is_lost_peer
 from meshwright.fault_tolerance.step_record import StepRecord, groups

@@ -1,7 +1,5 @@
 """Launcher's watch over the ranks: one warning per hang, and the end of the ranks that outlive a failed one."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
@@ -16,8 +14,7 @@ from meshwright.fault_tolerance.diagnose import diagnose
 from meshwright.fault_tolerance.diagnosis_text import ranks_text
 from meshwright.fault_tolerance.evidence import Evidence, ask, look
 from meshwright.log import logger
-from meshwright.spec.run.diagnosis import Diagnosis
-from meshwright.spec.run.rank_records import LAST_PHASES
+from meshwright.spec.run.rank_records import LAST_PHASES, Diagnosis
 from meshwright.spec.run.run import Run
 from meshwright.units import format_duration
 

@@ -4,8 +4,6 @@ Every step of a rank calls the same collectives in the same order, over all its 
 later step is the k-th of an early step, and the first that differs is where the rank diverged.
 """
 
-from __future__ import annotations
-
 import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence

@@ -5,8 +5,6 @@ Ours ship with the package (`hardware/devices/NAME.toml`, `hardware/clusters/NAM
 there with the name of one of ours replaces it, and a line in the log says so.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator
@@ -23,8 +21,7 @@ from meshwright.hardware.entry import build_cluster, read_cluster_values, read_d
 from meshwright.hardware.machine import num_usable_cores, usable_memory_bytes
 from meshwright.log import logger
 from meshwright.spec.machine.cluster import Cluster
-from meshwright.spec.machine.device import NAME_PATTERN, Device
-from meshwright.spec.machine.figure import Figure, Source
+from meshwright.spec.machine.device import NAME_PATTERN, Device, Figure, Source
 
 CATALOGUE_VARIABLE = "MESHWRIGHT_CATALOGUE"
 LOCAL = "local"

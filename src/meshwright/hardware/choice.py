@@ -4,8 +4,6 @@ NAME is a cluster of the catalogue (`h100-ib400:256`) or a device (`h100:256`), 
 of that device: the one whose file says `is_usual = true`, a user's own before ours.
 """
 
-from __future__ import annotations
-
 import tomllib
 from difflib import get_close_matches
 
@@ -54,7 +52,7 @@ def _usual_cluster(name: str) -> str:
             + f"{user_folder() / 'clusters'}/NAME.toml"
         )
     shapes = [
-        (not entry.is_ours, _is_usual(values), cluster)
+        (not entry.is_ours, values.get("is_usual") is True, cluster)
         for cluster, entry in entries("clusters").items()
         if (values := _values(entry)).get("device") == devices[name]
     ]
@@ -81,10 +79,6 @@ def _values(entry: Entry) -> dict[str, object]:
         return tomllib.loads(entry.file.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
         return {}
-
-
-def _is_usual(values: dict[str, object]) -> bool:
-    return values.get("is_usual") is True
 
 
 def _short_names(values: dict[str, object]) -> list[str]:

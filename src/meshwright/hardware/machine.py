@@ -1,7 +1,5 @@
 """What this machine has, asked of the operating system: cores, memory, shared memory, disk, compiler, driver."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

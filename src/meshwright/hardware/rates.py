@@ -7,8 +7,6 @@ sizes is assumed smooth; discontinuities (cache capacity, tile quantization) are
 grid.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping
 from typing import Any
@@ -17,9 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from meshwright.errors import ConfigError
-from meshwright.spec.machine.device import Device
-from meshwright.spec.machine.figure import Figure
-from meshwright.spec.machine.measured import MemoryOp
+from meshwright.spec.machine.device import Device, Figure, MemoryOp
 
 
 class RateTable:

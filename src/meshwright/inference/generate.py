@@ -1,7 +1,5 @@
 """Text generation, one token at a time, with a KV cache: sampling, and text without partial characters."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass

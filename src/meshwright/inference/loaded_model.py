@@ -1,7 +1,5 @@
 """Loading of a model for generation, from a run, a checkpoint or a Hugging Face folder."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

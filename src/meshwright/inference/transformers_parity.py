@@ -1,7 +1,5 @@
 """Comparison of logits with transformers, for an exported folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

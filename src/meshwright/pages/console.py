@@ -1,7 +1,5 @@
 """page_console() and print_page(): where and how the pages of a result are printed, within the width that there is."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable

@@ -5,8 +5,6 @@ sent to where it arrived. Source of the format: "Trace Event Format", the Chromi
 in microseconds. Process 0 is what the system idles in, so that numbers here begin with 1.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,8 +13,7 @@ from typing import IO, Any, cast
 
 import numpy as np
 
-from meshwright.pages.figures.intervals import stream_names, thinned
-from meshwright.pages.figures.message_arrows import Message
+from meshwright.pages.figures.intervals import Message, stream_names, thinned
 from meshwright.spec.trace.timeline import MemoryCurve, SpanKind, TensorRole, Timeline
 from meshwright.units import MiB
 

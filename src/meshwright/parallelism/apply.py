@@ -18,8 +18,7 @@ spec/job/validity.py rejects invalid layouts before any process starts.
 from torch import nn
 
 from meshwright.models.contract import blocks_of
-from meshwright.parallelism.activation_checkpoint import checkpoint_blocks
-from meshwright.parallelism.compile_blocks import compile_blocks
+from meshwright.parallelism.activation_checkpoint import checkpoint_blocks, compile_blocks
 from meshwright.parallelism.context.context_parallel import apply_context_parallel
 from meshwright.parallelism.data.fully_sharded import shard_model
 from meshwright.parallelism.data.materialize import materialize

@@ -5,16 +5,16 @@ that no pending tensor leaves them: a compiled block fails on one in its backwar
 autograd loses the gradient (torch 2.13).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.profiler import record_function
 
-from meshwright.parallelism.profiler_range import profiler_range
+from meshwright.spec.trace.timeline import AXIS_MARK
 
 _ops = torch.ops._c10d_functional
 
@@ -128,3 +128,10 @@ class _ExchangeRows(torch.autograd.Function):
     def backward(ctx: Any, gradient_QD: Tensor) -> tuple[Tensor, None, None, None]:
         sent, received = ctx.sizes
         return all_to_all_rows(gradient_QD, received, sent, ctx.group), None, None, None
+
+
+def profiler_range(group: dist.ProcessGroup) -> AbstractContextManager[object]:
+    """Return a profiler range named after `group`; a null context without a profiler and in compiled code."""
+    if torch.compiler.is_compiling() or not torch.autograd.profiler._is_profiler_enabled:
+        return nullcontext()
+    return record_function(f"{AXIS_MARK}{group.group_desc}")

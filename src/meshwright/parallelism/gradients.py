@@ -8,8 +8,6 @@ The norm counts each element once, whatever its replicas, with one all-reduce fo
 rejects parameters on different meshes and reduces over each axis in turn.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -17,9 +15,9 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 
+from meshwright.parallelism.collectives import profiler_range
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.pipeline.stages import Stages, shared_parts
-from meshwright.parallelism.profiler_range import profiler_range
 
 
 class Gradients:

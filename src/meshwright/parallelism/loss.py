@@ -3,8 +3,6 @@
 Shapes: B batch, S positions, T = B x S, V this rank's shard of the vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

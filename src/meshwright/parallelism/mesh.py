@@ -8,8 +8,6 @@ FSDP2 requires that its mesh and that of tensor or expert parallelism have the s
 mesh of all ranks.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from torch import distributed as dist

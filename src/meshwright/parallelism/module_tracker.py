@@ -4,8 +4,6 @@ A collective belongs to the last module entered before it. With FSDP2 prefetchin
 next one's parameters are all-gathered.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from functools import partial

@@ -9,21 +9,17 @@ docs/accuracy.md), as an independent error:
     relative error = sqrt(stack's ^ 2 + number of features x 0.174 ^ 2)
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
 import numpy as np
 
-from meshwright.cost.compute.recompute import drops_attention, nth_share
-from meshwright.cost.compute.repeats import repeated_share
+from meshwright.cost.compute.recompute import drops_attention, nth_share, repeated_share
 from meshwright.cost.layout_table import LayoutTable, layout_table
 from meshwright.cost.pipeline.stage import recompute_passes
-from meshwright.cost.stacks import GENERIC, load_stack
+from meshwright.cost.stack_factors import GENERIC, load_stack
 from meshwright.cost.training_setup import TrainingSetup
-from meshwright.planner.rate import dense_peak
-from meshwright.planner.request import PlanRequest
+from meshwright.planner.request import PlanRequest, dense_peak
 from meshwright.planner.search.bubble import num_actions, num_microbatches_of, replayed_step
 from meshwright.planner.search.price import Priced, price
 from meshwright.spec.layout.layout import SPLIT_BACKWARD_SCHEDULES, Layout

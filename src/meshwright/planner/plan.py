@@ -1,7 +1,5 @@
 """make_plan: from a request to a Plan. No torch, no files written."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -10,24 +8,24 @@ import numpy as np
 
 from meshwright.cost.layout_table import layout_table
 from meshwright.planner.candidate import candidate_at, judge
-from meshwright.planner.explain.contrasts import contrasts
+from meshwright.planner.explain.contrasts import contrasts, sensitivities, what_ifs
 from meshwright.planner.explain.explain import change_of, misfits
 from meshwright.planner.explain.infeasible import invalid_neighbours, invalid_reason, no_layout
-from meshwright.planner.explain.what_if import sensitivities, what_ifs
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.finalists import (
+    MEMORY_STEP,
     SPLIT_KEYS,
     Finalist,
     best_of,
     distinct_splits,
     finalists,
     replayed_if_fast,
+    simplest,
 )
 from meshwright.planner.search.menu import menu_of
 from meshwright.planner.search.price import Priced, memory_of_ranks, price
 from meshwright.planner.search.rules import is_valid
 from meshwright.planner.search.search import ROUNDS, Found, Known, complete, search
-from meshwright.planner.search.simplicity import MEMORY_STEP, simplest
 from meshwright.planner.search.space import reduces_needlessly, vary, with_ways
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.run.layout_plan import Candidate, Contrast, Plan
@@ -118,7 +116,7 @@ def find(request: PlanRequest, min_scored: int | None = None) -> Found:
     """Return what fits; state waits in the host's memory only if nothing fits without. Raises InfeasibleLayout."""
     menu = menu_of(request)
     found = search(request, menu, min_scored)
-    if not len(found.priced) and "cpu_offload" not in request.fixed and request.cluster.device.can_offload:
+    if not len(found.priced) and "cpu_offload" not in request.fixed and request.cluster.device.is_accelerator:
         menu = replace(menu, cpu_offload=(True,))
         found = search(request, menu, min_scored)
     if not len(found.priced):

@@ -1,20 +1,17 @@
 """A PlanRequest from a job, or from names on a command line."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 from meshwright.config.load import DEFAULT, ResolvedJob, inspect_text, raise_problems
-from meshwright.cost.stacks import OURS, load_stack
+from meshwright.cost.stack_factors import OURS, load_stack
 from meshwright.cost.training_setup import TrainingSetup
 from meshwright.errors import ConfigError, InfeasibleLayout, UnsupportedError, problems_raised_by
 from meshwright.hardware.catalogue import LOCAL, load_device, with_example_rates
 from meshwright.hardware.choice import choose_cluster, named_cluster
-from meshwright.planner.rate import rate_problem
-from meshwright.planner.request import PlanRequest
+from meshwright.planner.request import PlanRequest, rate_problem
 from meshwright.planner.search.menu import divisors
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import ModelSection

@@ -1,20 +1,21 @@
-"""PlanRequest: what to plan: a model, a step's tokens, a cluster, and the keys that are fixed."""
+"""PlanRequest: what to plan: a model, a step's tokens, a cluster, keys that are fixed; and whether rates are known."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from meshwright.cost.layout_table import LayoutTable
 from meshwright.cost.training_setup import Configurations, TrainingSetup
-from meshwright.spec.job.sections import DEFAULT_MEMORY_MARGIN
+from meshwright.spec.job.sections import DEFAULT_MEMORY_MARGIN, DType
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.machine.cluster import Cluster
+from meshwright.spec.machine.device import Device, MatmulRates
 from meshwright.spec.model.architecture import LlamaArchitecture
-from meshwright.spec.step.workload import Workload
+from meshwright.spec.step.workload import MATMUL_DTYPE, Precision, Workload
 
 
 @dataclass(frozen=True)
@@ -66,3 +67,55 @@ class PlanRequest:
     def with_setup(self, **changes: Any) -> PlanRequest:
         """Return the same request with another model, workload, cluster or stack."""
         return replace(self, setup=replace(self.setup, **changes))
+
+
+def dense_peak(device: Device, dtype: str) -> float | None:
+    """Return the dense peak of matmuls in `dtype` on the device, FLOP/s; None where it is unknown."""
+    if dtype == "float16":  # devices multiply both 16-bit formats at one rate
+        return device.peak_flops_per_s(dtype) or device.peak_flops_per_s("bfloat16")
+    return None if dtype == "float64" else device.peak_flops_per_s(dtype)
+
+
+def rate_problem(device: Device, precision: Precision, *, is_option: bool = False) -> str | None:
+    """Return why a step in `precision` cannot be priced on the device, None where it can.
+
+    `is_option` says that --precision asks for it, which takes more formats than a job's precision.compute.
+    """
+    known = _known(device)
+    if _has_rate(device, precision):
+        return None
+    if not known:
+        return (
+            f"device {device.name} has no matmul rate at all in the catalogue: `meshwright calibrate` measures this "
+            "machine's, or name another cluster"
+        )
+    dtype = MATMUL_DTYPE[precision]
+    asked = f"--precision {precision}" if is_option else f'precision.compute = "{precision}"'
+    return (
+        f"device {device.name} has no {dtype} matmul rate in the catalogue (it has {', '.join(known)}), which {asked} "
+        f"needs: {_advice(device, is_option)}add dense_flops_per_s.{dtype} to its entry"
+    )
+
+
+def _advice(device: Device, is_option: bool) -> str:
+    """Return the precisions that the same key or option takes instead, as the start of a sentence."""
+    priced = [name for name in get_args(Precision) if _has_rate(device, name)]
+    if is_option:
+        return f"give --precision {' or '.join(priced)}, or " if priced else ""
+    of_jobs = [name for name in priced if name in get_args(DType)]
+    others = [name for name in priced if name not in of_jobs]
+    set_to = " or ".join(f'"{name}"' for name in of_jobs)
+    ways = [f"set precision.compute to {set_to}"] if of_jobs else []
+    ways += [f"plan for other software with --precision {' or '.join(others)}"] if others else []
+    return "".join(f"{way}, or " for way in ways)
+
+
+def _has_rate(device: Device, precision: Precision) -> bool:
+    dtype = MATMUL_DTYPE[precision]
+    return dtype in _known(device) or dense_peak(device, dtype) is not None
+
+
+def _known(device: Device) -> list[str]:
+    """Return the dtypes whose matmul rate is in the catalogue or was measured."""
+    rates = device.dense_flops_per_s, device.measured_matmul_flops_per_s
+    return [name for name in MatmulRates.model_fields if any(getattr(rate, name) for rate in rates)]

@@ -9,8 +9,6 @@ and 37; the first factor of the interval is Young's of 1974. Ignored: failures t
 rather than dead, and checkpoints that are written while training goes on, with which more is reached.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -18,11 +16,9 @@ from dataclasses import dataclass, replace
 from meshwright.errors import ConfigError, InfeasibleLayout
 from meshwright.planner.plan import find
 from meshwright.planner.request import PlanRequest
-from meshwright.planner.search.finalists import finalists
-from meshwright.planner.search.simplicity import simplest
+from meshwright.planner.search.finalists import finalists, simplest
 from meshwright.spec.machine.cluster import Cluster
-from meshwright.spec.run.budget import Budget, Reliability
-from meshwright.spec.run.layout_plan import Candidate
+from meshwright.spec.run.layout_plan import Budget, Candidate, Reliability
 from meshwright.spec.step.workload import Workload
 
 _DAY_S = 86_400.0

@@ -1,7 +1,5 @@
 """Composability page, generated from a proof: tested, untested and invalid combinations of features."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations

@@ -1,7 +1,5 @@
 """Proof: one process and each layout run the same small job with the real trainer, and are compared."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -11,8 +9,7 @@ from pathlib import Path
 
 from meshwright.errors import ConfigError, InfeasibleLayout, MeshwrightError
 from meshwright.log import logger, progress
-from meshwright.prover.assemble import Incomparable, WholeRecord, assemble
-from meshwright.prover.differences import TOLERANCES, compare
+from meshwright.prover.differences import TOLERANCES, Incomparable, WholeRecord, assemble, compare
 from meshwright.prover.record import record
 from meshwright.prover.small_job import SmallJob, small_job, write_corpus
 from meshwright.spec.job.job import Job
@@ -21,7 +18,7 @@ from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.proof import Difference, LayoutProof, PlantedAxis, Proof, ProofPrecision
 from meshwright.trainer.launch.local_ranks import RanksFailed, run_ranks
-from meshwright.trainer.run.provenance import versions
+from meshwright.trainer.run.open_run import versions
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,26 @@
-"""Recording of a few steps of the real trainer on one rank, as NumPy arrays.
+"""Recording of a few steps of the real trainer on one rank, as NumPy arrays, and faults to record on purpose.
 
 Each sample of tokens ignores a different number of targets. With equal numbers, a loss that counts targets wrongly per
 microbatch or per shard of a sequence would still be right.
+
+Fault injection: breaks one axis of a training, from outside, so that a proof can be seen to fail.
+Each fault is a known bug of such code: training continues and the loss falls, but the model is wrong.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
 from meshwright.data.dataset import Dataset, Sample, TokenDataset, build_dataset
+from meshwright.data.loader import Loader
+from meshwright.data.order import Share
+from meshwright.parallelism.context.context_parallel import sequence_indices
+from meshwright.parallelism.expert.expert_parallel import TokenExchange
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters, local_box, silence_known_warnings
-from meshwright.prover.assemble import Record, RecordedShard, RecordedShards
-from meshwright.prover.plant import plant
+from meshwright.prover.differences import Record, RecordedShard, RecordedShards
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.proof import PlantedAxis
 from meshwright.trainer.launch.ranks import Ranks
@@ -95,3 +100,68 @@ def _boxes(named: Iterable[tuple[str, Tensor]]) -> RecordedShards:
         values = local.cpu().numpy().copy()
         boxes[name] = RecordedShard(tuple(tensor.shape), tuple(offsets), values)
     return boxes
+
+
+def plant(axis: PlantedAxis, training: Training) -> None:
+    """Inject the fault of `axis` into `training` if the degree of the axis is above 1."""
+    if getattr(training.layout, axis) > 1:
+        _PLANTERS[axis](training)
+
+
+def _skip_tp_gradient_sum(training: Training) -> None:
+    training.step.gradients.summed_over_tp = []
+
+
+def _shift_positions(training: Training) -> None:
+    layout, seq_len = training.layout, training.job.train.seq_len
+    next_rank = (training.meshes.rank("cp") + 1) % layout.cp
+    positions_S = sequence_indices(seq_len, next_rank, layout.cp, layout.cp_method)
+
+    def use_next_positions(
+        stage: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return args, kwargs | {"positions_S": positions_S.to(kwargs["positions_S"].device)}
+
+    for stage in training.model:
+        stage.register_forward_pre_hook(use_next_positions, with_kwargs=True, prepend=True)
+
+
+def _use_stale_activations(training: Training) -> None:
+    for number in training.model.numbers:
+        if number > 0:
+            training.model[number].register_forward_pre_hook(_stale_input())
+
+
+def _stale_input() -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
+    previous: list[Tensor] = []
+
+    def pass_previous(stage: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        received, *others = args
+        stale = previous.pop() if previous else received.detach()
+        previous.append(received.detach())
+        # Gradients flow as before; only the values are stale.
+        return (received + (stale - received).detach(), *others)
+
+    return pass_previous
+
+
+def _misplace_expert_rows(training: Training) -> None:
+    for module in training.model.modules():
+        if isinstance(module, TokenExchange):
+            module.register_forward_hook(lambda exchange, args, rows_RD: rows_RD.roll(1, 0))
+
+
+def _repeat_samples(training: Training) -> None:
+    job, layout = training.job, training.layout
+    training.loader.close()
+    share = Share(job.global_batch_size, layout.microbatch_size, 0, layout.dp)
+    training.loader = Loader(training.dataset, share, seed=job.train.seed, shuffle=job.data.shuffle)
+
+
+_PLANTERS: Mapping[PlantedAxis, Callable[[Training], None]] = {
+    "tp": _skip_tp_gradient_sum,
+    "cp": _shift_positions,
+    "pp": _use_stale_activations,
+    "ep": _misplace_expert_rows,
+    "dp": _repeat_samples,
+}

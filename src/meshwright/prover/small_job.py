@@ -4,8 +4,6 @@ Whether a layout works depends on which of its degrees divide which sizes, such 
 ep. So each size of the model is replaced by the smallest that the same degrees divide.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Table of a proof: one row per layout with its largest differences and their tolerances."""
 
-from __future__ import annotations
-
 from meshwright.pages.tables.page_table import PageTable
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.proof import FAULTS, Difference, LayoutProof, Proof

@@ -4,8 +4,6 @@ Forks share the items without copying; only results are sent. With little work, 
 computed in this process when they are requested.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

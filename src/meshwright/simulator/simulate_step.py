@@ -1,24 +1,39 @@
-"""simulate(): the traced step of every rank, executed on a cluster."""
+"""simulate(): the traced step of every rank, executed on a cluster; device_model(): how long its parts take there.
 
-from __future__ import annotations
+device_model(): durations and memory of a step on an accelerator with streams, or on a host that computes itself.
+Where the host computes and also moves the bytes (gloo), nothing overlaps: each member's stream is busy for the whole
+communication op, and state that data-parallel ranks share takes its measured time (CollectivePoint "exchange"; the
+planner's equivalent is measured_sharding.py). The host's own seconds are part of the measured operators, as is the
+slowdown of concurrent communication.
+"""
 
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.compute.op_time import op_seconds
+from meshwright.cost.constants import fitted_constants
+from meshwright.cost.memory.host_memory import host_seconds
 from meshwright.errors import ConfigError
 from meshwright.simulator.background import in_background
+from meshwright.simulator.checks.call_sites import COMMUNICATION
 from meshwright.simulator.checks.check_traces import check
-from meshwright.simulator.device_model import device_model
-from meshwright.simulator.engine.build_timeline import timeline_of
-from meshwright.simulator.engine.conditions import USUAL, Conditions
-from meshwright.simulator.engine.execute import execute
-from meshwright.simulator.engine.matching import match
+from meshwright.simulator.engine.build_timeline import intervals_of, timeline_of
+from meshwright.simulator.engine.collective_times import CommOpTimes, comm_op_times, our_stack_on
+from meshwright.simulator.engine.conditions import USUAL, Conditions, comm_ops_under, records_under
+from meshwright.simulator.engine.execute import Costs, execute
+from meshwright.simulator.engine.matching import CommOps, match
 from meshwright.simulator.engine.noisy_execution import noisy_execution
+from meshwright.simulator.engine.program import RecordTimes, on_one_stream
 from meshwright.simulator.engine.rank_classes import split_classes
-from meshwright.simulator.engine.record_intervals import intervals_of
-from meshwright.simulator.memory.memory_curve import memory_of
+from meshwright.simulator.memory.allocator import Allocator
+from meshwright.simulator.memory.memory_curve import Totals, cached_totals, memory_of, uncached_totals
 from meshwright.spec.machine.cluster import Cluster
-from meshwright.spec.trace.timeline import Timeline, TimelineSource
+from meshwright.spec.trace.timeline import Floats, Timeline, TimelineSource
+from meshwright.spec.trace.trace import NONE, RecordKind, Trace
 from meshwright.spec.trace.traces import Traces
 
 
@@ -64,3 +79,122 @@ def _source(traces: Traces, cluster: Cluster, name: str) -> TimelineSource:
         cluster=f"{cluster.name}:{cluster.num_devices}",
         versions={"torch": traced.torch_version},
     )
+
+
+_OPTIMIZER = "optimizer"
+"""The phase that only training steps have."""
+_SHARING_AXIS = "fsdp"
+
+
+class DeviceModel(ABC):
+    """The devices of a cluster."""
+
+    can_offload: bool
+    """Whether the host has memory apart from the device's."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def costs(self, traces: Traces, comm_ops: CommOps, conditions: Conditions = USUAL) -> Costs:
+        """Return the durations of all records and communication ops; raises UnsupportedError for an unknown rate."""
+        costs = self._costs(traces, comm_ops, comm_op_times(traces, comm_ops, self.cluster))
+        return replace(
+            costs,
+            records=records_under(conditions, traces, costs.records),
+            comm_ops=comm_ops_under(conditions, traces, comm_ops, costs.comm_ops),
+        )
+
+    @abstractmethod
+    def _costs(self, traces: Traces, comm_ops: CommOps, times: CommOpTimes) -> Costs:
+        """Return the same under nominal conditions, given what communication takes on its links."""
+
+    def op_s(self, trace: Trace) -> Floats:
+        """Return the device's seconds for each record; 0 unless it is an operation [records]."""
+        is_op = trace.records.kind == RecordKind.OP
+        device_s = np.zeros(len(trace.records))
+        device_s[is_op] = op_seconds(trace.signatures, self.cluster.device)[trace.records.signature[is_op]]
+        return device_s
+
+    def fixed_host_s(self, trace: Trace) -> float:
+        """Return the host's seconds per training step outside of launches and operators."""
+        return 0.0
+
+    @abstractmethod
+    def memory_totals(self, trace: Trace, conditions: Conditions) -> Totals:
+        """Return the allocated and reserved memory of a rank's storages."""
+
+
+class AcceleratorModel(DeviceModel):
+    """Devices with streams, to which a host launches kernels."""
+
+    can_offload = True
+
+    def _costs(self, traces: Traces, comm_ops: CommOps, times: CommOpTimes) -> Costs:
+        records = {rank: self._record_times(trace) for rank, trace in traces.traces.items()}
+        return Costs(records, times, fitted_constants()["overlap_slowdown"])
+
+    def _record_times(self, trace: Trace) -> RecordTimes:
+        """Return the device and host time of each record.
+
+        Only kernel launches cost host time; a collective costs as much as several. The first record also has the host's
+        work that a training step has once: data, learning rate, log.
+        """
+        records, constants, figure = trace.records, fitted_constants(), self.cluster.device.host_launch_s
+        device_s, is_op = self.op_s(trace), records.kind == RecordKind.OP
+        launch_s = constants["launch_s.eager"] if figure is None else figure.value
+        is_comm_op = np.isin(records.kind, COMMUNICATION)
+        host_s = launch_s * np.where(is_comm_op, constants["collective_launches"], device_s > 0)
+        host_s[is_op] += host_seconds(trace.signatures, self.cluster.devices_per_node)[records.signature[is_op]]
+        host_s[:1] += self.fixed_host_s(trace)
+        return RecordTimes(device_s, host_s)
+
+    def fixed_host_s(self, trace: Trace) -> float:
+        """Return the same; 0 for a step without an optimizer."""
+        if _OPTIMIZER not in trace.phases:
+            return 0.0
+        constants = fitted_constants()
+        return float(constants["step_s"] * our_stack_on(self.cluster).factors(constants).overhead)
+
+    def memory_totals(self, trace: Trace, conditions: Conditions) -> Totals:
+        """Return the same, by torch's caching allocator."""
+        capacity = int(self.cluster.device.usable_memory_bytes)
+        return cached_totals(trace, Allocator(capacity, is_expandable=conditions.has_expandable_segments))
+
+
+class HostModel(DeviceModel):
+    """Processors that run a step themselves (Device.is_host)."""
+
+    can_offload = False
+
+    def _costs(self, traces: Traces, comm_ops: CommOps, times: CommOpTimes) -> Costs:
+        took_s, link = times.latency_s + times.wire_s, self.cluster.intra_node
+        point = next((one for one in link.collectives if one.kind == "exchange"), None) if link else None
+        if point is not None:
+            for rank, trace in traces.traces.items():
+                rows = np.flatnonzero(_shares_state(trace) & (comm_ops.of_record[rank] != NONE))
+                exchanged_s = point.latency_s.value + trace.records.num_bytes[rows] / point.bytes_per_s.value
+                took_s[comm_ops.of_record[rank][rows]] = exchanged_s
+        # The last is for -1, no communication op.
+        comm_s = np.append(took_s, 0.0)
+        records = {
+            rank: RecordTimes(self.op_s(trace) + comm_s[comm_ops.of_record[rank]], np.zeros(len(trace.records)))
+            for rank, trace in traces.traces.items()
+        }
+        return Costs(
+            records, replace(times, latency_s=took_s, wire_s=np.zeros_like(took_s)), adapt_program=on_one_stream
+        )
+
+    def memory_totals(self, trace: Trace, conditions: Conditions) -> Totals:
+        """Return the same, without a caching allocator."""
+        return uncached_totals(trace)
+
+
+def device_model(cluster: Cluster) -> DeviceModel:
+    """Return the model of a cluster's devices."""
+    return HostModel(cluster) if cluster.device.is_host else AcceleratorModel(cluster)
+
+
+def _shares_state(trace: Trace) -> NDArray[np.bool_]:
+    """Return which records are collectives over the FSDP axis [records]."""
+    is_axis = np.array([*(name == _SHARING_AXIS for name in trace.group_names), False])
+    return np.asarray(is_axis[trace.records.group], np.bool_)

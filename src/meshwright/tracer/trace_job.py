@@ -1,7 +1,5 @@
 """trace_job(): the steps of all ranks of a job, extrapolated from as few traced ranks and microbatches as possible."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -12,17 +10,15 @@ import numpy as np
 from meshwright.config.load import ResolvedJob
 from meshwright.errors import MeshwrightError
 from meshwright.log import logger
-from meshwright.simulator.engine.mesh_groups import mesh_groups
-from meshwright.simulator.engine.rank_classes import first_of_label, with_groups_of
+from meshwright.simulator.engine.rank_classes import first_of_label, mesh_groups, with_groups_of
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.model.moe_architecture import MoEArchitecture
 from meshwright.spec.trace.trace import Ints, Trace
 from meshwright.spec.trace.trace_order import first_difference
 from meshwright.spec.trace.traces import Traces
 from meshwright.tracer.extrapolate.chunks import NotExtrapolable
-from meshwright.tracer.extrapolate.load_interpolation import DifferentPrograms, LoadInterpolation
 from meshwright.tracer.extrapolate.rank_labels import Classes, class_labels, token_labels
-from meshwright.tracer.extrapolate.routing import rows_arriving
+from meshwright.tracer.extrapolate.routing import DifferentPrograms, LoadInterpolation, rows_arriving
 from meshwright.tracer.extrapolate.trace_cache import TraceCache
 from meshwright.tracer.programs.job_steps import JobSteps, StepBuilder, job_steps
 from meshwright.tracer.programs.trace_ranks import DeviceType, Program

@@ -10,7 +10,7 @@ from meshwright.config.load import load_job
 from meshwright.planner.candidate import judge
 from meshwright.planner.read_request import Options, plan_request
 from meshwright.simulator.simulate_step import simulate
-from meshwright.spec.step.step_decomposition import COMPONENTS
+from meshwright.spec.step.estimate import COMPONENTS
 from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.tracer.programs.job_steps import layout_of
 from meshwright.tracer.trace_job import TraceOptions, trace_job

@@ -10,7 +10,7 @@ import pytest
 from meshwright.config.load import load_job
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.memory.footprint import footprint_of_rank
-from meshwright.cost.stacks import load_stack
+from meshwright.cost.stack_factors import load_stack
 from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.hardware.catalogue import load_cluster
 from meshwright.simulator.simulate_step import simulate

@@ -9,7 +9,7 @@ from meshwright.cost.layout_table import layout_table
 from meshwright.cost.memory.footprint import footprint_of_rank, memory_use
 from meshwright.cost.training_setup import Configurations
 from meshwright.planner.read_request import Options, plan_request
-from meshwright.simulator.memory.roles import bytes_by_role, roles_of
+from meshwright.simulator.memory.memory_curve import bytes_by_role, roles_of
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.step.estimate import MemoryUse
 from meshwright.spec.trace.timeline import TensorRole

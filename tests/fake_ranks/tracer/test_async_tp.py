@@ -9,7 +9,7 @@ import torch
 
 from meshwright.spec.trace.trace import NONE, RecordKind, Trace
 from meshwright.tracer.programs.trace_ranks import trace
-from meshwright.tracer.torch_patches.torch_versions import JOINS_ALIKE
+from meshwright.tracer.torch_patches.torch_names import JOINS_ALIKE
 from repository import ROOT
 from trained_step import BUILD, arguments_of
 

@@ -30,9 +30,8 @@ from meshwright.tracer.programs.trace_ranks import trace
 from meshwright.tracer.record.op_call import flops_of
 from meshwright.tracer.record.simulated_device import SimulatedStream
 from meshwright.tracer.torch_patches import torch_autocast
-from meshwright.tracer.torch_patches.torch_names import replace
+from meshwright.tracer.torch_patches.torch_names import ONLY_IN, RELEASE, replace
 from meshwright.tracer.torch_patches.torch_patches import LazyChunks
-from meshwright.tracer.torch_patches.torch_versions import ONLY_IN, RELEASE
 
 TRACER = Path(importlib.import_module("meshwright.tracer").__path__[0])
 RANK, NUM_RANKS = 2, 4

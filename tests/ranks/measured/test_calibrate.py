@@ -7,8 +7,8 @@ import pytest
 from meshwright.calibrator.calibrated_machine import this_machine
 from meshwright.calibrator.describe import describe
 from meshwright.calibrator.measure import Measurements, mean_of, measure
-from meshwright.calibrator.size_grid import SizeGrid
-from meshwright.hardware.entry_toml import cluster_toml, device_toml
+from meshwright.calibrator.timing import SizeGrid
+from meshwright.hardware.entry import cluster_toml, device_toml
 from run_ranks import run_ranks
 
 SMALL = SizeGrid(

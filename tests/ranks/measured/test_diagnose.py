@@ -15,10 +15,9 @@ import pytest
 
 from meshwright.config.write import to_toml
 from meshwright.errors import ExitCode
-from meshwright.fault_tolerance.heartbeat_file import read_heartbeats
+from meshwright.fault_tolerance.evidence import read_heartbeats
 from meshwright.spec.job.job import Job
-from meshwright.spec.run.diagnosis import Diagnosis
-from meshwright.spec.run.rank_records import Heartbeat
+from meshwright.spec.run.rank_records import Diagnosis, Heartbeat
 from meshwright.spec.run.run import Run
 from training_runs import tiny_job
 

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.memory.footprint import footprint
 from meshwright.cost.memory.footprint_constants import WORKSPACE_BYTES
-from meshwright.cost.stacks import load_stack
+from meshwright.cost.stack_factors import load_stack
 from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.hardware.catalogue import load_cluster
 from meshwright.models.build import build_architecture

@@ -14,11 +14,9 @@ from torch import distributed as dist
 
 from meshwright.errors import MeshwrightError
 from meshwright.models.attention import CausalAttention
-from meshwright.parallelism.activation_checkpoint import checkpoint_blocks
-from meshwright.parallelism.compile_blocks import compile_blocks
-from meshwright.parallelism.context.context_parallel import apply_context_parallel
+from meshwright.parallelism.activation_checkpoint import checkpoint_blocks, compile_blocks
+from meshwright.parallelism.context.context_parallel import apply_context_parallel, sequence_indices
 from meshwright.parallelism.context.ring_attention import RingAttention
-from meshwright.parallelism.context.sequence_shards import sequence_indices
 from meshwright.parallelism.mesh import Meshes, build_meshes
 from meshwright.spec.layout.layout import ContextMethod, Layout
 from run_ranks import run_ranks

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from meshwright.models.build import build_architecture
 from meshwright.parallelism.apply import parallelize
-from meshwright.parallelism.context.sequence_shards import sequence_indices
+from meshwright.parallelism.context.context_parallel import sequence_indices
 from meshwright.parallelism.expert.expert_parallel import TokenExchange
 from meshwright.parallelism.gradients import Gradients
 from meshwright.parallelism.mesh import Meshes, build_meshes

@@ -11,8 +11,8 @@ from meshwright.prover.prove import ProofRequest, prove
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import SCHEDULES, V_SCHEDULES, Layout
 from meshwright.spec.layout.layout_text import parse_layout
+from meshwright.spec.layout.schedule.action import orders_to_csv
 from meshwright.spec.layout.schedule.schedule import build_schedule
-from meshwright.spec.layout.schedule.schedule_csv import orders_to_csv
 from run_ranks import run_ranks
 from training_runs import TINY_MODEL, tiny_job, train_on_ranks
 

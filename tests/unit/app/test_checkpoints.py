@@ -14,7 +14,7 @@ import meshwright as mw
 from meshwright.checkpoint.checkpoint import save
 from meshwright.cli.main import run as run_command
 from meshwright.errors import ConfigError
-from meshwright.fault_tolerance.heartbeat_file import HeartbeatFile
+from meshwright.fault_tolerance.evidence import HeartbeatFile
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import CheckpointSection
 from meshwright.spec.layout.layout import Layout

@@ -9,15 +9,12 @@ from hypothesis import strategies as st
 from meshwright.calibrator.describe import CalibratedMachine, describe
 from meshwright.calibrator.measure import Measurements, mean_of
 from meshwright.calibrator.profiled_step import OpSample, ProfiledStep
-from meshwright.calibrator.size_grid import CPU_SIZES
+from meshwright.calibrator.timing import CPU_SIZES
 from meshwright.cost.compute.op_time import op_seconds
-from meshwright.hardware.entry import build_cluster, read_cluster_values, read_device
-from meshwright.hardware.entry_toml import cluster_toml, device_toml
+from meshwright.hardware.entry import build_cluster, cluster_toml, device_toml, read_cluster_values, read_device
 from meshwright.hardware.rates import matmul_rates, memory_op_rates
 from meshwright.spec.machine.cluster import Cluster
-from meshwright.spec.machine.device import Device
-from meshwright.spec.machine.figure import Figure, Source
-from meshwright.spec.machine.measured import CollectivePoint
+from meshwright.spec.machine.device import CollectivePoint, Device, Figure, Source
 from meshwright.spec.trace.trace import Signature, TensorShape
 
 SOURCE = Source(title="meshwright calibrate: 2 ranks", date="2026-11-21", kind="measured")

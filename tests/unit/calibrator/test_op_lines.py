@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from meshwright.calibrator.op_lines import exchange_line, fitted_lines
-from meshwright.calibrator.profiled_step import OpSample, ProfiledStep, profiled_step
-from meshwright.calibrator.step_jobs import step_jobs
+from meshwright.calibrator.profiled_step import OpSample, ProfiledStep, profiled_step, step_jobs
 from meshwright.spec.trace.trace import Signature, TensorShape
 
 SIZES = (2**14, 2**17, 2**20)

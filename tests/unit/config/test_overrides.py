@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.config.key_problems import override_value
 from meshwright.config.load import load_job
-from meshwright.config.overrides import override_value
 from meshwright.errors import ConfigError
 
 

@@ -2,12 +2,11 @@
 
 import pytest
 
-from meshwright.config.keys import SECTIONS, job_keys
-from meshwright.config.reference import REFERENCE_FILE, reference_text
-from meshwright.config.schema import SCHEMA_FILE, job_schema, schema_text
+from docs.job_page import REFERENCE_FILE, reference_text
+from meshwright.config.keys import SCHEMA_FILE, SECTIONS, job_keys, job_schema, schema_text
 from repository import ROOT
 
-HOW = "run `python -m meshwright.config.reference` in the repository's root"
+HOW = "run `python -m docs.job_page` in the repository's root"
 
 
 def test_the_shipped_schema_is_in_step() -> None:

@@ -8,7 +8,7 @@ import pytest
 from cost_configs import configs, training_setup
 from meshwright.cost.achieved_rates import Rates, architecture_of, matmul_share, peaks_of, rates_of
 from meshwright.cost.constants import fitted_constants
-from meshwright.cost.stacks import stacks
+from meshwright.cost.stack_factors import stacks
 from meshwright.cost.step_times import step_times
 from meshwright.errors import UnsupportedError
 from meshwright.hardware.catalogue import cluster_names, load_cluster

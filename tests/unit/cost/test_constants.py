@@ -54,7 +54,7 @@ def test_values_are_those_of_the_file() -> None:
 
 
 SOURCES = "".join(file.read_text(encoding="utf-8") for file in (SOURCE / "cost").rglob("*.py"))
-SOURCES += (SOURCE / "planner" / "search" / "simplicity.py").read_text(encoding="utf-8")
+SOURCES += (SOURCE / "planner" / "search" / "finalists.py").read_text(encoding="utf-8")
 FORMATS = ("float8-tensorwise", "float8-rowwise", "mxfp8", "nvfp4")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.cost.stacks import GENERIC, OURS, load_stack, stacks
+from meshwright.cost.stack_factors import GENERIC, OURS, load_stack, stacks
 from meshwright.errors import ConfigError
 
 FITTED = ("compute", "communication", "overhead")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cost_configs import BATCH, MODELS, SEQ_LEN, changed, configs, layouts, training_setup
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import layout_table
-from meshwright.cost.stacks import stacks
+from meshwright.cost.stack_factors import stacks
 from meshwright.cost.step import StepTerms
 from meshwright.cost.step_times import step_times
 from meshwright.cost.training_setup import Configurations, TrainingSetup
@@ -20,8 +20,7 @@ from meshwright.hardware.catalogue import cluster_names, load_cluster
 from meshwright.spec.frozen import Frozen
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.machine.cluster import Cluster, Link
-from meshwright.spec.machine.device import MatmulRates
-from meshwright.spec.machine.figure import Figure
+from meshwright.spec.machine.device import Figure, MatmulRates
 
 TERMS = [field.name for field in fields(StepTerms)]
 CLUSTERS = ("h100-ib400", "dgx-a100-hdr", "b200-ib400", "gb200-nvl72", "mi300x-roce400")

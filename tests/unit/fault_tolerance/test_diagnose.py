@@ -11,8 +11,15 @@ import pytest
 
 from meshwright.fault_tolerance.diagnose import diagnose
 from meshwright.fault_tolerance.evidence import Evidence
-from meshwright.spec.run.diagnosis import ProcessState
-from meshwright.spec.run.rank_records import Collective, Departure, FlightRecord, Frame, Heartbeat, ProcessGroupRecord
+from meshwright.spec.run.rank_records import (
+    Collective,
+    Departure,
+    FlightRecord,
+    Frame,
+    Heartbeat,
+    ProcessGroupRecord,
+    ProcessState,
+)
 
 NOW_S = 1000.0
 WORLD = ProcessGroupRecord(name="0", axis="world", ranks=[0, 1, 2, 3])

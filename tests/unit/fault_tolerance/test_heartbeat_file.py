@@ -7,8 +7,7 @@ import threading
 import time
 from pathlib import Path
 
-from meshwright.fault_tolerance.evidence import process_state
-from meshwright.fault_tolerance.heartbeat_file import HeartbeatFile, read_heartbeats
+from meshwright.fault_tolerance.evidence import HeartbeatFile, process_state, read_heartbeats
 from meshwright.spec.run.run import Run
 
 

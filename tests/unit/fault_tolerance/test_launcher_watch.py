@@ -12,15 +12,14 @@ from pathlib import Path
 import pytest
 
 from meshwright.fault_tolerance import launcher_watch
-from meshwright.fault_tolerance.evidence import look
-from meshwright.fault_tolerance.heartbeat_file import HeartbeatFile
+from meshwright.fault_tolerance.evidence import HeartbeatFile, look
 from meshwright.fault_tolerance.launcher_watch import LauncherWatch, last_diagnosis
 from meshwright.spec.run.run import Run
 
 RANK = """
 import sys, time
 from pathlib import Path
-from meshwright.fault_tolerance.heartbeat_file import HeartbeatFile
+from meshwright.fault_tolerance.evidence import HeartbeatFile
 from meshwright.spec.run.run import Run
 HeartbeatFile(Run(Path(sys.argv[1])), rank=1, num_ranks=2).mark("action 0F1", step=5)
 print("started", flush=True)

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.fault_tolerance.heartbeat_file import started_ticks
-from meshwright.fault_tolerance.running import SILENT_ELSEWHERE_S, is_running
+from meshwright.fault_tolerance.evidence import SILENT_ELSEWHERE_S, is_running, started_ticks
 from meshwright.spec.run.run import Run
 
 TIME_S = 1000.0

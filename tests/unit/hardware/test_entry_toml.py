@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from meshwright.hardware import quantity
 from meshwright.hardware.catalogue import CATALOGUE_VARIABLE, load_cluster, load_device
-from meshwright.hardware.entry import build_cluster, read_cluster_values, read_device
-from meshwright.hardware.entry_toml import cluster_toml, device_toml
+from meshwright.hardware.entry import build_cluster, cluster_toml, device_toml, read_cluster_values, read_device
 
 SHIPPED = {
     kind: sorted(file.name.removesuffix(".toml") for file in (files("meshwright.hardware") / kind).iterdir())

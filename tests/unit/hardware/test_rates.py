@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from meshwright.errors import ConfigError
 from meshwright.hardware.catalogue import load_device
 from meshwright.hardware.rates import RateTable, attention_rates, matmul_rates, memory_op_rates
-from meshwright.spec.machine.figure import Figure, Source
-from meshwright.spec.machine.measured import MatmulPoint
+from meshwright.spec.machine.device import Figure, MatmulPoint, Source
 
 SIZES = st.lists(st.integers(1, 10**6), min_size=1, max_size=4, unique=True)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshwright.pages.figures.message_arrows import Message
+from meshwright.pages.figures.intervals import Message
 from meshwright.pages.perfetto import write_perfetto
 from meshwright.spec.trace.timeline import SpanKind, Timeline
 from simulated_steps import NAMES, SEND, simulated_step

@@ -14,18 +14,17 @@ from meshwright.cost.communication.pipeline_p2p import hops_of
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.pipeline.replay import Hops, StageTimes, pipeline_ops, replay
-from meshwright.cost.stacks import load_stack
+from meshwright.cost.stack_factors import load_stack
 from meshwright.cost.step_times import unit_shares
 from meshwright.planner.candidate import judge, recomputed_share
+from meshwright.planner.explain.contrasts import LATENCIES, scaled_network
 from meshwright.planner.explain.infeasible import invalid_neighbours
-from meshwright.planner.explain.what_if import LATENCIES, scaled_network
 from meshwright.planner.plan import make_plan
-from meshwright.planner.search.bubble import replayed_share, replayed_step
+from meshwright.planner.search.bubble import BackwardShares, StageShare, replayed_share, replayed_step
+from meshwright.planner.search.finalists import RANKING_ERROR
 from meshwright.planner.search.menu import menu_of
 from meshwright.planner.search.price import price, steps_of_each_s
-from meshwright.planner.search.simplicity import RANKING_ERROR
 from meshwright.planner.search.space import layout_space
-from meshwright.planner.search.stage_times import BackwardShares, StageShare
 from meshwright.spec.layout.layout import SCHEDULES, SINGLE_STAGE_SCHEDULES, SPLIT_BACKWARD_SCHEDULES, Layout
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.layout.schedule.schedule import build_schedule, lower

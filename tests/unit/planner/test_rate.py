@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meshwright.hardware.catalogue import load_device
-from meshwright.planner.rate import dense_peak, rate_problem
+from meshwright.planner.request import dense_peak, rate_problem
 from meshwright.spec.machine.device import MatmulRates
 
 A100 = load_device("a100-sxm-80gb")

@@ -16,7 +16,7 @@ from meshwright.planner.run_cost import (
     mean_time_between_failures_s,
 )
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.run.budget import Reliability
+from meshwright.spec.run.layout_plan import Reliability
 from questions import ask
 
 QUESTION = ask("llama3-8b", 16, batch=64)

@@ -2,8 +2,8 @@
 
 import pytest
 
+from meshwright.profiler.chrome_trace import StepLocation
 from meshwright.profiler.communication_op import CommunicationOp, align_starts, axis_of
-from meshwright.profiler.step_location import StepLocation
 
 OF_TP = {"mesh_pp": (0,), "mesh_cp": (0,), "mesh_ep": (0,), "default_pg": (0, 1)}
 OF_ALL = {"mesh_pp": (0, 4), "mesh_cp": (0,), "mesh_ep": (0,), "mesh_tp": (0, 1)}

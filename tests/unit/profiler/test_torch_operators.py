@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwright.profiler.torch_operators import EventRole, role_of
+from meshwright.profiler.communication_op import EventRole, role_of
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.prover.assemble import Incomparable, Record, RecordedShard, RecordedShards, assemble
+from meshwright.prover.differences import Incomparable, Record, RecordedShard, RecordedShards, assemble
 
 WHOLE = np.arange(24, dtype=np.float32).reshape(6, 4)
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.prover.assemble import Incomparable, Tensors, WholeRecord
-from meshwright.prover.differences import TOLERANCES, Tolerances, compare
+from meshwright.prover.differences import TOLERANCES, Incomparable, Tensors, Tolerances, WholeRecord, compare
 
 
 def tensors(seed: int, scales: dict[str, float]) -> Tensors:

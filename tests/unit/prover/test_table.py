@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from meshwright.prover.plant import plant
+from meshwright.prover.record import plant
 from meshwright.prover.table import changes_text, difference_text, notes, proof_table, reasons, verdict, worst_text
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import Layout

@@ -9,8 +9,7 @@ from meshwright.cost.compute.op_time import op_seconds
 from meshwright.hardware.catalogue import load_device
 from meshwright.simulator.simulate_step import simulate
 from meshwright.spec.machine.cluster import Cluster, Link
-from meshwright.spec.machine.figure import Figure, Source
-from meshwright.spec.machine.measured import CollectivePoint, OpLine
+from meshwright.spec.machine.device import CollectivePoint, Figure, OpLine, Source
 from meshwright.spec.trace.timeline import SpanKind
 
 SOURCE = Source(title="a test", date="2026-11-22", kind="measured")

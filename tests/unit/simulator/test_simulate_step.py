@@ -7,9 +7,8 @@ import pytest
 
 from hand_traces import ALL_GATHER, ALL_REDUCE, Script, all_of
 from meshwright.cost.communication.all_to_all import all_to_all_s
-from meshwright.cost.communication.collective import all_gather_s, all_reduce_s
-from meshwright.cost.communication.group import group_of
-from meshwright.cost.communication.point_to_point import send_s
+from meshwright.cost.communication.collective import all_gather_s, all_reduce_s, group_of
+from meshwright.cost.communication.pipeline_p2p import send_s
 from meshwright.errors import ConfigError, UnsupportedError
 from meshwright.hardware.catalogue import load_cluster
 from meshwright.simulator.engine.collective_times import comm_op_times, group_at, kind_of, reached_fabric

@@ -17,8 +17,7 @@ from meshwright.spec.job.sections import (
     TrainSection,
 )
 from meshwright.spec.layout.layout import Layout, LayoutRequest
-from meshwright.spec.step.estimate import Estimate, MemoryUse
-from meshwright.spec.step.step_decomposition import StepDecomposition
+from meshwright.spec.step.estimate import Estimate, MemoryUse, StepDecomposition
 
 NOUNS: list[type[Frozen]] = [
     CheckpointSection, ClusterSection, DataSection, ModelSection, OptimizerSection, PlannerSection, PrecisionSection,

@@ -1,7 +1,5 @@
 """Everything that would stop a job, found before any process starts; needs no torch."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -17,8 +15,8 @@ from meshwright.hardware.machine import nearest_existing
 from meshwright.spec.job.job import SPLIT_SECTIONS, Job
 from meshwright.spec.job.user_object import is_object_source
 from meshwright.spec.job.validity import has_wrong_degree
+from meshwright.spec.layout.schedule.action import read_schedule
 from meshwright.spec.layout.schedule.schedule import build_schedule
-from meshwright.spec.layout.schedule.schedule_csv import read_schedule
 from meshwright.spec.model.hf.hf_config import hf_obstacles
 from meshwright.spec.model.hf.hub_cache import hub_advice, local_path
 from meshwright.spec.model.model_source import resolve_architecture

@@ -1,7 +1,5 @@
 """load_job: a job file with what overrides it."""
 
-from __future__ import annotations
-
 from meshwright.app.arguments import JobSource, checked
 from meshwright.config.load import ResolvedJob
 from meshwright.config.load import load_job as _load_job

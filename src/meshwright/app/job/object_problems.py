@@ -1,7 +1,5 @@
 """What is wrong with a `my_module:MyName` of a job, read from its source: nothing of the user's is imported or run."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """What a job leaves open, settled before any rank starts: its layout, and what its blocks save ("auto")."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,16 +12,16 @@ from meshwright.hardware.choice import named_cluster
 from meshwright.planner.plan import make_plan
 from meshwright.planner.read_request import Options, plan_request
 from meshwright.simulator.memory.choose_checkpoints import Checkpoints, Need, choose_checkpoints
-from meshwright.simulator.memory.roles import in_phase
+from meshwright.simulator.memory.memory_curve import in_phase
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import Layout, LayoutRequest
+from meshwright.spec.layout.schedule.action import read_schedule
 from meshwright.spec.layout.schedule.schedule import build_schedule
-from meshwright.spec.layout.schedule.schedule_csv import read_schedule
 from meshwright.spec.machine.device import Device
 from meshwright.spec.run.run import Manifest
 from meshwright.spec.step.estimate import Estimate
 from meshwright.spec.trace.trace import NONE, Trace
-from meshwright.tracer.extrapolate.pipeline_stages import blocks_of_stages
+from meshwright.tracer.extrapolate.microbatches import blocks_of_stages
 from meshwright.tracer.programs.trace_ranks import device_type_of
 from meshwright.tracer.trace_job import trace_job
 from meshwright.trainer.launch.ranks import choose_device_type

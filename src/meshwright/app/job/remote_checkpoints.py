@@ -1,7 +1,5 @@
 """checkpoint.remote before ranks start: whether the URL can be used, and the newest checkpoint fetched from it."""
 
-from __future__ import annotations
-
 import os
 
 from meshwright.app.progress import elapsed

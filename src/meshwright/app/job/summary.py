@@ -1,29 +1,23 @@
 """What a sound job would do, on one screen: printed by check."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING
 
-from meshwright.config.load import DEFAULT
+from meshwright.config.load import DEFAULT, ResolvedJob
 from meshwright.hardware.catalogue import LOCAL, load_device
 from meshwright.hardware.choice import named_cluster
 from meshwright.hardware.machine import free_disk_bytes, nearest_existing
+from meshwright.spec.job.job import Job
 from meshwright.spec.job.user_object import is_object_source
 from meshwright.spec.layout.layout import AXES, Layout
 from meshwright.spec.layout.layout_text import checkpoint_words
 from meshwright.spec.layout.stage_split import stage_boundaries
+from meshwright.spec.machine.device import Device
 from meshwright.spec.model.gpt2_architecture import dropout_note
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.model.model_spec import model_spec
 from meshwright.spec.run.run import Run
 from meshwright.units import counted, format_bytes, format_count
-
-if TYPE_CHECKING:
-    from meshwright.config.load import ResolvedJob
-    from meshwright.spec.job.job import Job
-    from meshwright.spec.machine.device import Device
 
 # A checkpoint holds the float32 weights and AdamW's two float32 moments.
 _CHECKPOINT_BYTES_PER_PARAMETER = 12

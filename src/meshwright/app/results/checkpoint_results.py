@@ -1,10 +1,9 @@
 """What `mw.checkpoints` returns: data types of examined checkpoints with their views."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.console import RenderableType
 from rich.markup import escape
 
 from meshwright.app.results.result import Result
@@ -27,19 +26,15 @@ from meshwright.spec.run.checkpoint_findings import (
 from meshwright.spec.run.checkpoint_record import CheckpointListing
 from meshwright.units import counted, format_bytes, format_duration
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
 
 class CheckpointListingResult(Result, CheckpointListing):
     """The checkpoints of a run. Data frame: a row for each."""
 
+    _page = listing_page
+
     def _summary(self) -> str:
         steps = [str(one.step) for one in self.checkpoints if one.state == "complete"]
         return f"Checkpoints {self.folder}: complete after {', '.join(steps) or 'no step'}"
-
-    def _page(self) -> Iterator[RenderableType]:
-        return listing_page(self)
 
     def _rows(self) -> list[dict[str, Any]]:
         return [one.to_dict() for one in self.checkpoints]
@@ -48,13 +43,12 @@ class CheckpointListingResult(Result, CheckpointListing):
 class VerificationResult(Result, VerificationReport):
     """Checkpoints that were verified. Data frame: a row for each damage."""
 
+    _page = verification_page
+
     def _summary(self) -> str:
         damaged = [str(one.step) for one in self.checkpoints if one.damages]
         state = f"damaged: {', '.join(damaged)}" if damaged else "intact"
         return f"Verification of {counted(len(self.checkpoints), 'checkpoint')}: {state}"
-
-    def _page(self) -> Iterator[RenderableType]:
-        return verification_page(self)
 
     def _rows(self) -> list[dict[str, Any]]:
         return [{"folder": one.folder, **damage.to_dict()} for one in self.checkpoints for damage in one.damages]
@@ -63,12 +57,11 @@ class VerificationResult(Result, VerificationReport):
 class CheckpointSummaryResult(Result, CheckpointSummary):
     """What a checkpoint holds. Data frame: a row for each tensor."""
 
+    _page = summary_page
+
     def _summary(self) -> str:
         size = format_bytes(self.num_bytes)
         return f"Checkpoint {self.folder}: {counted(len(self.tensors), 'tensor')}, {size}"
-
-    def _page(self) -> Iterator[RenderableType]:
-        return summary_page(self)
 
     def _rows(self) -> list[dict[str, Any]]:
         return [one.to_dict() for one in self.tensors]
@@ -77,11 +70,10 @@ class CheckpointSummaryResult(Result, CheckpointSummary):
 class TensorDetailResult(Result, TensorDetail):
     """One tensor of a checkpoint. Data frame: a row for each shard."""
 
+    _page = detail_page
+
     def _summary(self) -> str:
         return f"Tensor {self.tensor.name}: {self.tensor.dtype} {self.tensor.shape}, {self.statistics.num_nan} NaN"
-
-    def _page(self) -> Iterator[RenderableType]:
-        return detail_page(self)
 
     def _rows(self) -> list[dict[str, Any]]:
         return [one.to_dict() for one in self.shards]
@@ -90,12 +82,11 @@ class TensorDetailResult(Result, TensorDetail):
 class CheckpointDifferenceResult(Result, CheckpointDifference):
     """How two checkpoints differ. Data frame: a row for each changed tensor."""
 
+    _page = difference_page
+
     def _summary(self) -> str:
         state = "bitwise equal" if self.is_bitwise_equal else f"{counted(len(self.changed), 'tensor')} changed"
         return f"Difference of {self.left} and {self.right}: {state}"
-
-    def _page(self) -> Iterator[RenderableType]:
-        return difference_page(self)
 
     def _rows(self) -> list[dict[str, Any]]:
         return [one.to_dict() for one in self.changed]
@@ -104,12 +95,11 @@ class CheckpointDifferenceResult(Result, CheckpointDifference):
 class GarbageCollectionResult(Result, GarbageCollection):
     """What garbage collection removed. Data frame: a row for each folder."""
 
+    _page = garbage_page
+
     def _summary(self) -> str:
         verb = "would remove" if self.is_dry_run else "removed"
         return f"Garbage of {self.folder}: {verb} {counted(len(self.removals), 'folder')}"
-
-    def _page(self) -> Iterator[RenderableType]:
-        return garbage_page(self)
 
     def _rows(self) -> list[dict[str, Any]]:
         return [one.to_dict() for one in self.removals]

@@ -18,8 +18,8 @@ from meshwright.units import GiB, format_bytes, format_duration
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    Rows = Sequence[Mapping[str, Any]] | Mapping[str, Any]
-    """Of a data frame: one mapping a row, or the columns by name."""
+Rows = Sequence[Mapping[str, Any]] | Mapping[str, Any]
+"""Of a data frame: one mapping a row, or the columns by name."""
 
 _HTML_WIDTH = 120
 _HTML = '<pre style="white-space:pre;overflow-x:auto;line-height:1.3">{code}</pre>'

@@ -1,14 +1,13 @@
 """TrainedRun and ReportResult: what `mw.train` and `mw.report` return."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.console import RenderableType
 from rich.text import Text
 
 from meshwright.app.results.result import PlottedResult
@@ -19,12 +18,8 @@ from meshwright.pages.html.run_html import CURVES, shown_parts, write_run_html
 from meshwright.pages.tables.run_table import parts_section, run_page, run_summary_table
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.run import HOW_TO_PROFILE, Run
-from meshwright.spec.run.run_comparison import run_summary
-from meshwright.spec.run.run_report import RunMetrics, RunReport, read_metrics
+from meshwright.spec.run.run_report import RunMetrics, RunReport, read_metrics, run_summary
 from meshwright.units import counted, format_duration
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 _COLUMNS = ("step", *CURVES, "attempt")
 

@@ -1,21 +1,20 @@
 """Simulation and its timeline: what `mw.simulate` returns."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from rich.console import RenderableType
 from rich.text import Text
 
-from meshwright.app.results.result import PlottedResult, memory_words, step_words
-from meshwright.pages.figures.simulation_figures import exposed_figure, outcome_figure
+from meshwright.app.results.result import PlottedResult, Rows, memory_words, step_words
+from meshwright.pages.figures.run_figures import exposed_figure, outcome_figure
 from meshwright.pages.figures.timeline_figures import memory_figure, pipeline_figure, streams_figure
 from meshwright.pages.html.simulation_html import write_html
-from meshwright.pages.tables.compare_table import parts_table
+from meshwright.pages.tables.run_table import parts_table
 from meshwright.pages.tables.simulation_table import most_exposed, simulation_page
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.step.simulation_report import SimulationReport
@@ -23,11 +22,6 @@ from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.trace.timeline import SpanKind, Timeline
 from meshwright.spec.trace.traces import Traces
 from meshwright.units import counted, format_duration
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from meshwright.app.results.result import Rows
 
 _TEXTS = {"name": "names", "scope": "scopes", "phase": "phases", "action": "actions", "axis": "axes"}
 """Columns of spans that are positions in a tuple of the timeline."""

@@ -1,7 +1,5 @@
 """From the traces of a job's ranks to all that a simulation reports."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +15,10 @@ from meshwright.simulator.analysis.overlap_gains import overlap_of, suggestions
 from meshwright.simulator.analysis.step_tables import compute_seconds, rank_memory, rank_times, stragglers_of
 from meshwright.simulator.checks.check_traces import check, mismatches, with_earlier
 from meshwright.simulator.checks.hazards import hazards_in_background, message_hazards
-from meshwright.simulator.device_model import device_model
 from meshwright.simulator.engine.conditions import Conditions
 from meshwright.simulator.engine.rank_classes import group_equivalent
 from meshwright.simulator.memory.live_at_peak import liveness_of, savings_of
-from meshwright.simulator.simulate_step import Deadlock, simulate
+from meshwright.simulator.simulate_step import Deadlock, device_model, simulate
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.step.simulation_report import Outcome, Padding, RankMemory, SimulationReport, Stragglers

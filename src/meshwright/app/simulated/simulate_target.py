@@ -1,22 +1,28 @@
 """What `meshwright simulate` runs: a job or a program on a cluster, its conditions, and the traces of its ranks."""
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from meshwright.app.job.job_problems import layout_problems_of
+from meshwright.app.simulated.run_traces import Subject
+from meshwright.config.load import ResolvedJob, load_job, raise_problems
+from meshwright.errors import ConfigError
+from meshwright.hardware.catalogue import with_example_rates
+from meshwright.hardware.choice import choose_cluster
 from meshwright.log import progress
-
-if TYPE_CHECKING:
-    from meshwright.app.simulated.run_traces import Subject
-    from meshwright.config.load import ResolvedJob
-    from meshwright.simulator.engine.conditions import Conditions
-    from meshwright.spec.machine.cluster import Cluster
-    from meshwright.spec.trace.fault import Fault
-    from meshwright.spec.trace.traces import Traces
+from meshwright.planner.read_request import Options, cluster_of, layout_on, plan_request, set_layout_keys
+from meshwright.simulator.engine.conditions import Conditions
+from meshwright.spec.layout.schedule.action import is_csv
+from meshwright.spec.machine.allocator_settings import has_expandable_segments, set_allocator
+from meshwright.spec.machine.cluster import Cluster
+from meshwright.spec.model.model_source import resolve_architecture
+from meshwright.spec.trace.fault import Fault
+from meshwright.spec.trace.traces import Traces
+from meshwright.tracer.extrapolate.routing import parse_routing
+from meshwright.units import counted
 
 _MOST_JITTER = 1.0
 """At which one operation in 40 takes 4 times its cost; no machine is as noisy as that."""
@@ -25,11 +31,6 @@ _MOST_SLOWER = 1e6
 
 def conditions_of(given: dict[str, Any]) -> Conditions:
     """Return how the step departs from the usual one; raises ConfigError for a value that means nothing."""
-    from meshwright.errors import ConfigError
-    from meshwright.simulator.engine.conditions import Conditions
-    from meshwright.spec.machine.allocator_settings import has_expandable_segments, set_allocator
-    from meshwright.tracer.extrapolate.routing import parse_routing
-
     parse_routing(given["routing"])
     jitter = given["jitter"]
     if not 0 <= jitter <= _MOST_JITTER:
@@ -50,9 +51,6 @@ def conditions_of(given: dict[str, Any]) -> Conditions:
 
 def require_ranks(conditions: Conditions, num_ranks: int) -> None:
     """Raise ConfigError for a slow rank that a step on `num_ranks` ranks does not have."""
-    from meshwright.errors import ConfigError
-    from meshwright.units import counted
-
     for fault in conditions.faults:
         if fault.rank >= num_ranks:
             raise ConfigError(
@@ -62,8 +60,6 @@ def require_ranks(conditions: Conditions, num_ranks: int) -> None:
 
 
 def _slow_rank(text: str) -> Fault:
-    from meshwright.errors import ConfigError
-    from meshwright.spec.trace.fault import Fault
 
     rank, _, factor = text.partition(":")
     try:
@@ -80,10 +76,6 @@ def _slow_rank(text: str) -> Fault:
 
 def trace_of_job(words: tuple[str, ...], given: dict[str, Any], conditions: Conditions) -> tuple[Subject, Traces]:
     """Return the job named by `words` and its traces; raises ConfigError for a bad argument before it traces."""
-    from meshwright.app.job.job_problems import layout_problems_of
-    from meshwright.app.simulated.run_traces import Subject
-    from meshwright.config.load import load_job, raise_problems
-    from meshwright.planner.read_request import Options, layout_on
     from meshwright.tracer.programs.job_steps import layout_of
     from meshwright.tracer.programs.trace_ranks import device_type_of
     from meshwright.tracer.trace_job import TraceOptions, trace_job
@@ -113,8 +105,6 @@ def trace_of_job(words: tuple[str, ...], given: dict[str, Any], conditions: Cond
 
 def _require_job(files: list[str], given: dict[str, Any]) -> None:
     """Raise ConfigError unless one job is named, without what belongs to a program."""
-    from meshwright.errors import ConfigError
-
     if given["ranks"]:
         raise ConfigError("--ranks is for --build; a job's ranks are its cluster's devices: give --cluster NAME:COUNT")
     if given["every_rank"]:
@@ -138,24 +128,17 @@ def _settled(resolved: ResolvedJob, text: str | None) -> ResolvedJob:
 
 
 def _cluster(resolved: ResolvedJob, text: str | None) -> Cluster:
-    from meshwright.hardware.catalogue import with_example_rates
 
     return with_example_rates(_named_cluster(resolved, text))
 
 
 def _named_cluster(resolved: ResolvedJob, text: str | None) -> Cluster:
     """Return the cluster as --cluster or the job names it, whether its rates are measured or not."""
-    from meshwright.planner.read_request import Options, cluster_of, set_layout_keys
-
     return cluster_of(resolved.job, Options(text, takes_example=True), set_layout_keys(resolved))
 
 
 def _asked(resolved: ResolvedJob, text: str | None) -> tuple[Cluster, Any]:
     """Return the cluster, and the planner's request; None for a model or schedule that its formulas do not know."""
-    from meshwright.planner.read_request import Options, plan_request
-    from meshwright.spec.layout.schedule.schedule_csv import is_csv
-    from meshwright.spec.model.model_source import resolve_architecture
-
     if resolve_architecture(resolved.job.model) is None or is_csv(resolved.job.layout):
         return _cluster(resolved, text), None
     request = plan_request(resolved, Options(text, takes_example=True))
@@ -164,9 +147,6 @@ def _asked(resolved: ResolvedJob, text: str | None) -> tuple[Cluster, Any]:
 
 def trace_of_program(words: tuple[str, ...], given: dict[str, Any], conditions: Conditions) -> tuple[Subject, Traces]:
     """Return the program of --build and its traces; raises ConfigError for a bad argument before it traces."""
-    from meshwright.app.simulated.run_traces import Subject
-    from meshwright.errors import ConfigError
-    from meshwright.hardware.choice import choose_cluster
     from meshwright.tracer.programs.program_ranks import trace_program
     from meshwright.tracer.programs.trace_ranks import Program
 
@@ -195,7 +175,6 @@ def trace_of_program(words: tuple[str, ...], given: dict[str, Any], conditions: 
 def _importable(build: str) -> str:
     """Return a builder as module:function; the folder of one that is in a file is where modules are looked for."""
     place, colon, function = build.partition(":")
-    from meshwright.errors import ConfigError
 
     if not colon or not function:
         raise ConfigError(f"--build {build} names no function: write FILE.py:FUNCTION or MODULE:FUNCTION")

@@ -1,7 +1,5 @@
 """`meshwright calibrate`: measures this machine and writes it as a device and a cluster of the user's own catalogue."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`meshwright check`: everything that is wrong with a job, or what it would do; starts nothing and needs no torch."""
 
-from __future__ import annotations
-
 import click
 
 from meshwright.cli.completion import job_words

@@ -1,32 +1,16 @@
 """`meshwright checkpoint ...`: list, verify, inspect, compare, clean up and rewrite checkpoints."""
 
-from __future__ import annotations
-
 import sys
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Protocol
 
 import click
 
-from meshwright.cli.result_command import result_command
+from meshwright.cli.result_command import print_result, result_command
 from meshwright.errors import ExitCode
 
 _FOLDER = click.Path(path_type=Path)
 _step = click.option("--step", type=click.IntRange(min=0), help="Step of the checkpoint; default: the newest.")
-
-
-class _Printable(Protocol):
-    def to_json(self) -> str: ...
-
-    def show(self) -> None: ...
-
-
-def _print(found: _Printable, as_json: bool) -> None:
-    if as_json:
-        click.echo(found.to_json())
-    else:
-        found.show()
 
 
 class _Verbs(click.Group):
@@ -62,7 +46,7 @@ def _ls(run: Path, as_json: bool) -> None:
     from meshwright.app.checkpoints import ls
 
     found = ls(run)
-    _print(found, as_json)
+    print_result(found, as_json)
 
 
 @result_command
@@ -78,7 +62,7 @@ def _verify(source: Path, step: int | None, verifies_all: bool, as_json: bool) -
     from meshwright.app.checkpoints import verify
 
     found = verify(source, step=step, all=verifies_all)
-    _print(found, as_json)
+    print_result(found, as_json)
     if not found.is_intact:
         sys.exit(ExitCode.DO_NOT_RETRY)
 
@@ -94,7 +78,7 @@ def _inspect(source: Path, tensor: str | None, step: int | None, as_json: bool) 
     from meshwright.app.checkpoints import inspect
 
     found = inspect(source, tensor, step=step)
-    _print(found, as_json)
+    print_result(found, as_json)
 
 
 @result_command
@@ -107,7 +91,7 @@ def _diff(left: Path, right: Path, as_json: bool) -> None:
     from meshwright.app.checkpoints import diff
 
     found = diff(left, right)
-    _print(found, as_json)
+    print_result(found, as_json)
 
 
 @result_command
@@ -123,7 +107,7 @@ def _gc(run: Path, dry_run: bool, damaged: bool, as_json: bool) -> None:
     from meshwright.app.checkpoints import gc
 
     found = gc(run, dry_run=dry_run, damaged=damaged)
-    _print(found, as_json)
+    print_result(found, as_json)
 
 
 @result_command
@@ -140,7 +124,7 @@ def _reshard(source: Path, destination: Path, ranks: int, as_json: bool) -> None
     from meshwright.app.checkpoints import reshard
 
     found = reshard(source, destination, ranks=ranks)
-    _print(found, as_json)
+    print_result(found, as_json)
 
 
 _VERBS = {"ls": _ls, "verify": _verify, "diff": _diff, "gc": _gc, "reshard": _reshard, "inspect": _inspect}

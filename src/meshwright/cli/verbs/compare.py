@@ -1,12 +1,10 @@
 """`meshwright compare`: two steps or two runs side by side: a prediction and a measurement, or two of either."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click
 
-from meshwright.cli.result_command import result_command
+from meshwright.cli.result_command import print_result, result_command
 
 _PATH = click.Path(path_type=Path)
 
@@ -25,7 +23,4 @@ def command(a: Path, b: Path, step: int | None, as_json: bool) -> None:
     from meshwright.app.compare import compare
 
     found = compare(a, b, step=step)
-    if as_json:
-        click.echo(found.to_json())
-    else:
-        found.show()
+    print_result(found, as_json)

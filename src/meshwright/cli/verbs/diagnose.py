@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from meshwright.cli.result_command import result_command
+from meshwright.cli.result_command import print_result, result_command
 from meshwright.errors import ExitCode
 
 if TYPE_CHECKING:
-    from meshwright.spec.run.diagnosis import Diagnosis
+    from meshwright.spec.run.rank_records import Diagnosis
 
 _HARMLESS = ("ended", "moving")
 # The same command would go wrong in the same place.
@@ -31,10 +31,7 @@ def command(folder: Path, wait_s: float, as_json: bool) -> None:
     from meshwright.app.diagnose import diagnose
 
     diagnosis = diagnose(folder, wait_s=wait_s)
-    if as_json:
-        click.echo(diagnosis.to_json())
-    else:
-        diagnosis.show()
+    print_result(diagnosis, as_json)
     sys.exit(exit_code_of(diagnosis))
 
 

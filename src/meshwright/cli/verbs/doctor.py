@@ -4,8 +4,6 @@ Exit 0: training can run here, or torch is simply not installed (the light insta
 Exit 70: something that training needs is installed but does not work.
 """
 
-from __future__ import annotations
-
 import sys
 
 from meshwright.cli.result_command import print_json, result_command

@@ -1,7 +1,5 @@
 """`meshwright generate`: a prompt and what the model makes of it, word by word."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

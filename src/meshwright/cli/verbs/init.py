@@ -30,7 +30,7 @@ def command(model: str, out: Path, schema: bool, as_json: bool) -> None:
 
     An existing file is never overwritten.
     """
-    from meshwright.config.schema import schema_text
+    from meshwright.config.keys import schema_text
     from meshwright.config.write import to_toml
 
     job = job_for(model)

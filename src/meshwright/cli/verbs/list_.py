@@ -1,7 +1,5 @@
 """`meshwright list`: the models, devices and clusters that a job can name."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import click

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from meshwright.config.load import ResolvedJob
     from meshwright.planner.request import PlanRequest
     from meshwright.planner.run_cost import BudgetRequest
-    from meshwright.spec.run.budget import Budget, Reliability
-    from meshwright.spec.run.layout_plan import Plan
+    from meshwright.spec.run.layout_plan import Budget, Plan, Reliability
 
 _RATE = FiniteRange(min=0, max=1e9)
 """A price, failures or minutes: the bound keeps days and cost of any run within the range of a float."""
@@ -90,7 +89,7 @@ def _answer(words: tuple[str, ...], given: dict[str, Any]) -> None:
 
 def _arguments(words: tuple[str, ...], given: dict[str, Any]) -> PlanArguments:
     from meshwright.app.plan import PlanArguments
-    from meshwright.cost.stacks import OURS
+    from meshwright.cost.stack_factors import OURS
 
     overrides, files = (tuple(word for word in words if ("=" in word) == is_override) for is_override in (True, False))
     names = ("model", "seq_len", "global_batch_tokens", "global_batch_size", "precision", "given", "simulate", "top")
@@ -168,7 +167,7 @@ def _budget_request(request: PlanRequest, given: dict[str, Any], price: float | 
 
 
 def _reliability(given: dict[str, Any]) -> Reliability:
-    from meshwright.spec.run.budget import Reliability
+    from meshwright.spec.run.layout_plan import Reliability
 
     said: dict[str, float] = {}
     if given["failures_per_gpu_day"] is not None:

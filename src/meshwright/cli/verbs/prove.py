@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from meshwright.cli.result_command import result_command
+from meshwright.cli.result_command import print_result, result_command
 from meshwright.log import progress
 
 if TYPE_CHECKING:
@@ -76,17 +76,9 @@ def command(
         report=_progress(len(asked)),
     )
     if matrix is not None:
-        matrix.write_text(matrix_page(proof, _own_words()), encoding="utf-8")
-    if as_json:
-        click.echo(proof.to_json())
-    else:
-        proof.show()
+        matrix.write_text(matrix_page(proof, shlex.join(["meshwright", *sys.argv[1:]])), encoding="utf-8")
+    print_result(proof, as_json)
     sys.exit(ExitCode.DONE if proof.holds else ExitCode.DO_NOT_RETRY)
-
-
-def _own_words() -> str:
-    """Return the command as it was written."""
-    return shlex.join(["meshwright", *sys.argv[1:]])
 
 
 def _progress(num_layouts: int) -> Callable[[LayoutProof], None]:

@@ -1,12 +1,10 @@
 """`meshwright report`: where a run's step went, from the physical floor to what was measured; needs no torch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click
 
-from meshwright.cli.result_command import result_command
+from meshwright.cli.result_command import print_result, result_command
 
 
 @result_command
@@ -28,7 +26,4 @@ def command(folder: Path, simulate: bool, html: Path | None, as_json: bool) -> N
     found = report(folder, simulate=simulate)
     if html is not None:
         found.to_html(html)
-    if as_json:
-        click.echo(found.to_json())
-    else:
-        found.show()
+    print_result(found, as_json)

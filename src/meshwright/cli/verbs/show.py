@@ -66,7 +66,7 @@ def _print_table(path: Path, rows: dict[str, dict[str, Any]]) -> None:
     from rich.text import Text
 
     from meshwright.config.keys import job_keys, section_meaning
-    from meshwright.config.toml_text import shown
+    from meshwright.config.write import shown
     from meshwright.pages.tables.page_table import PageTable
 
     table = PageTable("key", "value", "from", "meaning")
@@ -80,14 +80,11 @@ def _print_table(path: Path, rows: dict[str, dict[str, Any]]) -> None:
             table.add_row(Text(f"[{section}]", style="bold"), "", "", Text(section_meaning(section), style="bold"))
         style = "dim" if row["origin"] == "default" else ""
         # Text and not str: a value in brackets is no markup of rich's.
-        cells = (key.name, shown(row["value"], 200), _short_origin(path, row["origin"]), row["meaning"])
+        # The file's name stands above the table.
+        origin = row["origin"].replace(f"{path}:", "line ")
+        cells = (key.name, shown(row["value"], 200), origin, row["meaning"])
         table.add_row(*(Text(cell, style=style) for cell in cells))
     console = page_console(piped_width=_PIPED_WIDTH)
     with console.capture() as captured:
         print_page(console, [Text(f"{path}\n"), table])
     click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
-
-
-def _short_origin(path: Path, origin: str) -> str:
-    """Return "line 12" for a value of the file, whose name stands above the table."""
-    return origin.replace(f"{path}:", "line ")

@@ -1,7 +1,5 @@
 """`meshwright train`: checks the job and starts its ranks; under torchrun each process trains as one of them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

@@ -12,17 +12,14 @@ Ignored: that the k experts are distinct (8 of 256 hit 1 % more of 8 domains), a
 constant all_to_all_efficiency.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from meshwright.cost.arrays import Floats
-from meshwright.cost.communication.collective import where_measured
+from meshwright.cost.communication.collective import RankGroup, inside_bytes_per_s, spread_bytes_per_s, where_measured
 from meshwright.cost.communication.fabric import Fabric
-from meshwright.cost.communication.group import RankGroup, inside_bytes_per_s, spread_bytes_per_s
+from meshwright.cost.layout_table import Floats
 
 
 @dataclass(frozen=True)

@@ -17,20 +17,23 @@ exposed. What is lost to FSDP on the same links is in contention.py. Ignored: co
 a few bytes a token or less (sums of a loss over the vocabulary, how many tokens go where).
 """
 
-from __future__ import annotations
-
 import numpy as np
 
-from meshwright.cost.arrays import Bools, Floats, Ints, Passes
 from meshwright.cost.communication.all_to_all import Routing, all_to_all_s, token_exchange_s
-from meshwright.cost.communication.collective import all_gather_s, reduce_scatter_s
+from meshwright.cost.communication.collective import (
+    RankGroup,
+    all_gather_s,
+    group_of,
+    neighbour_shares,
+    reduce_scatter_s,
+    spread_shares,
+)
 from meshwright.cost.communication.contention import LinkShares
 from meshwright.cost.communication.fabric import Fabric
-from meshwright.cost.communication.group import RankGroup, group_of, neighbour_shares, spread_shares
-from meshwright.cost.communication.point_to_point import send_s
+from meshwright.cost.communication.pipeline_p2p import send_s
 from meshwright.cost.compute.recompute import share_of_blocks
 from meshwright.cost.constants import Constants
-from meshwright.cost.layout_table import CONTEXT_METHODS
+from meshwright.cost.layout_table import CONTEXT_METHODS, Bools, Floats, Ints, Passes
 from meshwright.cost.pipeline.stage import split_share
 from meshwright.cost.training_setup import Configurations
 from meshwright.cost.work import BLOCK, FIRST, Work

@@ -1,6 +1,6 @@
 """Contention: how much longer a rank's other communication takes while FSDP's runs next to it, on links that both use.
 
-    load    = the shares that both take of the busiest link they have in common, at least 1 (group.py)
+    load    = the shares that both take of the busiest link they have in common, at least 1 (collective.py)
     covered = the part of an axis' time in which FSDP communicates, too: its D seconds are the first of a pass
     longer  = covered x (load - 1) x FSDP's bytes' seconds / D, of the seconds in which bytes travel
 
@@ -11,18 +11,15 @@ Ignored: pipeline P2P; the ways between pods; groups of n ranks (reshard_after_f
 and reductions slow down each other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cost.arrays import Bools, Floats, Ints, Passes
-from meshwright.cost.communication.collective import all_gather_s
+from meshwright.cost.communication.collective import RankGroup, all_gather_s, joins_pairs, neighbour_shares
 from meshwright.cost.communication.data_parallel import DataParallel, block_collectives_s, replicas_all_reduce_s
 from meshwright.cost.communication.fabric import Fabric
-from meshwright.cost.communication.group import RankGroup, joins_pairs, neighbour_shares
+from meshwright.cost.layout_table import Bools, Floats, Ints, Passes
 
 _TINY = 1e-12
 """Seconds, in place of none."""

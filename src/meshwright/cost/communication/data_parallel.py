@@ -11,18 +11,15 @@
 Sources: FSDP (arXiv:2304.11277), ZeRO (arXiv:1910.02054). Ignored: dim-0 padding of shards.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from meshwright.cost.arrays import Bools, Floats, Ints, Passes
-from meshwright.cost.communication.collective import all_gather_s, all_reduce_s, reduce_scatter_s
+from meshwright.cost.communication.collective import RankGroup, all_gather_s, all_reduce_s, group_of, reduce_scatter_s
 from meshwright.cost.communication.fabric import Fabric
-from meshwright.cost.communication.group import RankGroup, group_of
 from meshwright.cost.constants import Constants
+from meshwright.cost.layout_table import Bools, Floats, Ints, Passes
 from meshwright.cost.training_setup import Configurations
 from meshwright.cost.work import BLOCK, Work
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT

@@ -4,20 +4,18 @@ Priced twice: over links that nothing else uses, which gives the passes that FSD
 these gathers leave of the links (contention.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cost.arrays import Floats, Ints, Passes
 from meshwright.cost.communication.communication import Communication
 from meshwright.cost.communication.contention import contended_fabrics, fsdp_traffic
 from meshwright.cost.communication.data_parallel import DataParallel
 from meshwright.cost.communication.fabric import Fabric
-from meshwright.cost.compute.repeats import Repeats
+from meshwright.cost.compute.recompute import Repeats
 from meshwright.cost.constants import Constants
+from meshwright.cost.layout_table import Floats, Ints, Passes
 
 FabricPairs = Sequence[tuple[Fabric, Fabric]]
 """The links of tp, cp and ep, each forward and backward."""

@@ -26,11 +26,10 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from meshwright.cost.arrays import Floats, Ints
 from meshwright.cost.constants import fixed_constant
+from meshwright.cost.layout_table import Floats, Ints
 from meshwright.spec.machine.cluster import Cluster, Link
-from meshwright.spec.machine.figure import Figure
-from meshwright.spec.machine.measured import CollectiveKind, CollectivePoint
+from meshwright.spec.machine.device import CollectiveKind, CollectivePoint, Figure
 
 _KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
 _MOST_RANKS = 72

@@ -7,16 +7,14 @@
 Counted from traces of FSDP2. Ignored: casts of shards before they are gathered.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cost.arrays import Floats, Ints, Passes
 from meshwright.cost.block_positions import BlockPosition
 from meshwright.cost.communication.data_parallel import DataParallel, dense_parameters
 from meshwright.cost.compute.block_time import BlockTimes
+from meshwright.cost.layout_table import Floats, Ints, Passes
 from meshwright.cost.stack_factors import StackFactors
 from meshwright.cost.work import BLOCK, FIRST
 

@@ -16,11 +16,8 @@ backward in two parts they are reduced unit by unit, and nothing hides it. Sourc
 more than one block hides besides; casts of shards; that copies take bandwidth from collectives within a node.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
-from meshwright.cost.arrays import Bools, Floats, Ints, Passes
 from meshwright.cost.communication.collective import all_gather_s, all_reduce_s, reduce_scatter_s
 from meshwright.cost.communication.contention import joint_load, ring_shares
 from meshwright.cost.communication.data_parallel import (
@@ -32,7 +29,7 @@ from meshwright.cost.communication.data_parallel import (
 )
 from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.constants import Constants
-from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.layout_table import Bools, Floats, Ints, LayoutTable, Passes
 from meshwright.cost.memory.host_memory import copy_s, sums_on_host
 
 

@@ -4,14 +4,12 @@
 
 A link is one direction, out of a rank or into it, inside its domain (to each of its peers, where every pair of devices
 has a link of its own) or over its network card; or one direction of a pod, which all of its ranks share. Its load is
-the sum of the shares that the transfers on it take when alone (group.py, simulator/engine/collective_times.py). So
+the sum of the shares that the transfers on it take when alone (collective.py, simulator/engine/collective_times.py). So
 two equal transfers take twice as long, one inside the domain does not slow one over the network, and a transfer of many
 ranks goes at the pace of the busiest link.
 Latency passes before the bytes and is not shared. Source: processor sharing, as if every link gave its transfers turns.
 Ignored: that a transfer slowed elsewhere leaves room, which max-min fairness would hand on.
 """
-
-from __future__ import annotations
 
 from heapq import heappop, heappush
 

@@ -5,7 +5,7 @@
 
 Among memory-bound ops are merges of attention over parts of a sequence and masks of attention (context_attention.py),
 copies around tp's collectives and, on the device, the tables of rotary embedding (own_kernels.py). What FSDP computes
-(fsdp_copies.py) is not. What repeats: repeats.py.
+(fsdp_copies.py) is not. What repeats: recompute.py.
 
 Copies are our trainer's, to join and to cut sequences (parallelism/collectives.py), in backward as in forward:
 
@@ -18,14 +18,11 @@ what it recomputes. Async tp has none: its matmuls work part by part. Counted in
 Ignored: that a compiled block also normalises one of its inputs again.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.cost.arrays import Bools, Floats, Ints, Passes
 from meshwright.cost.block_positions import BlockPosition
 from meshwright.cost.communication.data_parallel import DataParallel
 from meshwright.cost.communication.exposed_traffic import BlockTraffic, RecomputedTraffic
@@ -33,10 +30,9 @@ from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.compute.block_time import BlockTimes
 from meshwright.cost.compute.context_attention import ContextAttention
 from meshwright.cost.compute.own_kernels import position_kernels
-from meshwright.cost.compute.recompute import Recomputed, recomputed_of
-from meshwright.cost.compute.repeats import RepeatPricer
+from meshwright.cost.compute.recompute import Recomputed, RepeatPricer, recomputed_of
 from meshwright.cost.constants import Constants
-from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.layout_table import Bools, Floats, Ints, LayoutTable, Passes
 from meshwright.cost.pipeline.stage import recompute_passes
 from meshwright.cost.stack_factors import StackFactors
 from meshwright.cost.training_setup import Configurations

@@ -10,20 +10,18 @@ Sources: FlashAttention (arXiv:2205.14135) for the 2.5; the rest are definitions
 Ignored: dropout, biases, L2 hits between kernels.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from meshwright.cost.achieved_rates import Peaks, Rates, is_blackwell
-from meshwright.cost.arrays import Floats, Passes
-from meshwright.cost.calibrated.measured_op import MeasuredTimes, measured_times
 from meshwright.cost.compute.matmul import MatmulSizes, is_misaligned, matmul_bytes, tile_flops
 from meshwright.cost.compute.op_shapes import ATTENTION_BACKWARD_FLOPS, NARROW_HEAD
 from meshwright.cost.compute.own_kernels import end_kernels, own_kernels
 from meshwright.cost.constants import Constants
+from meshwright.cost.layout_table import Floats, Passes
+from meshwright.cost.measured_op import MeasuredTimes, measured_times
 from meshwright.cost.training_setup import TrainingSetup
 from meshwright.cost.work import Work
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT
@@ -168,7 +166,7 @@ class BlockPricer:
         memory = rates.memory[setup]
         passes = np.array([constants[f"passes.{s.stack.kernels}"] for s in self.setups])[setup]
         biased = np.array([constants["biased_passes"] * _unfused(s, constants) for s in self.setups])[setup]
-        routed = np.array([_routing_passes(s, constants) for s in self.setups])[setup]
+        routed = np.array([constants["routing_passes"] * _unfused(s, constants) for s in self.setups])[setup]
         is_routed = blocks.routed_copies > 0
         passes = passes * np.where(is_routed, routed, 1.0)
         elements = blocks.memory_elements * passes + blocks.biased_elements * biased
@@ -261,10 +259,6 @@ def _sum_bytes(setup: TrainingSetup, constants: Constants) -> float:
     if not stack.fuses_gradient_sum:
         return 2 * element_bytes + 2 * _GRADIENT_BYTES
     return 2 * element_bytes * constants["accumulate"]
-
-
-def _routing_passes(setup: TrainingSetup, constants: Constants) -> float:
-    return constants["routing_passes"] * _unfused(setup, constants)
 
 
 def _unfused(setup: TrainingSetup, constants: Constants) -> float:

@@ -10,29 +10,26 @@ positions; T = P S; the elements of a rank's queries, keys and values are those 
                                all); 4 to zero them, 4 + a at the end
                 These are the bytes of a query's element on the last rank, whose queries see all other ranks' keys: the
                 others, which merge as little as half of theirs, wait for it.
-                Of documents, and in 32 bits on an accelerator, no kernel takes a piece (attention_by_rows.py): they
+                Of documents, and in 32 bits on an accelerator, no kernel takes a piece (matmul.py): they
                 are in float32, other ranks' as large as the first rank's, half of whose queries see all their keys
     all-gather  keys and values of T positions are joined and put in order, their gradients added up and put back; its
                 mask costs more: the first chunk of rank r attends to r + 1 chunks, the second to 2 P - r: (2 P + 1) /
                 (2 P) of the causal work. Without documents all sequences share one mask
     documents   of ours: one mask for each sequence, T x T, made in every block, for whole sequences and for those that
                 ulysses makes whole: twice the causal work, at the rate of a context of T keys. A ring's documents:
-                attention_by_rows.py
+                matmul.py
 
 Kernels compute the scores that a mask hides. Counted in models/attention.py, in ring_attention.py and
 context_parallel.py of parallelism/context, and in their traces of 2026-11-23. Ignored: that kernels read the mask,
 which all heads share and caches hold.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from meshwright.cost.achieved_rates import is_blackwell, num_sms
-from meshwright.cost.arrays import Bools, Floats, Ints, Passes
-from meshwright.cost.compute.attention_by_rows import AttentionByRows
+from meshwright.cost.compute.matmul import AttentionByRows
 from meshwright.cost.constants import Constants
-from meshwright.cost.layout_table import CONTEXT_METHODS
+from meshwright.cost.layout_table import CONTEXT_METHODS, Bools, Floats, Ints, Passes
 from meshwright.cost.training_setup import Configurations
 from meshwright.cost.work import BlockTable
 

@@ -9,8 +9,6 @@ Matmuls that read the same tensor (query, key and value; gate and up) are one wh
 casts: torchao 0.9's float8 tensor parallelism, read 2026-11-21. Ignored: the weights' shards.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.arrays import Bools, Floats, Ints
-from meshwright.cost.partition import Partition
+from meshwright.cost.layout_table import Bools, Floats, Ints
+from meshwright.cost.training_setup import Partition
 from meshwright.spec.model.model_spec import BlockGroup
 from meshwright.spec.model.op import GroupedMatmul, Head, Matmul, Op
 

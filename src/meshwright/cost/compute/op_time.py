@@ -3,17 +3,15 @@
     matmul      max(tile_flops / reached rate, bytes / memory rate) + start
     attention   FLOPs / (rate x ramp), 2.5 x the FLOPs backward at a lower rate
     the rest    bytes / memory rate + start
-    by rows     attention without a kernel: products in float32 and passes over scores, attention_by_rows.py
+    by rows     attention without a kernel: products in float32 and passes over scores, matmul.py
     copies      bytes / PCIe + start, between the memories of the host and the device: host_memory.py
     nothing     allocations and other looks at the same memory; collectives and messages, which links carry
-    on a host   as measured on the machine, with all that the host does besides: host_op_time.py
+    on a host   as measured on the machine, with all that the host does besides: measured_op.py
 
 The same tiles, rates and constants as the planner's blocks (block_time.py), for the eager stack that Meshwright is:
 here they price the very kernels that were traced, there what a model's formulas say of them. Ignored: L2 hits between
 kernels, kernels that overlap, and the host, which only issues them.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 
@@ -28,11 +26,7 @@ from meshwright.cost.achieved_rates import (
     peak_flops_per_s,
     power_share,
 )
-from meshwright.cost.arrays import Floats
-from meshwright.cost.calibrated.host_op_time import HostOps
-from meshwright.cost.compute.attention_by_rows import AttentionByRows
-from meshwright.cost.compute.matmul import MatmulSizes, is_misaligned, tile_flops
-from meshwright.cost.compute.op_bytes import base_name, is_communication, is_free, moved_bytes
+from meshwright.cost.compute.matmul import AttentionByRows, MatmulSizes, is_misaligned, tile_flops
 from meshwright.cost.compute.op_shapes import (
     ATTENTION_BACKWARD_FLOPS,
     NARROW_HEAD,
@@ -40,9 +34,15 @@ from meshwright.cost.compute.op_shapes import (
     AttentionShape,
     MatmulShape,
     attention_shape,
+    base_name,
+    is_communication,
+    is_free,
     matmul_shape,
+    moved_bytes,
 )
 from meshwright.cost.constants import fitted_constants
+from meshwright.cost.layout_table import Floats
+from meshwright.cost.measured_op import HostOps
 from meshwright.cost.memory.host_memory import copy_seconds
 from meshwright.spec.machine.device import Device
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT

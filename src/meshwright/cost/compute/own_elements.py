@@ -22,14 +22,12 @@ Counted in traced steps of Llama and GPT-2 on torch 2.13, 2026-11-23, in element
 prices operators. Ignored: what latent attention joins and splits; indices, and rows of padding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
 
-from meshwright.cost.arrays import Floats, Passes
-from meshwright.cost.partition import Partition
+from meshwright.cost.layout_table import Floats, Passes
+from meshwright.cost.training_setup import Partition
 from meshwright.spec.model.op import CoreAttention, Elementwise, Embedding, GroupedMatmul, Matmul, Norm, Op, Rope
 
 _ROW_PASSES = (12.0, 19.0)

@@ -11,14 +11,11 @@ Counted in traced steps of llama-15m, llama3-8b, GPT-2 and moe-4m on torch 2.13,
 of latent attention, of shared experts and of attention that is split over cp.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
 
-from meshwright.cost.arrays import Floats, Ints, Passes
-from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.layout_table import Floats, Ints, LayoutTable, Passes
 from meshwright.cost.training_setup import TrainingSetup
 from meshwright.cost.work import BLOCK, FIRST, LAST, BlockTable, Work
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.arrays import Bools, Floats, Ints, take_rows
+from meshwright.cost.layout_table import Bools, Floats, Ints, take_rows
 from meshwright.cost.memory.footprint_blocks import HostModelMemory, ModelMemory
 from meshwright.cost.memory.footprint_constants import SMI_BYTES
 from meshwright.cost.memory.footprint_rank import HostRankFootprint, Parts, RankFootprint, largest, total

@@ -10,9 +10,8 @@ from typing import get_args
 
 import numpy as np
 
-from meshwright.cost.arrays import Bools, Floats, Ints, take_rows
 from meshwright.cost.compute.recompute import drops_attention
-from meshwright.cost.layout_table import CONTEXT_METHODS, LayoutTable
+from meshwright.cost.layout_table import CONTEXT_METHODS, Bools, Floats, Ints, LayoutTable, take_rows
 from meshwright.cost.memory.footprint_constants import KEPT_LOSS_BYTES, LOSS_BYTES
 from meshwright.cost.memory.footprint_stages import StageCuts
 from meshwright.cost.memory.footprint_states import Elements, elements_of

@@ -8,16 +8,13 @@ lets go of each with its backward to the weights, as many microbatches after its
 number. V: counted in the order of a step that just fills the pipeline, most chunks being those of a rank's first stage.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.arrays import Bools, Floats, Ints
-from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.layout_table import Bools, Floats, Ints, LayoutTable
 from meshwright.cost.memory.footprint_stages import fullest_moments
 from meshwright.spec.layout.layout import SCHEDULES, SPLIT_BACKWARD_SCHEDULES, V_SCHEDULES, Layout
 from meshwright.spec.layout.schedule.schedule_orders import order_of_rank

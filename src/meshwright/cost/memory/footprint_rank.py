@@ -17,13 +17,11 @@ gradients to the one before holds the input of its last reduction until the next
 last reduction, one tensor, finds no gap in the allocator where all activations take less.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.cost.arrays import Floats, Ints
+from meshwright.cost.layout_table import Floats, Ints
 from meshwright.cost.memory.footprint_blocks import ModelMemory
 from meshwright.cost.memory.footprint_constants import FRAGMENTATION, WORKSPACE_BYTES
 from meshwright.cost.memory.footprint_rank_blocks import blocks_of_rank, rank_blocks, saved_activations

@@ -6,15 +6,12 @@
 A chunk is a stage's share of one microbatch (footprint_stages.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cost.arrays import Bools, Floats, Ints
-from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, LayoutTable
+from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, Bools, Floats, Ints, LayoutTable
 from meshwright.cost.memory.footprint_blocks import ModelMemory
 from meshwright.cost.memory.footprint_chunks import ChunkBytes, HeldBytes, held_bytes
 from meshwright.cost.memory.footprint_stages import chunks_in_flight, losses_in_flight, losses_pending, stages_of_rank

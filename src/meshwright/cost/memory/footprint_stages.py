@@ -30,8 +30,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from meshwright.cost.arrays import Bools, Floats, Ints
-from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.layout_table import Bools, Floats, Ints, LayoutTable
 from meshwright.cost.training_setup import TrainingSetup
 from meshwright.spec.layout.layout import SCHEDULES, V_SCHEDULES
 from meshwright.spec.layout.stage_split import best_boundaries

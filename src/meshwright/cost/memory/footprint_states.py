@@ -22,8 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cost.arrays import Bools, Floats, Ints
-from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.layout_table import Bools, Floats, Ints, LayoutTable
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.model_spec import ModelSpec
 from meshwright.spec.model.op import CoreAttention, Embedding, GroupedMatmul, Head, Matmul, Norm, Op

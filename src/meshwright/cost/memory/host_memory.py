@@ -14,16 +14,13 @@ Figures are those of a usual server, which no catalogue entry states (constants.
 fsdp_exposed.py. Ignored: devices that share a PCIe switch, and caches of the host.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
 
-from meshwright.cost.arrays import Bools, Floats
-from meshwright.cost.compute.op_bytes import is_free, moved_bytes
+from meshwright.cost.compute.op_shapes import is_free, moved_bytes
 from meshwright.cost.constants import fixed_constant
-from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.layout_table import Bools, Floats, LayoutTable
 from meshwright.cost.training_setup import Configurations
 from meshwright.spec.trace.trace import Signature
 

@@ -14,8 +14,6 @@ Ignored: other communication on the same links, links that belong to one pair of
 microbatch slower than another.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple

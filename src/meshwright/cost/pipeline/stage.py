@@ -1,4 +1,4 @@
-"""BlocksPerRank: how unequal pipeline ranks are, and what a schedule's bubble costs, in closed form.
+"""How unequal pipeline ranks are, what a schedule's bubble costs in closed form, and one microbatch's pass of a rank.
 
     slowest   even: ceil(L / (pp v)) v blocks, next to the head on the last rank; balanced: the best of what the others
               take with the head counted as blocks, rounded up, and of the last rank where it is rounded down
@@ -10,12 +10,11 @@ bubble. Ignored: that the first stages hold other blocks than the last ones; fin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
-from meshwright.cost.arrays import Bools, Floats
-from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.layout_table import Bools, Floats, LayoutTable
 from meshwright.cost.training_setup import Configurations
 from meshwright.cost.work import BLOCK, Work
 from meshwright.spec.layout.layout import SCHEDULES
@@ -104,3 +103,36 @@ def bubble_share(layouts: LayoutTable, num_microbatches: Floats, repeated: Float
     few = np.where(layouts.schedule == _ZBV_CODE, few_of_v, np.where(layouts.schedule == _LOOP_CODE, few_of_loop, 0.0))
     splits = np.maximum((pp - 1) * half / v, few)
     return np.asarray(np.where(layouts.splits_backward, splits, (pp - 1) / v), np.float64)
+
+
+@dataclass(frozen=True)
+class RankPass:
+    """One microbatch through one rank's share of the whole model, one element a configuration."""
+
+    ideal_matmul: Floats
+    ideal_attention: Floats
+    reached: Floats
+    matmul: Floats
+    attention: Floats
+    memory: Floats
+    host: Floats
+    recompute: Floats
+    repeat: Floats
+    tp: Floats
+    cp: Floats
+    ep: Floats
+    dp: Floats
+    first_dp: Floats
+    """What a block adds to dp if no block stands before it; not in the total."""
+
+    @property
+    def total(self) -> Floats:
+        """Return what all causes come to."""
+        names = ("matmul", "attention", "memory", "host", "recompute", "repeat", "tp", "cp", "ep", "dp")
+        return np.asarray(sum(getattr(self, name) for name in names))
+
+    def __add__(self, other: RankPass) -> RankPass:
+        return RankPass(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def __mul__(self, factor: Floats) -> RankPass:
+        return RankPass(*(getattr(self, f.name) * factor for f in fields(self)))

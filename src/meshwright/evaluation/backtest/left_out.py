@@ -1,29 +1,24 @@
-"""Backtests whose constants are fitted again, so that no run is predicted by constants it had a part in."""
+"""Backtests whose constants are fitted again, so that no run is predicted by constants it had a part in.
 
-from __future__ import annotations
+Predictions of runs that the fit has not seen: some of a stack's, all of them, all but a few; and their intervals.
+An interval must hold 80 % of such runs: the 80th percentile of left-out errors of the stack itself. A stack of few runs
+says little of its own tails: the errors of all stacks count as much as eight runs more.
+"""
 
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from meshwright.cost.arrays import Floats
 from meshwright.cost.constants import all_constants
+from meshwright.cost.layout_table import Floats, Ints
+from meshwright.cost.stack_factors import stacks
 from meshwright.errors import ConfigError
-from meshwright.evaluation.backtest.null_model import null_by_fold
+from meshwright.evaluation.backtest.predict_runs import null_by_fold
 from meshwright.evaluation.backtest.score import Sizes, backtest
-from meshwright.evaluation.dataset.read import MeasuredRun
-from meshwright.evaluation.fitting.folds import (
-    NUM_FOLDS,
-    NUM_GIVEN,
-    fits_without_stacks,
-    fold_of_runs,
-    half_widths_by_fold,
-    half_widths_by_stack,
-    log_predicted_by_folds,
-    log_predicted_unknown,
-    log_predicted_unseen,
-    predicted_after_given,
-)
+from meshwright.evaluation.dataset.read import MeasuredRun, measured_run
+from meshwright.evaluation.fitting.fit import Fit, fit
+from meshwright.evaluation.fitting.given import fit_given
 from meshwright.evaluation.fitting.timed_runs import MULTIPLIERS, TimedRuns, is_timed
 from meshwright.spec.run.backtest_scores import Backtest, Prediction
 
@@ -102,3 +97,116 @@ def _replaced(
         }
         replaced.append(prediction.replace(**times))
     return replaced
+
+
+NUM_FOLDS, NUM_GIVEN = 5, 5
+
+
+def fold_of_runs(runs: TimedRuns, seed: int) -> Ints:
+    """Return each run's fold: within a stack, all runs of one configuration share theirs."""
+    chance = np.random.default_rng(seed)
+    fold = np.zeros(len(runs), np.int64)
+    for stack in runs.stacks:
+        rows = np.flatnonzero(runs.stack == stack)
+        groups = sorted(set(runs.group[rows]))
+        # Stacks of fewer configurations than folds begin at any fold, so that folds have equally many runs.
+        folds = (chance.permutation(len(groups)) + chance.integers(NUM_FOLDS)) % NUM_FOLDS
+        fold[rows] = folds[np.searchsorted(groups, runs.group[rows])]
+    return fold
+
+
+def log_predicted_by_folds(runs: TimedRuns, seed: int = 0) -> Floats:
+    """Return the logarithm of each run's step as predicted by constants fitted on the other folds."""
+    fold = fold_of_runs(runs, seed)
+    predicted = np.zeros(len(runs))
+    for left_out in range(NUM_FOLDS):
+        rows = fold == left_out
+        if rows.any() and not rows.all():
+            predicted[rows] = fit(runs, ~rows).log_predicted_s(runs)[rows]
+    return predicted
+
+
+def fits_without_stacks(runs: TimedRuns) -> dict[str, Fit]:
+    """Return, for each stack, what is fitted on the runs of all others; its own multipliers are 1."""
+    return {stack: fit(runs, runs.stack != stack) for stack in runs.stacks}
+
+
+def log_predicted_unseen(runs: TimedRuns, fits: dict[str, Fit]) -> Floats:
+    """Return the logarithm of each run's step as predicted by constants that its stack had no part in."""
+    predicted = np.zeros(len(runs))
+    for stack, without in fits.items():
+        rows = runs.stack == stack
+        predicted[rows] = without.log_predicted_s(runs)[rows]
+    return predicted
+
+
+def log_predicted_unknown(runs: TimedRuns, fits: dict[str, Fit]) -> Floats:
+    """Return the same where not even what the stack does is known, beyond what its runs' rows and its relatives state.
+
+    NaN for runs that then cannot be priced.
+    """
+    predicted = np.full(len(runs), np.nan)
+    for stack, without in fits.items():
+        known = {name: facts for name, facts in stacks().items() if name != stack}
+        rows = np.flatnonzero(runs.stack == stack)
+        read_again = [measured_run(dict(runs.runs[row].row.cells), known) for row in rows]
+        is_priced = np.array([is_timed(run) for run in read_again])
+        timed = TimedRuns([run for run in read_again if is_timed(run)])
+        predicted[rows[is_priced]] = Fit(without.constants).log_predicted_s(timed)
+    return predicted
+
+
+def predicted_after_given(runs: TimedRuns, fits: dict[str, Fit], seed: int = 0) -> tuple[Floats, Floats]:
+    """Return the logarithm of each run's step, and the half width of its interval, once five others of its stack are
+    known; NaN for those that are given, and for stacks that have no more.
+    """
+    predicted, width = np.full(len(runs), np.nan), np.full(len(runs), np.nan)
+    chance = np.random.default_rng(seed)
+    for stack, without in fits.items():
+        rows = np.flatnonzero(runs.stack == stack)
+        if len(rows) <= NUM_GIVEN:
+            continue
+        given = chance.permutation(rows)[:NUM_GIVEN]
+        logarithms, half_width = fit_given(runs.take(given), without.constants, np.zeros(len(MULTIPLIERS)))
+        left = np.setdiff1d(rows, given)
+        others = runs.take(left)
+        predicted[left] = others.log_predicted_s(without.constants, np.repeat(logarithms[:, None], len(left), axis=1))
+        width[left] = half_width
+    return predicted, width
+
+
+SHARE = 0.8
+_OTHERS_WEIGHT = 8.0
+
+
+def interval_half_width(own: Floats, everyone: Floats) -> float:
+    """Return the half width as a share of the predicted step, from |measured / predicted - 1| of left-out runs."""
+    errors = np.concatenate([own, everyone])
+    weights = np.concatenate([np.ones(len(own)), np.full(len(everyone), _OTHERS_WEIGHT / max(1, len(everyone)))])
+    order = np.argsort(errors)
+    reached = np.cumsum(weights[order]) / weights.sum()
+    return float(errors[order][np.searchsorted(reached, SHARE)])
+
+
+def half_widths_by_fold(errors: Floats, stack: NDArray[np.str_], fold: Ints) -> Floats:
+    """Return each run's half width, from the errors of its stack in the other folds."""
+    widths = np.zeros(len(errors))
+    for left_out in np.unique(fold):
+        kept = fold != left_out
+        for name in np.unique(stack[~kept]):
+            rows = ~kept & (stack == name)
+            widths[rows] = interval_half_width(errors[kept & (stack == name)], errors[kept])
+    return widths
+
+
+def half_widths_by_stack(errors: Floats, stack: NDArray[np.str_]) -> Floats:
+    """Return each run's half width, from the errors of all other stacks."""
+    widths = np.zeros(len(errors))
+    for name in np.unique(stack):
+        widths[stack == name] = unseen_half_width(errors[stack != name])
+    return widths
+
+
+def unseen_half_width(errors: Floats) -> float:
+    """Return the half width for an unknown stack, from errors of stacks that the fit had not seen."""
+    return interval_half_width(np.zeros(0), errors[~np.isnan(errors)])

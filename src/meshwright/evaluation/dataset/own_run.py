@@ -1,14 +1,12 @@
 """read_own_run: a Meshwright run folder as one measured run: its job, the layout it took, the steps that it timed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from meshwright.config.load import ResolvedJob
 from meshwright.cost.achieved_rates import peaks_of
-from meshwright.cost.stacks import OURS
+from meshwright.cost.stack_factors import OURS
 from meshwright.cost.training_setup import TrainingSetup
 from meshwright.errors import ConfigError
 from meshwright.evaluation.dataset.read import MeasuredRun

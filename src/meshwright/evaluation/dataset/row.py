@@ -1,7 +1,5 @@
 """RunRow: one row of a file of measured runs, its numbers parsed and its spellings unified; empty is None."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping
@@ -11,26 +9,16 @@ from typing import Any
 from meshwright.errors import UnsupportedError
 from meshwright.spec.step.workload import Precision
 
-PRECISIONS: dict[str, Precision] = {
-    "fp32": "float32",
-    "float32": "float32",
-    "tf32": "float32",
-    "fp16": "float16",
-    "float16": "float16",
-    "bf16": "bfloat16",
-    "amp_bf16": "bfloat16",
-    "bfloat16": "bfloat16",
-    "fp8": "float8-tensorwise",
-    "amp_fp8": "float8-tensorwise",
-    "fp8-cs": "float8-tensorwise",
-    "fp8-tensorwise": "float8-tensorwise",
-    "fp8-rowwise": "float8-rowwise",
-    "fp8-mx": "mxfp8",
-    "mxfp8": "mxfp8",
-    "mxfp8-rceil": "mxfp8",
-    "nvfp4": "nvfp4",
-    "fp4": "nvfp4",
+_SPELLINGS: dict[Precision, str] = {
+    "float32": "fp32 float32 tf32",
+    "float16": "fp16 float16",
+    "bfloat16": "bf16 amp_bf16 bfloat16",
+    "float8-tensorwise": "fp8 amp_fp8 fp8-cs fp8-tensorwise",
+    "float8-rowwise": "fp8-rowwise",
+    "mxfp8": "fp8-mx mxfp8 mxfp8-rceil",
+    "nvfp4": "nvfp4 fp4",
 }
+PRECISIONS = {spelling: precision for precision, spellings in _SPELLINGS.items() for spelling in spellings.split()}
 """Spellings of published tables."""
 _MAX_COUNT = 1_000_000_000
 ASSUMED_COLUMNS = frozenset({"vocab", "mtp_modules", "vpp", "micro_batch", "activation_ckpt", "fsdp_group"})

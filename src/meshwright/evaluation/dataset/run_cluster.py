@@ -1,38 +1,19 @@
 """cluster_of: the machine of a measured run, from its row and, where that is silent, from the catalogue."""
 
-from __future__ import annotations
-
 import re
+import tomllib
 from functools import lru_cache
+from pathlib import Path
 
 from meshwright.cost.achieved_rates import architecture_of
 from meshwright.errors import MeshwrightError, UnsupportedError
 from meshwright.evaluation.dataset.row import RunRow
 from meshwright.hardware.catalogue import load_cluster, load_device
 from meshwright.spec.machine.cluster import Cluster, Link
-from meshwright.spec.machine.figure import Figure, Source
+from meshwright.spec.machine.device import Figure, Source
 
-USUAL_CLUSTERS: tuple[tuple[str, str], ...] = (
-    ("GB300", "gb300-nvl72"),
-    ("GB200", "gb200-nvl72"),
-    ("B300", "b300-ib800"),
-    ("B200", "b200-ib400"),
-    ("H100.*PCIE", "h100-pcie-ib200"),
-    ("H100.*(94GB|NVL)", "h100-ib400/h100-nvl"),
-    ("H100.*(96GB|500W)", "h100-96gb-rdma400"),
-    ("H100", "h100-ib400"),
-    ("H200", "h200-ib400"),
-    ("H800", "h800-ib400"),
-    ("A100.*80.*OMNI", "a100-80gb-opa400"),
-    ("A100.*80", "dgx-a100-hdr"),
-    ("A100", "a100-40gb-roce200"),
-    ("V100.*16", "v100-16gb-opa400"),
-    ("V100", "v100-opa400"),
-    ("MI300", "mi300x-roce400"),
-    ("MI325", "mi325x-roce400"),
-    ("MI355", "mi355x-roce400"),
-    ("L40S", "l40s-eth100"),
-    ("4090", "rtx-4090-eth100"),
+USUAL_CLUSTERS: dict[str, str] = tomllib.loads(
+    Path(__file__).with_name("usual_clusters.toml").read_text(encoding="utf-8")
 )
 """Cluster of the catalogue for each spelling of a device, the first that matches; /NAME puts another device in it."""
 
@@ -71,7 +52,7 @@ def _usual_cluster(row: RunRow) -> Cluster:
     device = row.text("gpu").upper()
     if "Omni-Path" in row.text("interconnect"):
         device += " OMNI-PATH"
-    for pattern, name in USUAL_CLUSTERS:
+    for pattern, name in USUAL_CLUSTERS.items():
         if re.search(pattern, device):
             return _limited(_load(name)) if "LIMITED" in device else _load(name)
     try:

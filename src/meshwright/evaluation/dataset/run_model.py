@@ -1,7 +1,5 @@
 """model_of: the model of a published run, op by op, from the shape columns of its row."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -5,8 +5,6 @@ measured runs probably does is inferred from the row: where it names a framework
 the nearest of them does; else what most software of its year did. Its fitted constants are the generic stack's.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Mapping
@@ -15,7 +13,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from meshwright.cost.stacks import GENERIC, stacks
+from meshwright.cost.stack_factors import GENERIC, stacks
 from meshwright.evaluation.dataset.row import RunRow
 from meshwright.spec.step.stack import Stack
 

@@ -6,19 +6,16 @@ interval is, too: each is predicted from the others, and the mean of those error
 distribution.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshwright.cost.arrays import Floats
 from meshwright.cost.constants import Constants, fitted_constants
+from meshwright.cost.layout_table import Floats
 from meshwright.evaluation.dataset.read import MeasuredRun
-from meshwright.evaluation.fitting.fit import HIGHEST, LOWEST, SPREADS
-from meshwright.evaluation.fitting.robust import Regression, Unknowns, minimise
+from meshwright.evaluation.fitting.fit import HIGHEST, LOWEST, SPREADS, Regression, Unknowns, minimise
 from meshwright.evaluation.fitting.timed_runs import MULTIPLIERS, TimedRuns
 from meshwright.spec.step.stack import Stack
 

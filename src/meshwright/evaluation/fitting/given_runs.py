@@ -1,7 +1,5 @@
 """calibrate_given: stacks calibrated by a user's own past runs: rows of a CSV file, or a Meshwright run folder."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

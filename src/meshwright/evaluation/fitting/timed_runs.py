@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from meshwright.cost.arrays import Floats, Ints
 from meshwright.cost.constants import Constants
-from meshwright.cost.layout_table import layout_table
+from meshwright.cost.layout_table import Floats, Ints, layout_table
 from meshwright.cost.stack_factors import StackFactors
 from meshwright.cost.step_times import step_pricer
 from meshwright.cost.training_setup import Configurations

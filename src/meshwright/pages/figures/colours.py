@@ -1,7 +1,5 @@
 """What each thing is called and coloured in pictures of a step, the same in all of them."""
 
-from __future__ import annotations
-
 ACTIONS = {
     "F": ("forward", "#4C86C6"),
     "B": ("backward", "#E58A45"),

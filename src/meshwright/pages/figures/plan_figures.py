@@ -1,20 +1,16 @@
 """Pictures of a plan: step time against free memory, memory by pipeline rank, where the step goes; with plotly."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 from meshwright.extras import import_extra
 from meshwright.pages.figures.colours import COMPUTE, EXPOSED, HOST, MEMORY, PHASES, ROLES
-from meshwright.pages.figures.timeline_figures import INK, style, time_scale
-from meshwright.pages.figures.waterfall_figure import StepBars, waterfall_figure
+from meshwright.pages.figures.timeline_figures import INK, StepBars, style, time_scale, waterfall_figure
 from meshwright.pages.html.html_page import PURPOSE
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.layout_plan import Candidate, Plan
-from meshwright.spec.step.estimate import MEMORY_CLASSES
-from meshwright.spec.step.step_decomposition import COMPONENT_NAMES
+from meshwright.spec.step.estimate import COMPONENT_NAMES, MEMORY_CLASSES
 from meshwright.units import GiB, format_bytes, format_duration
 
 _NAMED = ("pick", "fastest", "given", "FSDP alone")

@@ -1,6 +1,4 @@
-"""Pictures of training runs: a curve of each metric, and the step by component; with plotly."""
-
-from __future__ import annotations
+"""Pictures of training runs and simulations: curves, the step by component, exposed communication; with plotly."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,12 +6,15 @@ from typing import Any
 import numpy as np
 
 from meshwright.extras import import_extra
-from meshwright.pages.figures.colours import COMPUTE, EXPOSED, PHASES, PREDICTED
-from meshwright.pages.figures.timeline_figures import INK, time_scale
-from meshwright.pages.figures.waterfall_figure import StepBars, waterfall_figure
+from meshwright.pages.figures.colours import COMPUTE, EXPOSED, HIDDEN, PHASES, PREDICTED
+from meshwright.pages.figures.timeline_figures import INK, StepBars, style, time_scale, waterfall_figure
 from meshwright.pages.html.html_page import PURPOSE
+from meshwright.pages.tables.simulation_memory import short_op
+from meshwright.pages.tables.simulation_table import most_exposed
+from meshwright.pages.tables.stragglers_table import predicted_words
 from meshwright.spec.run.run_report import RunMetrics, RunReport
-from meshwright.spec.step.step_decomposition import COMPONENT_NAMES, StepDecomposition
+from meshwright.spec.step.estimate import COMPONENT_NAMES, StepDecomposition
+from meshwright.spec.step.simulation_report import ExposedAt, Outcome
 from meshwright.units import GiB, format_duration
 
 _HEIGHT = 250
@@ -93,3 +94,36 @@ def _style(figure: Any, height: int) -> None:
     )
     for axes in (figure.update_xaxes, figure.update_yaxes):
         axes(gridcolor="rgba(128,136,148,0.25)", zeroline=False)
+
+
+def outcome_figure(outcome: Outcome) -> Any:
+    """Return the parts of the step one after another, next to what the formulas say of each."""
+    predicted = outcome.predicted_parts
+    by_formula = {predicted_words(outcome): StepBars(predicted.to_dict(), PREDICTED)} if predicted is not None else {}
+    return waterfall_figure(by_formula | {"simulated": StepBars(outcome.parts.to_dict())}, COMPONENT_NAMES)
+
+
+def exposed_figure(outcome: Outcome) -> Any:
+    """Return the collectives that are most exposed, by place, next to what of them is hidden."""
+    shown = most_exposed(outcome)
+    scale, unit = time_scale(max(one.exposed_s + one.hidden_s for one in shown))
+    figure, rows = import_extra("plotly.graph_objects", PURPOSE).Figure(), [place_words(one) for one in shown]
+    for name, colour in (("exposed", EXPOSED), ("hidden", HIDDEN)):
+        values = [getattr(one, f"{name}_s") * scale for one in shown]
+        figure.add_bar(
+            name=name,
+            orientation="h",
+            y=rows,
+            x=values,
+            marker={"color": colour, "line": {"width": 0}},
+            hovertemplate=f"%{{y}}<br>%{{x:.4g}} {unit} {name}<extra></extra>",
+        )
+    style(figure, rows, 30)
+    figure.update_layout(barmode="stack", bargap=0.3, margin={"l": 380})
+    figure.update_xaxes(title=f"time in a step, {unit}", rangemode="tozero")
+    return figure
+
+
+def place_words(one: ExposedAt) -> str:
+    """Return which collective it is and where."""
+    return f"{one.axis or '-'} {short_op(one.op)}, {one.phase}, {one.scope or '-'}"

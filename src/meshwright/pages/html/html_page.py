@@ -1,7 +1,5 @@
 """Pages as one HTML file each that needs no network: cards, sections, tables, and plots that zoom."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path

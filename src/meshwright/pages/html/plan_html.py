@@ -1,7 +1,5 @@
 """A plan as one HTML file that needs no network: the pick, its time and memory as plots, and every table."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from html import escape
 from pathlib import Path
@@ -11,9 +9,8 @@ from rich.table import Table
 
 from meshwright.pages.figures.plan_figures import memory_ranks_figure, pareto_figure, step_figure
 from meshwright.pages.html.html_page import cards, paragraph, plot, rich_table, section, write_page
-from meshwright.pages.tables.memory_table import memory_table
 from meshwright.pages.tables.page_table import percent
-from meshwright.pages.tables.plan_table import largest_speedup, pick_notes, plan_tables, request_words
+from meshwright.pages.tables.plan_table import largest_speedup, memory_table, pick_notes, plan_tables, request_words
 from meshwright.pages.tables.simulated_table import simulated_page
 from meshwright.pages.tables.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK
 from meshwright.spec.layout.layout_text import layout_text

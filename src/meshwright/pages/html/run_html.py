@@ -1,7 +1,5 @@
 """A training run as one HTML file: its curves, where its steps went, and what was predicted of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
@@ -14,7 +12,7 @@ from meshwright.pages.tables.waterfall import MFU_MEANS, NO_PEAK
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.run import HOW_TO_PROFILE, Manifest
 from meshwright.spec.run.run_report import RunReport
-from meshwright.spec.step.step_decomposition import COMPONENT_NAMES, COMPONENTS, StepDecomposition
+from meshwright.spec.step.estimate import COMPONENT_NAMES, COMPONENTS, StepDecomposition
 from meshwright.units import format_bytes, format_count, format_duration
 
 CURVES = {

@@ -1,12 +1,10 @@
 """A simulation as one HTML file that needs no network: interactive plots, and the tables of the terminal's page."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from meshwright.pages.figures.simulation_figures import exposed_figure, outcome_figure
+from meshwright.pages.figures.run_figures import exposed_figure, outcome_figure
 from meshwright.pages.figures.timeline_figures import memory_figure, pipeline_figure, streams_figure
 from meshwright.pages.html.html_page import cards, paragraph, plot, section, table, write_page
 from meshwright.pages.tables.page_table import labels_of, percent

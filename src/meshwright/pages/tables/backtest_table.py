@@ -1,7 +1,5 @@
 """A backtest as a page for a terminal: errors source by source, against a guess, and what could not be predicted."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 

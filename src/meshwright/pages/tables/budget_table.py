@@ -1,7 +1,5 @@
 """Tables of time and money: one run with its failures, and the frontier over sizes of clusters."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType
@@ -10,7 +8,7 @@ from rich.table import Table
 
 from meshwright.pages.tables.page_table import PageTable, percent
 from meshwright.spec.layout.layout_text import layout_text
-from meshwright.spec.run.budget import Budget
+from meshwright.spec.run.layout_plan import Budget
 from meshwright.units import format_duration
 
 

@@ -1,7 +1,5 @@
 """Checkpoints on the terminal: the list of a run, damage, and what a checkpoint holds."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import suppress

@@ -1,14 +1,12 @@
 """A diagnosis on the terminal: the finding, what it rests on, what to do, and where every rank is."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from rich.console import RenderableType
 from rich.markup import escape
 
 from meshwright.pages.tables.page_table import PageTable
-from meshwright.spec.run.diagnosis import Diagnosis
+from meshwright.spec.run.rank_records import Diagnosis
 from meshwright.units import format_duration
 
 _STYLES = {"ended": "green", "moving": "green", "unknown": "yellow"}

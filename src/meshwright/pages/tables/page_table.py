@@ -1,7 +1,5 @@
 """PageTable: a table that is never wider than the terminal, and breaks no figure and no word."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -11,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from meshwright.spec.label import label_of
+from meshwright.units import label_of
 
 _GAP = _INDENT = 2
 _LEAST_WORDS = 24

@@ -1,22 +1,18 @@
 """A plan as a page for a terminal: the pick, its time and memory, other layouts, sensitivity."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from meshwright.pages.tables.memory_table import memory_table
 from meshwright.pages.tables.page_table import PageTable, percent, signed_percent
-from meshwright.pages.tables.simulated_table import simulated_page
+from meshwright.pages.tables.simulated_table import simulated_page, spaced
 from meshwright.pages.tables.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK, waterfall
-from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.layout_plan import Candidate, Contrast, Plan
-from meshwright.spec.step.step_decomposition import COMPONENT_NAMES
-from meshwright.units import counted, format_bytes, format_count, format_duration, format_interval
+from meshwright.spec.step.estimate import COMPONENT_NAMES, MEMORY_CLASSES, MemoryUse
+from meshwright.units import GiB, counted, format_bytes, format_count, format_duration, format_interval
 
 _MAX_ALTERNATIVES = 8
 _MAX_COMPONENTS = 2
@@ -75,10 +71,10 @@ def _pick(plan: Plan) -> Iterator[RenderableType]:
     if plan.given is not None:
         table.add_row("given", *_numbers(plan.given, plan))
     yield table
-    yield f"[green]{_spaced(plan.pick.layout)}[/]"
+    yield f"[green]{spaced(plan.pick.layout)}[/]"
     yield from pick_notes(plan)
     if plan.given is not None:
-        yield f"given: {_spaced(plan.given.layout)}"
+        yield f"given: {spaced(plan.given.layout)}"
     if plan.given_refusal:
         yield f"given: invalid: {escape(plan.given_refusal)}"
 
@@ -88,7 +84,7 @@ def pick_notes(plan: Plan) -> Iterator[str]:
     if plan.fastest != plan.pick:
         gain = 1 - plan.fastest.estimate.step.total_s / plan.pick.estimate.step.total_s
         yield (
-            f"fastest: {_spaced(plan.fastest.layout)}: {percent(gain)} faster than the pick (within the error of "
+            f"fastest: {spaced(plan.fastest.layout)}: {percent(gain)} faster than the pick (within the error of "
             f"ranking), {_memory_needed(plan)}"
         )
     if plan.pick.unmeasured:
@@ -113,15 +109,10 @@ def _pareto(plan: Plan) -> Table:
     if plan.fsdp_alone is not None:
         rows.append(("FSDP alone: ", plan.fsdp_alone))
     for words, row in rows:
-        table.add_row(f"{words}{_spaced(row.layout)}", *_step_and_free(row, plan))
+        table.add_row(f"{words}{spaced(row.layout)}", *_step_and_free(row, plan))
     if plan.fsdp_alone is None:
         table.add_row(f"FSDP alone: {escape(plan.fsdp_alone_refusal)}", "-", "-", "-")
     return table
-
-
-def _spaced(layout: Layout) -> str:
-    """Return a layout in one line that may break between its keys."""
-    return escape(layout_text(layout.effective).replace(",", ", "))
 
 
 def _step_and_free(row: Candidate, plan: Plan) -> tuple[str, str, str]:
@@ -156,7 +147,7 @@ def _runners_up(plan: Plan) -> Table:
     table.columns[0].no_wrap = True
     for place, row in enumerate((plan.pick, *plan.runners_up)):
         name, style = ("pick", "green") if place == 0 else (str(place + 1), None)
-        table.add_row(name, _spaced(row.layout), *_step_and_free(row, plan), style=style)
+        table.add_row(name, spaced(row.layout), *_step_and_free(row, plan), style=style)
     return table
 
 
@@ -206,7 +197,7 @@ def _sensitivities(plan: Plan) -> Table | None:
     names = {layout_text(row.layout): f"layout {place}" for place, row in enumerate(plan.runners_up, start=2)}
     for one in plan.sensitivities:
         is_other = one.best_change < one.pick_change - 1e-4
-        name = names.get(layout_text(one.best), _spaced(one.best))
+        name = names.get(layout_text(one.best), spaced(one.best))
         other = f"{name}: {signed_percent(one.best_change)}" if is_other else "pick"
         table.add_row(one.what, f"{100 * one.change:+.0f} %", signed_percent(one.pick_change), other)
     return table
@@ -235,3 +226,37 @@ def largest_speedup(plan: Plan) -> str:
         return f"Largest potential speedup: none; no alternative evaluated for {plan.stack} shortens the step."
     best = min(gains, key=lambda name: gains[name])
     return f"Largest potential speedup: {escape(best)}: {signed_percent(gains[best])}."
+
+
+_MAX_RANKS = 4
+
+
+def memory_table(ranks: Sequence[MemoryUse], usable_bytes: int) -> Table:
+    """Return the classes of memory by pipeline rank, in GiB; of many ranks the first, the fullest and the last.
+
+    Their sum is what the allocator reserves, of `usable_bytes`: what context and communicators leave of the device.
+    """
+    shown = _shown(ranks)
+    names = ("every rank" if len(ranks) == 1 else f"pp rank {rank}" for rank in shown)
+    table = PageTable("memory by class, GiB", *(f"{name}#" for name in names))
+    for name, label in MEMORY_CLASSES.items():
+        values = [getattr(ranks[rank], name) for rank in shown]
+        if any(values) and name != "context_bytes":
+            table.add_row(label, *(_gib(value) for value in values))
+    table.add_row("[bold]reserved", *(f"[bold]{_gib(ranks[rank].reserved_bytes)}" for rank in shown))
+    left = [usable_bytes - ranks[rank].reserved_bytes for rank in shown]
+    table.add_row(
+        f"free of {_gib(usable_bytes)}", *(f"{_gib(value)} ({percent(value / usable_bytes, 0)})" for value in left)
+    )
+    return table
+
+
+def _shown(ranks: Sequence[MemoryUse]) -> list[int]:
+    if len(ranks) <= _MAX_RANKS:
+        return list(range(len(ranks)))
+    fullest = max(range(len(ranks)), key=lambda rank: ranks[rank].reserved_bytes)
+    return sorted({0, fullest, len(ranks) // 2, len(ranks) - 1})
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / GiB:.2f}"

@@ -1,13 +1,12 @@
 """The finalists of a plan that were simulated: the figures of the formulas next to those of the simulation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from rich.console import RenderableType
 from rich.markup import escape
 
 from meshwright.pages.tables.page_table import PageTable, signed_percent
+from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.layout_plan import Candidate, Plan
 from meshwright.units import format_bytes, format_duration
@@ -27,7 +26,7 @@ def simulated_page(plan: Plan) -> Iterator[RenderableType]:
     # Next to six columns of figures 80 columns leave a layout less than the width of its longest key and value.
     for name, one in named:
         why = why_dropped(one, plan.usable_memory_bytes)
-        yield f"{name}: {_spaced(one)}" + (f": [red]dropped[/]: {escape(why)}" if why else "")
+        yield f"{name}: {spaced(one.layout)}" + (f": [red]dropped[/]: {escape(why)}" if why else "")
 
 
 def why_dropped(candidate: Candidate, usable_bytes: int) -> str | None:
@@ -54,6 +53,6 @@ def _figures(candidate: Candidate) -> list[str]:
     return cells
 
 
-def _spaced(candidate: Candidate) -> str:
+def spaced(layout: Layout) -> str:
     """Return a layout in one line that may break between its keys."""
-    return escape(layout_text(candidate.layout.effective).replace(",", ", "))
+    return escape(layout_text(layout.effective).replace(",", ", "))

@@ -3,8 +3,6 @@
 Each table has one column of words, the last: next to the figures 80 columns leave too little for the names of two.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TypeVar
 

@@ -1,8 +1,6 @@
 """A simulation as a page for a terminal: problems first, then time, memory, communication, ranks and padding."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from rich.console import RenderableType
@@ -21,12 +19,11 @@ from meshwright.pages.tables.simulation_memory import (
 )
 from meshwright.pages.tables.stragglers_table import predicted_words, stragglers_parts
 from meshwright.pages.tables.waterfall import MFU_MEANS
-from meshwright.spec.label import label_of
 from meshwright.spec.layout.layout_text import layout_text
+from meshwright.spec.step.estimate import COMPONENT_NAMES, COMPONENTS, StepDecomposition
 from meshwright.spec.step.simulation_report import ExposedAt, Outcome, Padding, RankMemory, SimulationReport
-from meshwright.spec.step.step_decomposition import COMPONENT_NAMES, COMPONENTS, StepDecomposition
 from meshwright.spec.trace.trace_problem import Hazard
-from meshwright.units import counted, format_bytes, format_count, format_duration
+from meshwright.units import counted, format_bytes, format_count, format_duration, label_of
 
 _MOST_ROWS = 10
 _SHARD = "fully_shard() its modules over more ranks, or hold them in fewer bits"
@@ -65,21 +62,15 @@ def simulation_page(run: SimulationReport) -> Iterator[RenderableType]:
     if run.problems:
         yield ""
         yield f"[bold red]the step deadlocks or fails[/]{UNLESS if run.guesses else ''}"
-        yield from (f"[red]-[/] {escape(str(problem))}" for problem in run.problems[:_MOST_ROWS])
-        if len(run.problems) > _MOST_ROWS:
-            yield f"[red]-[/] and {len(run.problems) - _MOST_ROWS} more, which the first ones may explain"
+        yield from _listed("red", [escape(str(one)) for one in run.problems], ", which the first ones may explain")
     for what, hazards in warnings_of(run).items():
         yield ""
         yield f"[bold yellow]warnings[/]: {what}"
-        yield from (f"[yellow]-[/] {escape(str(hazard))}" for hazard in hazards[:_MOST_ROWS])
-        if len(hazards) > _MOST_ROWS:
-            yield f"[yellow]-[/] and {len(hazards) - _MOST_ROWS} more"
+        yield from _listed("yellow", [escape(str(hazard)) for hazard in hazards])
     if run.guesses:
         yield ""
         yield "[bold yellow]guessed[/]: control flow depends on tensor values, which fake tensors do not hold"
-        yield from (f"[yellow]-[/] {escape(guess)}" for guess in run.guesses[:_MOST_ROWS])
-        if len(run.guesses) > _MOST_ROWS:
-            yield f"[yellow]-[/] and {len(run.guesses) - _MOST_ROWS} more"
+        yield from _listed("yellow", [escape(guess) for guess in run.guesses])
     tables = [_padding_table(run.padding)]
     if run.outcome is not None:
         yield from _misfit(run, run.outcome)
@@ -104,6 +95,13 @@ def simulation_page(run: SimulationReport) -> Iterator[RenderableType]:
     if run.outcome is not None and run.outcome.suggestions:
         yield ""
         yield from (f"- {escape(text)}" for text in run.outcome.suggestions)
+
+
+def _listed(colour: str, texts: Sequence[str], of_more: str = "") -> Iterator[str]:
+    """Yield a line for each text, of many the first, and how many more there are."""
+    yield from (f"[{colour}]-[/] {text}" for text in texts[:_MOST_ROWS])
+    if len(texts) > _MOST_ROWS:
+        yield f"[{colour}]-[/] and {len(texts) - _MOST_ROWS} more{of_more}"
 
 
 def _request(run: SimulationReport) -> Iterator[str]:
@@ -138,9 +136,7 @@ def _misfit(run: SimulationReport, outcome: Outcome) -> Iterator[RenderableType]
         return
     yield ""
     yield f"[bold red]out of memory[/]: a device has {format_bytes(run.usable_memory_bytes)} of usable memory"
-    yield from (f"[red]-[/] {misfit_words(rank, run)}" for rank in run.misfits[:_MOST_ROWS])
-    if len(run.misfits) > _MOST_ROWS:
-        yield f"[red]-[/] and {len(run.misfits) - _MOST_ROWS} more"
+    yield from _listed("red", [misfit_words(rank, run) for rank in run.misfits])
     yield ""
     if run.layout is None:
         yield _advice(max(run.misfits, key=lambda rank: rank.reserved_bytes))

@@ -1,14 +1,13 @@
 """Stragglers as a table: which rank is slow, which ranks wait for it, and in which communication."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from rich.console import RenderableType
 
 from meshwright.pages.tables.page_table import PageTable, labels_of
+from meshwright.pages.tables.run_table import signed
 from meshwright.spec.step.simulation_report import Outcome, Stragglers, Straggling
-from meshwright.spec.trace.marks import NO_AXIS
+from meshwright.spec.trace.timeline import NO_AXIS
 from meshwright.units import format_duration
 
 HEADERS = (
@@ -19,8 +18,6 @@ HEADERS = (
 _MOST_ROWS = 12
 _SLOW = 0.05
 """Part of a rank's computing that is added from which on it is slow itself."""
-
-_NANOSECOND = 1e-9
 
 
 def stragglers_parts(outcome: Outcome) -> Iterator[RenderableType]:
@@ -59,18 +56,11 @@ def straggling_cells(one: Straggling) -> tuple[str, ...]:
     """Return the cells of a rank, in the order of HEADERS."""
     where = ("-", "-", "-")
     if one.op:
-        where = (f"{one.op.split('.')[1].strip('_')}, {one.axis or NO_AXIS}", _signed(one.op_wait_s), f"{one.count:,}")
-    seconds = (format_duration(one.compute_s), _signed(one.added_compute_s), _signed(one.added_wait_s))
+        where = (f"{one.op.split('.')[1].strip('_')}, {one.axis or NO_AXIS}", signed(one.op_wait_s), f"{one.count:,}")
+    seconds = (format_duration(one.compute_s), signed(one.added_compute_s), signed(one.added_wait_s))
     return f"{one.rank}", f"{one.num_ranks:,}", *seconds, *where
 
 
 def predicted_words(outcome: Outcome) -> str:
     """Return what heads the formulas' figures: they know what stragglers usually add, not those that are simulated."""
     return "predicted" if outcome.stragglers is None else "predicted (no slow rank)"
-
-
-def _signed(added_s: float) -> str:
-    # Below it are the ends of sums that differ in their order.
-    if abs(added_s) < _NANOSECOND:
-        return format_duration(0)
-    return f"{'-' if added_s < 0 else '+'}{format_duration(abs(added_s))}"

@@ -1,10 +1,7 @@
 """The waterfall of a step: from the time that physics allows to the time that is predicted, cause by cause."""
 
-from __future__ import annotations
-
 from meshwright.pages.tables.page_table import PageTable, percent
-from meshwright.spec.step.estimate import Estimate
-from meshwright.spec.step.step_decomposition import COMPONENT_NAMES
+from meshwright.spec.step.estimate import COMPONENT_NAMES, Estimate
 from meshwright.units import format_duration
 
 MFU_MEANS = "MFU: model FLOPs (forward and backward once, causal attention halved) over the dense peak"

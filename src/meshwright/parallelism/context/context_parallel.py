@@ -7,6 +7,11 @@ ulysses      all-to-alls turn a shard of the sequence into a shard of the heads,
 Shapes: B batch, S positions of this rank, T of the whole sequence, C = S / 2 of one chunk, L keys that a chunk sees,
 P ranks, N query heads, K key/value heads, H width of a query or key head, W of a value head, E elements per position
 and rank.
+
+Positions of a sequence that each context-parallel rank holds, and how shards are put back in order.
+Under a causal mask later queries cost more. For equal work per rank, all-gather and ring cut the sequence into two
+chunks per rank: rank r holds chunk r from the start and chunk r from the end (zigzag). Ulysses gives each rank whole
+heads of the whole sequence, so its ranks hold contiguous shards.
 """
 
 import math
@@ -21,9 +26,8 @@ from meshwright.models.attention import CausalAttention, attend, causal_mask, sa
 from meshwright.models.contract import blocks_of
 from meshwright.parallelism.collectives import all_gather_autograd, all_gather_dim, exchange_rows
 from meshwright.parallelism.context.ring_attention import RingAttention
-from meshwright.parallelism.context.sequence_shards import in_true_order, sequence_indices
 from meshwright.parallelism.mesh import Meshes
-from meshwright.spec.layout.layout import ContextMethod
+from meshwright.spec.layout.layout import ContextMethod, nearest_multiples
 
 
 def apply_context_parallel(model: nn.Module, meshes: Meshes, seq_len: int) -> None:
@@ -168,3 +172,25 @@ _ATTENTION: dict[ContextMethod, Callable[[dist.ProcessGroup, float | None, int |
     "ring": RingAttention,
     "ulysses": UlyssesAttention,
 }
+
+
+def sequence_indices(seq_len: int, cp_rank: int, cp_degree: int, method: ContextMethod) -> Tensor:
+    """Return positions_S that a context-parallel rank holds, ascending; raises InfeasibleLayout for uneven shards."""
+    num_chunks = cp_degree if method == "ulysses" or cp_degree == 1 else 2 * cp_degree
+    if seq_len % num_chunks:
+        choices = " or ".join(str(value) for value in nearest_multiples(seq_len, num_chunks))
+        raise InfeasibleLayout(
+            f"train.seq_len = {seq_len}: must be a multiple of {num_chunks} for layout.cp = {cp_degree} with "
+            f'layout.cp_method = "{method}"; set train.seq_len to {choices}, or change layout.cp'
+        )
+    chunks = torch.arange(seq_len).chunk(num_chunks)
+    if num_chunks == cp_degree:
+        return chunks[cp_rank]
+    return torch.cat((chunks[cp_rank], chunks[-1 - cp_rank]))
+
+
+def in_true_order(x: Tensor, dim: int, cp_degree: int) -> Tensor:
+    """Return the sequence along `dim`, given the concatenated zigzag shards `x`."""
+    chunks = x.chunk(2 * cp_degree, dim)
+    # The ranks' first chunks are the first half in order; their second chunks are the second half reversed.
+    return torch.cat((*chunks[0::2], *reversed(chunks[1::2])), dim)

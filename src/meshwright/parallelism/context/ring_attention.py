@@ -24,9 +24,8 @@ from torch.autograd.function import once_differentiable
 
 from meshwright.errors import UnsupportedError
 from meshwright.models.attention import CausalAttention
-from meshwright.parallelism.collectives import all_gather_dim
+from meshwright.parallelism.collectives import all_gather_dim, profiler_range
 from meshwright.parallelism.context.blockwise_attention import blockwise_attention, blockwise_attention_backward
-from meshwright.parallelism.profiler_range import profiler_range
 from meshwright.parallelism.torch_private.torch_attention import (
     Attended,
     Heads,

@@ -4,8 +4,6 @@ DDP is HSDP with whole shards: each rank keeps all parameters, and gradients are
 reduction sums; one division at the end of the step makes the mean over all axes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

@@ -11,8 +11,6 @@ tokens of the group.
 Shapes: E experts, P ranks of the group, L = E / P experts on this rank, R rows here, Q rows received, D dim.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

@@ -5,8 +5,6 @@ spec/layout/schedule/schedule.py, with every send and receive in its place. Send
 and waited for when their tensor is needed, so that they overlap with the actions in between.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -18,7 +16,6 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.profiler import record_function
 
 from meshwright.models.contract import Loss, require_scalar
-from meshwright.parallelism.data.buffers import statistics_of, unchanged
 from meshwright.parallelism.data.fully_sharded import (
     accumulate_gradients,
     await_gradients,
@@ -27,6 +24,7 @@ from meshwright.parallelism.data.fully_sharded import (
     require_reduced,
     set_gradient_sync,
 )
+from meshwright.parallelism.data.materialize import statistics_of, unchanged
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.pipeline.stages import Stages, reductions_of
 from meshwright.parallelism.torch_private.torch_split_backward import (

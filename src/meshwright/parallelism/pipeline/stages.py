@@ -4,8 +4,6 @@ A stage is the same model with the other stages' parts set to None, so that para
 needs no second version. Without a pipeline the only stage is the whole model.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ times the memory of all other activations, so a rank saves its shard and backwar
 Megatron-LM's sequence parallelism (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2).
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

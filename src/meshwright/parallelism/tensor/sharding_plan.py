@@ -8,8 +8,6 @@ which is all-gathered for the shared experts only. With etp = tp the whole mixtu
 each of its outputs is a partial sum.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Literal, cast, get_args

@@ -7,8 +7,6 @@ A replicated parameter gets a partial gradient on each rank, from that rank's sh
 gradients.py sums them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 

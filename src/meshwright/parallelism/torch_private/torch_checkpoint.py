@@ -1,7 +1,5 @@
 """Selective checkpointing with repeated recomputation and results saved as a unit (private parts of torch 2.13)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Self
 

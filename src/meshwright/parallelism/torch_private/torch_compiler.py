@@ -3,8 +3,6 @@
 Checked in 2.11 to 2.15.
 """
 
-from __future__ import annotations
-
 import warnings
 from functools import cache, partial
 from typing import Any

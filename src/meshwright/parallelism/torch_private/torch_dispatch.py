@@ -1,7 +1,5 @@
 """Dispatched torch operators: their tensors, signatures and kernel counts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any

@@ -4,8 +4,6 @@ Checked in 2.13: by default it records the collectives of gloo and NCCL, and no 
 complete collective; on gloo its `state` stays "scheduled".
 """
 
-from __future__ import annotations
-
 import json
 import os
 from typing import Any, NamedTuple

@@ -3,8 +3,6 @@
 torch's own pipelines do the same (torch/distributed/pipelining/stage.py). Checked in 2.13.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

@@ -6,8 +6,6 @@ is private. Its stage_backward_weight is not used: of a parameter that is used t
 all outputs of a node, and counts twice what such a node passes to another.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass

@@ -1,15 +1,12 @@
 """What lies next to the pick but does not fit, and how a layout's changes are written."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from meshwright.cost.arrays import Bools
-from meshwright.cost.layout_table import LayoutTable, concatenate, layout_table
+from meshwright.cost.layout_table import Bools, LayoutTable, concatenate, layout_table
 from meshwright.planner.candidate import candidate_at, layout_at
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.finalists import SHORT_PIPELINE

@@ -1,7 +1,5 @@
 """Why there is no layout for a request or next to its pick: the rule that is broken, and what would have to change."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter
@@ -205,7 +203,7 @@ def _fits(request: PlanRequest) -> bool:
     """Return whether a layout fits, its state in the host's memory where that is needed and left open."""
     menu = menu_of(request)
     menus = [menu]
-    if "cpu_offload" not in request.fixed and request.cluster.device.can_offload:
+    if "cpu_offload" not in request.fixed and request.cluster.device.is_accelerator:
         menus.append(replace(menu, cpu_offload=(True,)))
     tables = (leanest(splits(request, one), one) for one in menus)
     return any(bool((weigh(table, request)[1] >= request.margin_bytes).any()) for table in tables)

@@ -4,8 +4,6 @@ A simulation says how much memory is missing, the formulas how much less each ch
 what the step would then be; so that an error that the formulas make with both does not count.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from meshwright.cost.layout_table import concatenate, layout_table

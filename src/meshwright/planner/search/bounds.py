@@ -15,8 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.arrays import Bools, Floats
-from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, CONTEXT_METHODS, LayoutTable, concatenate
+from meshwright.cost.layout_table import (
+    ACTIVATION_CHECKPOINTS,
+    CONTEXT_METHODS,
+    Bools,
+    Floats,
+    LayoutTable,
+    concatenate,
+)
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.bubble import least_waiting, steady_s
 from meshwright.planner.search.menu import Menu, pipeline_options

@@ -6,6 +6,15 @@ The schedule's share is that of cost/pipeline/stage.py, and more where microbatc
 are of equally many blocks, as other software has them; ours differ by a block where that makes the slowest one faster
 (spec/layout/stage_split.py). Of the finalists every action is replayed (cost/pipeline/replay.py), with stages that
 take as long as what they hold (cost/step_times.py).
+
+stage_times: what each action of a pipeline takes on each stage, from what the whole step takes:
+
+    forward          a third of ends (embedding, head), and of what blocks do once, backward two
+    second pass      blocks that recompute do so in each part of a split backward, and what is compiled of them is
+                     computed whole in each; ends are not recomputed, nor compiled
+    first stage      nothing asks for the gradient of its inputs: its first part is nothing, its second the whole
+
+In shares of a rank's computation. Ignored: that attention's backward is all in the first part.
 """
 
 from __future__ import annotations
@@ -14,27 +23,26 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.cost.arrays import Floats, Ints
 from meshwright.cost.communication.pipeline_p2p import hops_of
-from meshwright.cost.compute.repeats import repeated_share
+from meshwright.cost.compute.recompute import repeated_share
 from meshwright.cost.constants import fitted_constants
-from meshwright.cost.layout_table import LayoutTable, layout_table
-from meshwright.cost.pipeline.replay import Hops, PipelineOps, Replayed, pipeline_ops, replay
+from meshwright.cost.layout_table import Floats, Ints, LayoutTable, layout_table
+from meshwright.cost.pipeline.replay import Hops, PipelineOps, Replayed, StageTimes, pipeline_ops, replay
 from meshwright.cost.pipeline.stage import bubble_share, split_share
 from meshwright.cost.step import StepTerms
 from meshwright.cost.step_times import unit_shares
 from meshwright.cost.training_setup import Configurations
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.rules import cuts_model, runs_schedule
-from meshwright.planner.search.stage_times import BackwardShares, StageShare, stage_times
 from meshwright.spec.layout.layout import SCHEDULES, SPLIT_BACKWARD_SCHEDULES, V_SCHEDULES, Layout
 from meshwright.spec.layout.schedule.schedule import build_schedule, lower
 from meshwright.spec.layout.stage_split import best_boundaries, block_costs
 from meshwright.spec.model.model_spec import ModelSpec
-from meshwright.spec.step.step_decomposition import StepDecomposition
+from meshwright.spec.step.estimate import StepDecomposition
 
 _OUTSIDE_PIPELINE = ("pipeline_bubble_s", "pipeline_p2p_s", "other_communication_s", "optimizer_s", "stragglers_s")
 _RECOMPUTED_STEPS = 20
@@ -223,3 +231,48 @@ def _shares(boundaries: Sequence[int], units: Sequence[float]) -> tuple[StageSha
 def _rounded(share: float) -> float:
     """Return `share` with so few digits that layouts of one pipeline are replayed once, to a thousandth."""
     return float(f"{share:.2g}")
+
+
+class BackwardShares(NamedTuple):
+    """What of the backwards of a step is more than one pass, as shares of what a rank computes, mean over ranks."""
+
+    recomputed: float
+    repeated: float
+    """Backwards of compiled blocks that run twice."""
+    split: float
+    """Share of the backwards of all stages but the first that run in two parts."""
+
+
+class StageShare(NamedTuple):
+    """One stage's share of what all compute for a microbatch, with what blocks do again."""
+
+    blocks: float
+    ends: float
+
+
+def stage_times(stages: tuple[StageShare, ...], shares: BackwardShares, microbatch: float) -> StageTimes:
+    """Return the seconds of each stage's actions, where all ranks compute `microbatch` seconds for one of them."""
+    of_blocks = max(sum(stage.blocks for stage in stages), 1e-12)
+    once = max(1 - (shares.recomputed + shares.repeated) / of_blocks, 0.0)
+    thirds = [(stage.blocks * once + stage.ends) * microbatch / 3 for stage in stages]
+    inner = [0.0, *(stage.blocks for stage in stages[1:])]
+    recompute_s = _each(shares.recomputed * microbatch, stages, shares.split)
+    splits = max(sum(inner) * shares.split, 1e-12)
+    second_s = [shares.repeated * microbatch * blocks / splits for blocks in inner]
+    whole = [2 * third + again for third, again in zip(thirds, recompute_s, strict=True)]
+    if not shares.split:
+        return StageTimes(thirds, whole, thirds)
+    inputs, weights = [0.0], [whole[0]]
+    for place in range(1, len(stages)):
+        half, again = thirds[place], recompute_s[place]
+        # What is computed whole in both parts is half of either without it, and as much again.
+        inputs.append(half + second_s[place] / 2 + again)
+        weights.append(half + second_s[place] / 2 + again)
+    return StageTimes(thirds, whole, weights, input_s=inputs)
+
+
+def _each(recomputed_s: float, stages: tuple[StageShare, ...], split: float) -> list[float]:
+    """Return what recomputing takes each stage once, if all that do it take `recomputed_s`."""
+    passes = [1.0, *(1.0 + split for _ in stages[1:])]
+    total = max(sum(stage.blocks * times for stage, times in zip(stages, passes, strict=True)), 1e-12)
+    return [recomputed_s * stage.blocks / total for stage in stages]

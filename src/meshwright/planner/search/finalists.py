@@ -1,14 +1,27 @@
-"""finalists and best_of: the fastest layouts, and the fastest of a kind, their pipelines replayed action by action.
+"""The fastest layouts, and of those as fast to within the error of ranking the simplest; pipelines are replayed.
 
 The closed form of a bubble is too low for some pipelines and too high for others.
-"""
 
-from __future__ import annotations
+The simplest of the layouts that are as fast as the fastest, to within the error of ranking.
+Simple is what takes least to understand, run and debug, compared from left to right:
+
+    1. the most complex axis: FSDP, HSDP, ep, tp, cp, pp with 1F1B, interleaved stages, a split backward
+       (ep comes before tp: it is how a mixture's experts are shared, as FSDP is for the rest)
+    2. the number of axes, the product of their degrees
+    3. the number of choices that differ from their defaults: when gradients are reduced, whether unsharded parameters
+       are freed, async_tp, a ring or Ulysses, expert-tensor parallelism, recomputation of every n-th block
+
+Of equally simple layouts the fastest is taken, or one less than 1 % slower that leaves clearly more memory.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
-from meshwright.cost.arrays import Ints
+import numpy as np
+
+from meshwright.cost.constants import fixed_constant
+from meshwright.cost.layout_table import CONTEXT_METHODS, Ints, LayoutTable, layout_table
 from meshwright.planner.candidate import candidate_at, layout_at
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.bubble import num_actions
@@ -99,3 +112,88 @@ def distinct(priced: Priced, keys: tuple[str, ...], count: int) -> Iterator[int]
 def distinct_splits(priced: Priced, count: int) -> Iterator[int]:
     """Yield the rows of the `count` fastest layouts of different splits over the ranks."""
     return distinct(priced, SPLIT_KEYS, count)
+
+
+RANKING_ERROR = fixed_constant("ranking_error")
+"""Two layouts whose predicted steps differ by less may be in the other order."""
+
+_ALL_GATHER = CONTEXT_METHODS.index("all-gather")
+_MAX_REPLAYED = 12
+"""Pipelines that are replayed to see whether they are fast enough."""
+_ALIKE = 0.01
+"""Equally simple layouts whose steps differ by less are as fast as each other."""
+MEMORY_STEP = 0.04
+"""Share of the usable memory from which on one layout leaves clearly more than another."""
+
+
+def simplest(priced: Priced, finalists: list[Finalist], fastest: Candidate, request: PlanRequest) -> Candidate:
+    """Return the simplest layout that fits and is slower than `fastest` by no more than the error of ranking."""
+    limit_s = fastest.step_s * (1 + RANKING_ERROR)
+    known = [one.candidate for one in finalists if one.candidate.step_s <= limit_s]
+    best = min([fastest, *known], key=_complexity_and_time)
+    rows = np.flatnonzero(priced.total_s <= limit_s)
+    columns = np.stack(complexity(priced.layouts.take(rows)))
+    order = np.lexsort((priced.total_s[rows], *columns[::-1]))
+    own = complexity_of(best)
+    simpler = takewhile(lambda at: tuple(columns[:, at].tolist()) <= own, order)
+    first = next(_replayed(priced, (int(rows[at]) for at in simpler), limit_s, request), best)
+    best = min(first, best, key=_complexity_and_time)
+    alike = rows[np.all(np.equal(columns.T, complexity_of(best)), axis=1)]
+    return _roomiest(priced, alike, best, limit_s, request)
+
+
+def _roomiest(priced: Priced, rows: Ints, best: Candidate, limit_s: float, request: PlanRequest) -> Candidate:
+    """Return the layout of `rows` that is as fast as `best` and leaves most memory; `best` if none leaves more."""
+    least = best.free_bytes + MEMORY_STEP * request.cluster.device.usable_memory_bytes
+    limit_s = min(limit_s, best.step_s * (1 + _ALIKE))
+    rows = rows[(priced.free_bytes[rows] >= least) & (priced.total_s[rows] <= limit_s)]
+    order = np.lexsort((priced.total_s[rows], -priced.free_bytes[rows]))
+    return next(_replayed(priced, iter(rows[order].tolist()), limit_s, request), best)
+
+
+def _replayed(priced: Priced, rows: Iterator[int], limit_s: float, request: PlanRequest) -> Iterator[Candidate]:
+    """Yield the layouts at `rows` whose replayed step is at most `limit_s`, until enough pipelines were replayed."""
+    num_replayed = 0
+    for row in rows:
+        candidate = candidate_at(priced, row, request)
+        if candidate.step_s <= limit_s:
+            yield candidate
+        num_replayed += candidate.layout.pp > 1
+        if num_replayed == _MAX_REPLAYED:
+            return
+
+
+def complexity(layouts: LayoutTable) -> list[Ints]:
+    """Return what makes each layout complex, the most important first: more is more complex."""
+    is_piped = layouts.pp > 1
+    stages = np.where(is_piped, layouts.stages_per_rank, 1)
+    levels = (
+        layouts.dp_replicate > 1,
+        layouts.ep > 1,
+        layouts.tp > 1,
+        layouts.cp > 1,
+        is_piped,
+        stages > 1,
+        layouts.splits_backward,
+    )
+    level = np.max([(number + 1) * has for number, has in enumerate(levels)], axis=0)
+    axes = (layouts.dp_replicate, layouts.ep, layouts.tp, layouts.cp, layouts.pp)
+    unusual = (
+        layouts.reduces_each_microbatch != layouts.reduces_each_by_default,
+        layouts.is_resharded != layouts.reshards_by_default,
+        layouts.async_tp,
+        (layouts.cp > 1) & (layouts.cp_method != _ALL_GATHER),
+        layouts.etp > 1,
+        layouts.activation_checkpoint_every > 1,
+    )
+    num_axes = np.sum([degree > 1 for degree in axes], axis=0)
+    return [level, num_axes, layouts.ep * layouts.tp * layouts.cp * layouts.pp, np.sum(unusual, axis=0)]
+
+
+def complexity_of(candidate: Candidate) -> tuple[int, ...]:
+    """Return what makes one layout complex."""
+    return tuple(int(column[0]) for column in complexity(layout_table([candidate.layout])))
+
+
+def _complexity_and_time(candidate: Candidate) -> tuple[float, ...]:
+    return *complexity_of(candidate), candidate.step_s

@@ -11,8 +11,6 @@ numbers of virtual stages, microbatches of more than 64 sequences, recomputation
 groups of ranks in reshard_after_forward. Whatever a job sets itself is taken as it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -70,6 +68,8 @@ def menu_of(request: PlanRequest) -> Menu:
     architecture, cluster = request.architecture, request.cluster
     degrees = divisors(cluster.num_devices)
     is_mixture = isinstance(architecture, MoEArchitecture)
+    # Ranks of a host write to no other's memory, as async_tp does, and its compiled blocks may take longer.
+    is_accelerator = cluster.device.is_accelerator
     batch = request.workload.global_batch_size
     menu = Menu(
         tp=tuple(n for n in degrees if n <= cluster.domain_size),
@@ -86,9 +86,9 @@ def menu_of(request: PlanRequest) -> Menu:
         cp_method=tuple(one for one in CONTEXT_METHODS if one != "ring" or not ring_obstacles(architecture)),
         is_resharded=(True, False),
         reduces_each_microbatch=(True, False),
-        async_tp=(False, True) if cluster.device.has_symmetric_memory else (False,),
+        async_tp=(False, True) if is_accelerator else (False,),
         cpu_offload=(False,),
-        compile=(True, False) if cluster.device.compiled_is_faster else (False,),
+        compile=(True, False) if is_accelerator else (False,),
     )
     return _constrained(menu, request.fixed)
 

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.arrays import Bools, Floats, Ints
 from meshwright.cost.constants import Constants
-from meshwright.cost.layout_table import LayoutTable, concatenate, layout_table
+from meshwright.cost.layout_table import Bools, Floats, Ints, LayoutTable, concatenate, layout_table
 from meshwright.cost.memory.footprint import Footprint, footprint, footprint_of_rank, memory_use
 from meshwright.cost.memory.host_memory import host_headroom_bytes, host_s
 from meshwright.cost.step import StepTerms

@@ -5,15 +5,12 @@ Those say in words what is wrong with one layout; these say of a hundred thousan
 the two together.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from meshwright.cost.arrays import Bools
-from meshwright.cost.layout_table import CONTEXT_METHODS, LayoutTable
+from meshwright.cost.layout_table import CONTEXT_METHODS, Bools, LayoutTable
 from meshwright.planner.request import PlanRequest
 from meshwright.spec.job.size_rules import ring_obstacles, sizes_over_tp
 from meshwright.spec.layout.layout import SINGLE_STAGE_SCHEDULES, V_SCHEDULES

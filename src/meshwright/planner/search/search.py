@@ -12,23 +12,19 @@ be slower than that by far: of each kind `complete` prices the rest too, in the 
 are below the best that is known.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cost.arrays import Bools, Floats, Ints
-from meshwright.cost.layout_table import LayoutTable, concatenate, layout_table
+from meshwright.cost.layout_table import Bools, Floats, Ints, LayoutTable, concatenate, layout_table
 from meshwright.planner.explain.contrasts import may_have_another
 from meshwright.planner.explain.explain import KEYS
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.bounds import Bounds, bounds_of, may_fit
-from meshwright.planner.search.finalists import SPLIT_KEYS
+from meshwright.planner.search.finalists import RANKING_ERROR, SPLIT_KEYS
 from meshwright.planner.search.menu import Menu
 from meshwright.planner.search.price import Priced, join, price, price_leaner
-from meshwright.planner.search.simplicity import RANKING_ERROR
 from meshwright.planner.search.space import splits, with_choices, with_fine_choices, with_other_fine_choices
 from meshwright.spec.run.layout_plan import Candidate
 

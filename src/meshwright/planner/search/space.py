@@ -4,16 +4,20 @@ Tables grow key by key, and what is not valid is dropped as soon as that is know
 that mean nothing are never held.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from meshwright.cost.arrays import Bools
-from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, CONTEXT_METHODS, LayoutTable, concatenate, layout_table
+from meshwright.cost.layout_table import (
+    ACTIVATION_CHECKPOINTS,
+    CONTEXT_METHODS,
+    Bools,
+    LayoutTable,
+    concatenate,
+    layout_table,
+)
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.menu import Menu, pipeline_options
 from meshwright.planner.search.rules import is_valid, runs_schedule, shares_batch, splits_model

@@ -5,8 +5,6 @@
 Ignored: that two collectives of one rank may be exposed at once; `decompose` counts that moment once.
 """
 
-from __future__ import annotations
-
 from weakref import WeakKeyDictionary
 
 import numpy as np

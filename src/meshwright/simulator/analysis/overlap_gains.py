@@ -13,15 +13,15 @@ changes of a job's keys, or of a program, that would hide most.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from meshwright.simulator.analysis.exposure import busy_seconds
 from meshwright.simulator.checks.call_sites import COMMUNICATION, without_numbers
-from meshwright.spec.step.overlap import Exposed, Overlap
-from meshwright.spec.trace.marks import DDP_MARK
-from meshwright.spec.trace.timeline import SpanKind, Timeline
+from meshwright.spec.frozen import Frozen
+from meshwright.spec.trace.timeline import DDP_MARK, SpanKind, Timeline
 from meshwright.spec.trace.trace import NONE, RecordKind, Trace
 from meshwright.units import format_duration
 
@@ -216,3 +216,37 @@ def _changes_of_order(one: Exposed) -> list[str]:
 
 def _is_message(one: Exposed) -> bool:
     return one.op.startswith(("c10d.send", "c10d.recv"))
+
+
+class Exposed(Frozen):
+    """Collectives or messages of one kind, in one place of the model, that a rank waits for."""
+
+    axis: str
+    """The mesh axis; "" for groups without a name."""
+    op: str
+    phase: str
+    scope: str
+    """The module in whose code they are, with * for numbers; "" outside of modules."""
+    count: PositiveInt
+    exposed_s: NonNegativeFloat
+    """While the rank computes nothing."""
+    earlier_s: NonNegativeFloat
+    """Of it, what computation before could hide if they started as soon as their inputs are complete."""
+    later_s: NonNegativeFloat
+    """Of it, what later computation could hide if their wait came just before the first use of their outputs."""
+    gain_s: NonNegativeFloat
+    """What both would save, if nothing else waited instead."""
+    is_async: bool = False
+    """Whether the program already does something else before it waits for them."""
+    keys: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Keys of a job that change when they begin, or how long they take."""
+
+
+class Overlap(Frozen):
+    """What one rank's communication waits for."""
+
+    rank: NonNegativeInt
+    communication_s: NonNegativeFloat
+    exposed_s: NonNegativeFloat
+    exposed: Annotated[tuple[Exposed, ...], Field(strict=False)] = ()
+    """The most gain first."""

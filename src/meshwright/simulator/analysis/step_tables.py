@@ -4,8 +4,6 @@ A communication op starts when the last of its ranks arrives, and then takes as 
 additional wait of a rank's default stream is time that it waits for other ranks.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from typing import Any
 
@@ -14,11 +12,11 @@ import numpy as np
 from meshwright.simulator.analysis.exposure import text_at
 from meshwright.simulator.checks.call_sites import without_numbers
 from meshwright.simulator.engine.program import waited_records
-from meshwright.simulator.memory.roles import first_writers, live_at, roles_of
+from meshwright.simulator.memory.memory_curve import first_writers, live_at, roles_of
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.op import OP_KINDS, op_kind
+from meshwright.spec.step.estimate import COMPONENTS
 from meshwright.spec.step.simulation_report import LiveTensors, RankMemory, RankTime, Stragglers, Straggling
-from meshwright.spec.step.step_decomposition import COMPONENTS
 from meshwright.spec.step.timeline_decomposition import components_of_compute, decompose
 from meshwright.spec.trace.timeline import MemoryCurve, SpanKind, TensorRole, Timeline
 from meshwright.spec.trace.trace import NONE, RecordKind, Trace

@@ -1,7 +1,5 @@
 """call_site_of(): a record of a trace as a CallSite for messages; ordinals, lists of ranks and scopes as text."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -3,14 +3,12 @@
     groups      all ranks make the same process groups in the same order: torch.distributed.new_group() is a collective
                 of all ranks, members or not, unless called with use_local_synchronization=True
     channels    all members of a group run the same collectives in the same order; every send has its receive, of the
-                same bytes and dtype; at the first difference the minority is the culprit (culprits.py)
+                same bytes and dtype; at the first difference the minority is the culprit (disagreements.py)
     deadlocks   if these agree, the step is executed with zero durations: whether it ends does not depend on them, since
                 no stream chooses what to wait for. If it does not end, ranks wait in a cycle, or for one that stopped
 
 Ignored: blocking inside a communication library, such as for buffers, or behind another message of the same pair.
 """
-
-from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
@@ -18,9 +16,8 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 from meshwright.simulator.checks.call_sites import call_site_of, missing_call_site, ordinal, some_ranks
-from meshwright.simulator.checks.culprits import Blame, blamed
 from meshwright.simulator.checks.deadlock import deadlock_problems
-from meshwright.simulator.checks.disagreements import Disagreement, call_signatures, first_disagreement
+from meshwright.simulator.checks.disagreements import Blame, Disagreement, blamed, call_signatures, first_disagreement
 from meshwright.simulator.engine.collective_times import CommOpTimes
 from meshwright.simulator.engine.conditions import USUAL, Conditions
 from meshwright.simulator.engine.execute import Costs, execute

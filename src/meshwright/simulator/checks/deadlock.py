@@ -4,8 +4,6 @@ A rank is blocked where a stream, or its host, waits for a communication op at w
 missing rank is itself blocked, or has stopped: following the missing ranks leads to one that stopped, or to a cycle.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ send first, both block, except for messages that are buffered (some tens of MiB 
 deadlock. NCCL ignores tags: messages of a pair are matched by their order.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -8,8 +8,6 @@ memory that its own stream can reuse while another stream still uses it. Ignored
 uses in the next step.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass

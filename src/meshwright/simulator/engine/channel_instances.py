@@ -1,11 +1,9 @@
 """Instances of a channel: the groups, or pairs of sender and receiver, that one channel represents.
 
 A channel has one representative of each class; every rank of these classes communicates at the same time within its own
-group (mesh_groups.py). The hop around the end of a pipeline or a ring is between the positions of its own two ranks,
+group (rank_classes.py). The hop around the end of a pipeline or a ring is between the positions of its own two ranks,
 however far apart they are. Hops and groups that span pods use the links between pods and spine.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 
@@ -13,7 +11,7 @@ import numpy as np
 
 from meshwright.cost.communication.fabric import Fabric
 from meshwright.simulator.engine.matching import Channel
-from meshwright.simulator.engine.mesh_groups import groups_of_axis, sibling_groups
+from meshwright.simulator.engine.rank_classes import groups_of_axis, sibling_groups
 from meshwright.spec.trace.timeline import Floats
 from meshwright.spec.trace.trace import Ints
 from meshwright.spec.trace.traces import Traces

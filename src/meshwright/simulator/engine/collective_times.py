@@ -7,7 +7,7 @@ The bottleneck link is fully used, the other one in proportion. Where every pair
 link, a rank has one link to each peer. Between pods of an oversubscribed network, each pod has two links to the spine,
 in and out, which all its devices share; of P2P only the pod borders between its own two ranks count. A broadcast or
 scatter costs as much as an all-gather. Sources and what is ignored: cost/communication/collective.py, all_to_all.py,
-point_to_point.py.
+pipeline_p2p.py.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.achieved_rates import is_blackwell
-from meshwright.cost.arrays import Floats
 from meshwright.cost.communication.all_to_all import all_to_all_s
-from meshwright.cost.communication.collective import all_gather_s, all_reduce_s, reduce_scatter_s
-from meshwright.cost.communication.fabric import Fabric, FabricConstants, fabric_of
-from meshwright.cost.communication.group import (
+from meshwright.cost.communication.collective import (
     RankGroup,
+    all_gather_s,
+    all_reduce_s,
     joins_pairs,
     neighbour_crossing,
     neighbour_shares,
+    reduce_scatter_s,
     require_links,
     spread_crossing,
     spread_shares,
 )
-from meshwright.cost.communication.point_to_point import hop_s
+from meshwright.cost.communication.fabric import Fabric, FabricConstants, fabric_of
+from meshwright.cost.communication.pipeline_p2p import hop_s
 from meshwright.cost.constants import fitted_constants
-from meshwright.cost.stack_factors import StackFactors, Stacks, is_omni_path
-from meshwright.cost.stacks import OURS, load_stack
+from meshwright.cost.layout_table import Floats
+from meshwright.cost.stack_factors import OURS, StackFactors, Stacks, is_omni_path, load_stack
 from meshwright.errors import UnsupportedError
 from meshwright.simulator.engine.channel_instances import PodWays, hops_of, pod_ways_of, spine_of_hops
 from meshwright.simulator.engine.matching import Channel, CommOps

@@ -9,8 +9,6 @@ neither on which ranks were traced nor on their classes. A fault affects all ran
 separates its rank. Ignored: correlation between slow moments of one rank.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """execute(): traces, converted to programs and matched, run on the engine."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,7 +24,7 @@ class Costs:
     """By representative."""
     comm_ops: CommOpTimes
     slowdown: float = 0.0
-    """Of concurrent computation and communication (overlap_slowdown.py)."""
+    """Of concurrent computation and communication (engine.py)."""
     adapt_program: Callable[[RankProgram], RankProgram] = lambda program: program
     """Adapts a rank's program to the device."""
 

@@ -6,8 +6,6 @@ classes of ranks and distances between them are then one group, which has each c
 represent 16,384 communicate as if there were no others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 

@@ -9,8 +9,6 @@ the memory of others. The peak of a level is measured on a traced step, without 
 blocks of one rank, and peaks that grow with the level.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

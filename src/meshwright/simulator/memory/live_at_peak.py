@@ -11,15 +11,13 @@ is made from the other do not add up, and shared inputs are counted for each. Ig
 computation, and the allocator's rounding.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 import numpy as np
 
 from meshwright.cost.memory.host_memory import PCIE_BYTES_PER_S
 from meshwright.simulator.checks.call_sites import COMMUNICATION, without_numbers
-from meshwright.simulator.memory.roles import bytes_by_role, first_writers, live_at, roles_of
+from meshwright.simulator.memory.memory_curve import bytes_by_role, first_writers, live_at, roles_of
 from meshwright.spec.step.liveness import Liveness, LiveStorage, SavedTensors, Saving
 from meshwright.spec.trace.timeline import Floats, TensorRole
 from meshwright.spec.trace.trace import NONE, Ints, Trace

@@ -5,8 +5,6 @@ Schema. pydantic can read the sentences too (use_attribute_docstrings), but does
 takes longer than the rest of the class's creation.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import textwrap

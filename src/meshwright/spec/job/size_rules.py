@@ -1,7 +1,5 @@
 """What tensor, context and expert parallelism ask of a model's sizes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 

@@ -4,7 +4,7 @@ Beyond the pairs, each way to share a sequence, each schedule, each policy of re
 stands alone once, so that a failure has one suspect, and then among others.
 """
 
-from __future__ import annotations
+from pathlib import Path
 
 from meshwright.spec.job.validity import split_problems
 from meshwright.spec.layout.layout import AXES, Layout
@@ -18,75 +18,8 @@ COVERED_AXES = (*AXES, "ep")
 _BATCH = 16
 """Sequences of a step for which microbatch sizes are chosen: few microbatches, but enough to fill each pipeline."""
 
-_WORDS = """
-dp_replicate=2
-dp_shard=2,reshard_after_forward=always
-dp_shard=2,cpu_offload=true
-dp_shard=2,gradient_sync=step
-dp_shard=2,activation_checkpoint=selective,compile=true,compile_backend=aot_eager
-dp_shard=4,reshard_after_forward=2,prefetch=2
-cp=2
-cp=2,cp_method=ring,activation_checkpoint=full
-cp=2,cp_method=ulysses,compile=true,compile_backend=aot_eager
-cp=3,cp_method=ring
-cp=4
-cp=4,cp_method=ring
-tp=2
-tp=2,activation_checkpoint=full,compile=true,compile_backend=aot_eager
-tp=4,activation_checkpoint=selective
-pp=2,schedule=GPipe
-pp=2,activation_checkpoint=full,activation_checkpoint_every=2
-pp=2,schedule=Interleaved1F1B,activation_checkpoint=selective
-pp=2,schedule=LoopedBFS,stage_boundaries=1;2;3
-pp=2,schedule=InterleavedZeroBubble
-pp=2,schedule=ZBVZeroBubble,reshard_after_forward=never,compile=true,compile_backend=aot_eager
-pp=2,schedule=DualPipeV,activation_checkpoint=full
-pp=4,gradient_sync=microbatch
-dp_shard=2,ep=2,gradient_sync=step
-dp_shard=2,ep=2,activation_checkpoint=full,compile=true,compile_backend=aot_eager
-dp_shard=4,ep=2,reshard_after_forward=always
-tp=2,etp=2
-tp=2,ep=2,activation_checkpoint=selective
-cp=2,ep=2,cp_method=ring,reshard_after_forward=never
-
-dp_replicate=2,dp_shard=2,reshard_after_forward=never,compile=true,compile_backend=aot_eager,gradient_sync=step
-dp_replicate=2,cp=2,cp_method=ulysses,activation_checkpoint=selective
-dp_replicate=2,tp=2,activation_checkpoint=full,gradient_sync=microbatch
-dp_replicate=2,pp=2,schedule=ZBVZeroBubble,activation_checkpoint=full,gradient_sync=microbatch
-dp_replicate=2,pp=2,schedule=LoopedBFS,cpu_offload=true,gradient_sync=microbatch
-dp_replicate=2,pp=2,schedule=InterleavedZeroBubble,activation_checkpoint=selective
-dp_replicate=2,dp_shard=2,ep=2,activation_checkpoint=full
-dp_shard=2,cp=2,cp_method=ring,prefetch=0,gradient_sync=step
-dp_shard=2,cp=2,reshard_after_forward=2
-dp_shard=2,tp=2,reshard_after_forward=never,gradient_sync=step
-dp_shard=2,pp=2,ep=2,schedule=LoopedBFS,reshard_after_forward=always,gradient_sync=microbatch
-dp_shard=2,pp=2,ep=2,schedule=InterleavedZeroBubble,gradient_sync=microbatch
-cp=2,tp=2,cp_method=ulysses
-cp=2,tp=2,ep=2,cpu_offload=true,gradient_sync=step
-cp=2,tp=2,cp_method=ring,activation_checkpoint=full
-cp=2,pp=2,cp_method=ring,schedule=GPipe,gradient_sync=microbatch
-cp=2,pp=2,ep=2,cp_method=ulysses,schedule=DualPipeV,activation_checkpoint=selective
-tp=2,pp=2,schedule=InterleavedZeroBubble,activation_checkpoint=selective
-tp=2,pp=2,ep=2,schedule=ZBVZeroBubble,compile=true,compile_backend=aot_eager
-dp_shard=2,tp=2,ep=4,reshard_after_forward=always
-dp_shard=2,tp=2,ep=2,etp=2,gradient_sync=step
-
-dp_replicate=2,dp_shard=2,tp=2,activation_checkpoint=selective,gradient_sync=step
-dp_replicate=2,cp=2,tp=2,ep=2
-dp_replicate=2,dp_shard=4,ep=2,reshard_after_forward=2
-dp_replicate=2,dp_shard=2,pp=2,ep=2,reshard_after_forward=always,gradient_sync=microbatch
-dp_replicate=2,tp=2,pp=2,etp=2,schedule=DualPipeV,gradient_sync=microbatch
-dp_replicate=2,cp=2,pp=2,cp_method=ring,schedule=Interleaved1F1B,gradient_sync=microbatch
-dp_shard=2,cp=2,tp=2,cp_method=ulysses,ep=4,reshard_after_forward=always
-dp_shard=2,cp=2,pp=2,cp_method=ring,schedule=InterleavedZeroBubble,activation_checkpoint=full
-dp_shard=2,tp=2,pp=2,ep=2,etp=2,schedule=DualPipeV
-cp=2,tp=2,pp=2,schedule=LoopedBFS,activation_checkpoint=selective
-
-dp_shard=2,cp=2,tp=2,pp=2,activation_checkpoint=full,gradient_sync=microbatch
-dp_shard=2,cp=2,tp=2,pp=2,ep=4,cp_method=ring,schedule=ZBVZeroBubble,gradient_sync=microbatch
-dp_shard=2,cp=2,tp=2,pp=2,ep=4,etp=2,cp_method=ulysses,schedule=Interleaved1F1B,activation_checkpoint=selective
-dp_replicate=2,dp_shard=2,tp=2,pp=2,ep=4,schedule=GPipe
-"""
+_WORDS = Path(__file__).with_name("covering_layouts.txt")
+"""One layout a line."""
 
 
 def covering_layouts(architecture: LlamaArchitecture | None, max_ranks: int = 16) -> list[Layout]:
@@ -95,7 +28,9 @@ def covering_layouts(architecture: LlamaArchitecture | None, max_ranks: int = 16
     A model without experts gets the same, less what is said of experts. Of a class of the user's own (None) only its
     author knows which axes it takes: it gets those of data parallelism, which any model takes.
     """
-    found = dict.fromkeys(_for_model(parse_layout(word), architecture) for word in _WORDS.split())
+    found = dict.fromkeys(
+        _for_model(parse_layout(word), architecture) for word in _WORDS.read_text(encoding="utf-8").split()
+    )
     fitting = [layout for layout in found if layout.num_ranks <= max_ranks and _can_take(architecture, layout)]
     return sorted(fitting, key=lambda layout: layout.num_ranks)
 

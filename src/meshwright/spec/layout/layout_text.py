@@ -1,7 +1,5 @@
 """A layout in one word, as it stands on a command line and in a table: `dp_shard=2,tp=2,schedule=GPipe`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches

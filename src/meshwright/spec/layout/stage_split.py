@@ -5,8 +5,6 @@ even stages the ranks are even too, to within one block a stage. Only where one 
 than a whole stage should, could the other stages of its rank take some blocks less; layout.stage_boundaries can say so.
 """
 
-from __future__ import annotations
-
 import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence

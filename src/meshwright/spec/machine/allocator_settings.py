@@ -5,8 +5,6 @@ Llama of 8 blocks reserve 1.21 to 1.64 times what they allocate, with expandable
 which expandable segments are unsupported ignore the setting, with a warning.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, MutableMapping
 
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")

@@ -1,7 +1,5 @@
 """Cluster: devices grouped in nodes and joined by links."""
 
-from __future__ import annotations
-
 import math
 from typing import Self
 
@@ -9,9 +7,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from meshwright.errors import ConfigError
 from meshwright.spec.frozen import Frozen
-from meshwright.spec.machine.device import NAME_PATTERN, Device
-from meshwright.spec.machine.figure import Figure, Source
-from meshwright.spec.machine.measured import CollectivePoint
+from meshwright.spec.machine.device import NAME_PATTERN, CollectivePoint, Device, Figure, Source
 from meshwright.units import counted
 
 

@@ -1,7 +1,5 @@
 """Prediction, Score, Backtest: what was predicted of measured runs, and how far off it was."""
 
-from __future__ import annotations
-
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from meshwright.spec.frozen import Frozen

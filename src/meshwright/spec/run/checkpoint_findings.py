@@ -1,7 +1,5 @@
 """What examining checkpoints finds: damage, differences, tensors and their statistics, removals."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from meshwright.spec.frozen import Frozen

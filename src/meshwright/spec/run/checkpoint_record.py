@@ -1,7 +1,5 @@
 """CheckpointRecord: what is known of one folder in a run's checkpoints without reading its tensors."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from meshwright.spec.frozen import Frozen

@@ -1,7 +1,5 @@
 """Proof: how close each layout came to one process, name by name, and whether that is close enough."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -21,7 +19,7 @@ FAULTS: Mapping[PlantedAxis, str] = {
     "ep": "rows come back from their experts in the place of the row before",
     "dp": "every data-parallel rank sees the samples of the first",
 }
-"""Description of the fault of each axis; prover/plant.py injects it."""
+"""Description of the fault of each axis; prover/record.py injects it."""
 
 ProofPrecision = Literal["float32", "float64", "mixed"]
 """What a proof computes in; mixed is bfloat16 over float32 masters, with gradients summed in float32."""

@@ -1,7 +1,5 @@
 """RetentionRule: which checkpoints of a run are kept, and why."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

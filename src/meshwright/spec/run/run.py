@@ -1,7 +1,5 @@
 """Run: the folder of a finished or running job, and the manifest in it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Comparison: two steps side by side, by component and by operation; simulated or measured, in any order."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Literal
 
@@ -9,7 +7,7 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from meshwright.spec.frozen import Frozen
-from meshwright.spec.step.step_decomposition import StepDecomposition
+from meshwright.spec.step.estimate import StepDecomposition
 from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.trace.timeline import SpanKind, Timeline, TimelineSource
 

@@ -1,7 +1,5 @@
 """Liveness: what one rank's memory is full of at the peak of a step, and what would take some of it away."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt

@@ -1,7 +1,5 @@
 """SimulationReport: a job's step on a cluster, from the simulated traces of all its ranks."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -9,9 +7,8 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from meshwright.spec.frozen import Frozen
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.run.layout_plan import Fix
-from meshwright.spec.step.estimate import Estimate
+from meshwright.spec.step.estimate import Estimate, StepDecomposition
 from meshwright.spec.step.liveness import SavedTensors
-from meshwright.spec.step.step_decomposition import StepDecomposition
 from meshwright.spec.step.workload import Workload
 from meshwright.spec.trace.trace_problem import Hazard, TraceProblem
 

@@ -4,8 +4,6 @@ What is known about it is an input (which kernels, what overlaps what). What is 
 an unmeasured stack.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat

@@ -1,16 +1,13 @@
 """decompose: a timeline's StepDecomposition, a partition of the ranks' wall time; simulated and measured alike."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.spec.step.step_decomposition import COMPONENTS, StepDecomposition
-from meshwright.spec.trace.marks import DDP_MARK, FSDP_MARK
-from meshwright.spec.trace.timeline import Floats, Ints, SpanKind, Timeline
+from meshwright.spec.step.estimate import COMPONENTS, StepDecomposition
+from meshwright.spec.trace.timeline import DDP_MARK, FSDP_MARK, Floats, Ints, SpanKind, Timeline
 
 Mask = NDArray[np.bool_]
 

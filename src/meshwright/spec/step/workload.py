@@ -1,7 +1,5 @@
 """Workload: what one optimizer step processes, whatever it is split over."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import PositiveInt

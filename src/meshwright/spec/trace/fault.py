@@ -1,7 +1,5 @@
 """Fault: something that goes wrong on one rank, as data: what simulates it and what makes it happen read the same."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt

@@ -4,8 +4,6 @@ Works, events and storages have whatever numbers the program gave them; here the
 they first appear. Groups count by their shape and not by their ranks, which differ between any two ranks.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """TraceProblem: why a step of many ranks cannot end, and its culprit. Hazard: why its results may be undefined."""
 
-from __future__ import annotations
-
 from typing import Literal, get_args
 
 from pydantic import NonNegativeInt, PositiveInt

@@ -5,8 +5,6 @@ a real run decides what is saved for backward. Matmuls, attention and collective
 as in eager code. Equal calls are recorded by replay (graph_replay.py).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache
@@ -21,9 +19,8 @@ from torch._ops import OpOverload
 
 from meshwright.parallelism.torch_private.torch_dispatch import shape_of, tensors_in
 from meshwright.spec.trace.trace import Signature
-from meshwright.tracer.compiled.compiled_collectives import communicate_in_place, require_recorded
 from meshwright.tracer.compiled.graph_replay import Capture, GraphCall, key_of
-from meshwright.tracer.compiled.torch_compile import save_no_random_states
+from meshwright.tracer.compiled.torch_compile import communicate_in_place, require_recorded, save_no_random_states
 from meshwright.tracer.compiled.torch_inductor import Kernel, draw_by_seeds, kernels_of, needed_by, register_device
 from meshwright.tracer.record.recording_mode import RecordingMode
 from meshwright.tracer.record.simulated_device import NAME

@@ -10,8 +10,6 @@ the same records, so storages that only the graph still held are freed there.
 on the host, or returns an alias of memory whose strides it does not own. Such calls run each time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial

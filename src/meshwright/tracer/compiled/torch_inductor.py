@@ -5,8 +5,6 @@ parts of torch; checked in 2.11 to 2.15, whose rules differ. Ignored: passes tha
 (pattern matching, async TP), autotuning, memory planning.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,7 +30,7 @@ from torch._inductor.virtualized import V
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
-from meshwright.tracer.compiled.compiled_collectives import communicated, is_collective, require_kernels
+from meshwright.tracer.compiled.torch_compile import communicated, is_collective, require_kernels
 from meshwright.tracer.record.simulated_device import H100, always
 from meshwright.tracer.torch_patches.torch_names import replace as replace_name
 

@@ -8,8 +8,6 @@
 Storages, works and events belong to the chunk that made them, and are identified in it by their order.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 from typing import NamedTuple

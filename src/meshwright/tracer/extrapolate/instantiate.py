@@ -5,8 +5,6 @@ did not make belong to its own microbatch, to one of the fixed microbatches, or 
 fixed number of chunks before; the same relation holds in the whole step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -9,8 +9,6 @@ a role send to ranks of equal roles; untraced ranks send as far along their grou
 role
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 

@@ -7,15 +7,13 @@ The ranks of one pipeline rank run the same program. Differences among them:
                 do tensor-parallel ranks, whose shards are equal by rule.
     cp          all-gather and ring give each rank attention of the same size in pieces of other shapes.
     ep          ranks differ if some receive more tokens than others; the first receives the most. Sizes are affine in
-                the received rows (load_interpolation.py), so the busiest and the last class of a pipeline rank are
+                the received rows (routing.py), so the busiest and the last class of a pipeline rank are
                 traced and the others interpolated.
 
 "largest" traces the first rank of each pipeline rank, which has the largest shards, to represent all: ranks with less
 wait in the next collective, which is padded to equal length, and memory peaks where shards are largest. Only
 ranks with different numbers of tokens have a representative of their own. "all" traces one rank of each class.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Literal

@@ -5,8 +5,6 @@ reading it. Writes are atomic: a file is written under another name and renamed.
 depends on, so entries never become stale; damaged files are traced again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -24,8 +22,8 @@ from meshwright.log import logger
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.user_object import is_object_source
 from meshwright.spec.layout.layout import Layout
+from meshwright.spec.layout.schedule.action import orders_to_csv
 from meshwright.spec.layout.schedule.schedule import Schedule
-from meshwright.spec.layout.schedule.schedule_csv import orders_to_csv
 from meshwright.spec.trace.trace import Trace
 
 Part = Literal["whole", "part"]

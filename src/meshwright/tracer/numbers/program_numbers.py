@@ -1,7 +1,5 @@
 """ProgramNumbers: the numbers that a traced program reads from tensors, and the lines that branch on a guess."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,9 +8,15 @@ from torch import Tensor
 from torch import distributed as dist
 
 from meshwright.spec.trace.trace import RecordKind
-from meshwright.tracer.numbers.host_numbers import is_whole, is_whole_on_host, numbers_of, tensor_of, write_numbers
 from meshwright.tracer.numbers.number_exchange import NumberExchange, Numbers
-from meshwright.tracer.numbers.operator_results import Reading
+from meshwright.tracer.numbers.operator_results import (
+    Reading,
+    is_whole,
+    is_whole_on_host,
+    numbers_of,
+    tensor_of,
+    write_numbers,
+)
 from meshwright.tracer.numbers.readings import Readings
 from meshwright.tracer.numbers.scalar_placeholders import GuessedNumber
 from meshwright.tracer.programs.program_lines import line_of_program

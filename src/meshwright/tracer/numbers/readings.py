@@ -11,8 +11,6 @@ Where numbers are not exchanged between ranks (number_exchange.py), others are a
 rank, so that a sum over ranks is a multiple.
 """
 
-from __future__ import annotations
-
 import math
 import weakref
 from collections.abc import Iterable, Sequence

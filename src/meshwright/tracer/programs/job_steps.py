@@ -1,7 +1,5 @@
 """JobSteps: one step of a job on any of its ranks, traced whole or extrapolated from a few microbatches."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -10,14 +8,19 @@ from meshwright.config.load import ResolvedJob
 from meshwright.errors import ConfigError
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.layout.schedule.action import Action
+from meshwright.spec.layout.schedule.action import Action, read_schedule
 from meshwright.spec.layout.schedule.schedule import Schedule, build_schedule, lower
-from meshwright.spec.layout.schedule.schedule_csv import read_schedule
 from meshwright.spec.trace.trace import Trace
 from meshwright.tracer.extrapolate.chunks import CutTrace, cut
 from meshwright.tracer.extrapolate.instantiate import instantiate
-from meshwright.tracer.extrapolate.microbatches import Chosen, choose_microbatches
-from meshwright.tracer.extrapolate.pipeline_stages import Blocks, alike_pipeline_ranks, blocks_of_stages, relocated
+from meshwright.tracer.extrapolate.microbatches import (
+    Blocks,
+    Chosen,
+    alike_pipeline_ranks,
+    blocks_of_stages,
+    choose_microbatches,
+    relocated,
+)
 from meshwright.tracer.extrapolate.trace_cache import Part, TraceCache
 from meshwright.tracer.programs.trace_ranks import Program, trace_ranks
 

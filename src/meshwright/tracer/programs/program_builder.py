@@ -1,7 +1,5 @@
 """step_of(): the step that a user's builder returns; a builder that cannot be called is refused in one message."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from collections.abc import Callable

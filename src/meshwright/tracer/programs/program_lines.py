@@ -1,7 +1,5 @@
 """line_of_program(): the line of the user's own code that runs now, as messages and traces name it."""
 
-from __future__ import annotations
-
 import sys
 import sysconfig
 import traceback

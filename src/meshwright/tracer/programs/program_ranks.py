@@ -17,8 +17,6 @@ What is extrapolated: a rank that was not traced does what the first rank of its
 rank's number, such as `rank == 37`, can be wrong there unseen; `every_rank` traces all.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """main(): traces ranks, each in a process of its own, for trace_ranks()."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource
@@ -26,8 +24,7 @@ from meshwright.parallelism import host_sync
 from meshwright.spec.trace.trace import Guess, Trace, Traced
 from meshwright.tracer.compiled.torch_compile import record_compiled, recording_compiler
 from meshwright.tracer.extrapolate.routing import parse_routing, read_as
-from meshwright.tracer.numbers.number_exchange import used_numbers
-from meshwright.tracer.numbers.object_exchange import ObjectExchange, waiting_ranks
+from meshwright.tracer.numbers.number_exchange import ObjectExchange, used_numbers, waiting_ranks
 from meshwright.tracer.programs.program_builder import find_builder, step_of
 from meshwright.tracer.record.recording_mode import RecordingMode
 from meshwright.tracer.record.simulated_device import NAME, device, install

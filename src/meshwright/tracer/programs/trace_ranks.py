@@ -1,7 +1,5 @@
 """trace(): the real program of one rank, run on fake tensors in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import signal
 import sys

@@ -7,8 +7,6 @@ trace has flash. Ignored: older GPUs and libraries, where a mask with grouped he
 dims above 128, except 192 for keys with 128 for values; nested tensors.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -21,7 +19,7 @@ from torch.nn.attention import SDPBackend
 
 from meshwright.tracer.record.simulated_device import NAME
 from meshwright.tracer.torch_patches.torch_autocast import lowered
-from meshwright.tracer.torch_patches.torch_versions import EFFICIENT_IS_GROUPED
+from meshwright.tracer.torch_patches.torch_names import EFFICIENT_IS_GROUPED
 
 _HALF = (torch.bfloat16, torch.float16)
 _FLASH_WIDTHS = 8

@@ -3,8 +3,6 @@
 torch's fake process group checks neither; a real backend raises an error or deadlocks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

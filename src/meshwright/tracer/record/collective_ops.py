@@ -1,7 +1,5 @@
 """collective_of(): whether an operator is a collective or a message, with its group, bytes and root."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ Functional collectives of DTensor, and grouped matmuls of dtypes without a CUDA 
 offsets and multiplies one group after another.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +13,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from meshwright.tracer.record.collective_ops import group_of
-from meshwright.tracer.torch_patches.torch_versions import WAITS_FOR_SEVERAL
+from meshwright.tracer.torch_patches.torch_names import WAITS_FOR_SEVERAL
 
 _ops = torch.ops._c10d_functional
 

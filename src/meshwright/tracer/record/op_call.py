@@ -5,8 +5,6 @@ An operator runs on the device, on the host, or copies between their memories. O
 to 2.15, except for fused attention on a CPU, which only 2.15 counts.
 """
 
-from __future__ import annotations
-
 from functools import cache, cached_property
 from typing import Any
 

@@ -4,8 +4,6 @@ It is above FakeTensorMode, which computes shapes only, or above nothing, so tha
 are not recorded themselves: they are dispatched again as operators on this rank's local tensors.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -21,14 +19,13 @@ from torch.utils._pytree import tree_leaves
 
 from meshwright.parallelism.torch_private.torch_dispatch import only_views, signature_of
 from meshwright.spec.trace.trace import HOST_AXIS, NONE, OpPlace, RecordKind, Signature
-from meshwright.tracer.numbers.host_numbers import computed, is_of_the_host
+from meshwright.tracer.numbers.operator_results import computed, is_of_the_host
 from meshwright.tracer.numbers.program_numbers import ProgramNumbers
 from meshwright.tracer.record.collective_ops import CollectiveCall, collective_of, wire_name
 from meshwright.tracer.record.decompositions import GROUPED_MATMUL, PARTS, is_by_loop, run_by_loop
 from meshwright.tracer.record.op_call import OpCall
 from meshwright.tracer.record.simulated_device import SimulatedStream
-from meshwright.tracer.record.storage_numbers import StorageNumbers
-from meshwright.tracer.record.trace_recorder import TraceRecorder
+from meshwright.tracer.record.trace_recorder import StorageNumbers, TraceRecorder
 from meshwright.tracer.record.untraceable import refuse
 from meshwright.tracer.torch_distributed.torch_async_tensor import JOINT, JOINT_AXIS
 from meshwright.tracer.torch_distributed.torch_pipelining import StageMessages

@@ -5,8 +5,6 @@ tensors: torch numbers the nodes of the autograd graph in order of creation, so 
 that was running then, which is the module whose backward the node belongs to.
 """
 
-from __future__ import annotations
-
 import sys
 import weakref
 from bisect import bisect_right

@@ -1,7 +1,5 @@
 """Errors for programs that cannot be traced: the operator, the module, the line and the fix."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -11,8 +11,6 @@ The total is the slower of the two plus one part of the other. Private parts of 
 barriers between the parts; that copy engines leave the SMs to the matmul.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from unittest import mock
@@ -26,8 +24,7 @@ from torch.distributed.distributed_c10d import _get_group_size_by_name
 
 from meshwright.errors import UnsupportedError
 from meshwright.parallelism.torch_private import torch_compiler
-from meshwright.tracer.torch_patches.torch_names import replace
-from meshwright.tracer.torch_patches.torch_versions import JOINS_ALIKE
+from meshwright.tracer.torch_patches.torch_names import JOINS_ALIKE, replace
 
 JOINT_AXIS = "(symmetric memory)"
 """Suffix of the axis of a group whose ranks read each other's memory by copy engines, not NCCL."""

@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel import distributed as module
 from torch.profiler import record_function
 
-from meshwright.spec.trace.marks import DDP_MARK
+from meshwright.spec.trace.timeline import DDP_MARK
 from meshwright.tracer.record.recording_mode import RecordingMode
 from meshwright.tracer.torch_patches.torch_names import replace, with_values
 

@@ -5,8 +5,6 @@ inputs and outputs. They vote on this by numbers on the device, which fake tenso
 assumed equal, and the rank's own decide. Checked in torch 2.13 and 2.15; before 2.12 there is no vote.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +13,7 @@ from torch import distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.pipelining import schedules
 
-from meshwright.tracer.numbers.object_exchange import ObjectExchange
+from meshwright.tracer.numbers.number_exchange import ObjectExchange
 from meshwright.tracer.record.scopes import Scopes
 from meshwright.tracer.torch_patches.torch_names import replace, with_values
 

@@ -1,7 +1,5 @@
 """The process group of a traced rank, which exists before the program initializes it: environment, backends."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math

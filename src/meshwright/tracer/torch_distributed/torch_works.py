@@ -8,8 +8,6 @@ empty; real ones run their callbacks on a stream of a pool, so that the compute 
 stream, which runs callbacks in the order of their registration.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any

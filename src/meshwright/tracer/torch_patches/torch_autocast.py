@@ -5,8 +5,6 @@ parameter's copy in the lower precision is cached until the outermost autocast e
 list of CUDA's operators (tests/fake_ranks/tracer/test_torch_patches.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ A torch without CUDA defines the names of torch.cuda, most of which raise. Devic
 the simulated one on use: `tensor.device.type` is never "cuda", but `tensor.is_cuda` is True.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """DataLoader without workers, since worker processes cannot send fake tensors; checked in torch 2.13."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable

@@ -9,8 +9,6 @@ nothing moves between ranks, and torch calls the kernel on local tensors. It che
 parameters of 80 blocks this took 9 of a trace's 60 CPU-seconds (torch 2.13, 2026-11-23), and is skipped here.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ Each patch documents what would go wrong without it. Tried in torch 2.11, 2.13, 
 is tested against the installed torch.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import weakref

@@ -4,8 +4,6 @@ Their output shapes are registered here. Its forward excludes ranks without rows
 CUDA; all ranks are assumed to have rows.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Starts one process per local rank through torch elastic and turns how they ended into one exit code."""
 
-from __future__ import annotations
-
 import logging
 import math
 import os

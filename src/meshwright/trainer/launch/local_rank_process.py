@@ -1,7 +1,6 @@
 """One rank of run_ranks: what happens in its process, from the fork to its answer."""
 
-from __future__ import annotations
-
+import contextlib
 import faulthandler
 import multiprocessing
 import os
@@ -11,6 +10,7 @@ import sys
 import threading
 import traceback
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -101,3 +101,15 @@ def _end_with_parent() -> None:
     assert parent is not None
     parent.join()
     os._exit(1)
+
+
+@contextlib.contextmanager
+def hidden_script() -> Iterator[None]:
+    """Keep a process that starts from importing the caller's script: without a __main__ guard it would run again."""
+    script = sys.modules["__main__"]
+    kept: dict[str, Any] = {name: vars(script).pop(name) for name in ("__file__", "__spec__") if name in vars(script)}
+    script.__spec__ = None
+    try:
+        yield
+    finally:
+        vars(script).update(kept)

@@ -5,8 +5,6 @@ start, communicate and end in about a second. A rank has the caller's environmen
 warning filters.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import multiprocessing
@@ -25,8 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import meshwright
-from meshwright.trainer.launch.hidden_script import hidden_script
-from meshwright.trainer.launch.local_rank_process import Failure, Order, rank_main
+from meshwright.trainer.launch.local_rank_process import Failure, Order, hidden_script, rank_main
 from meshwright.units import counted
 
 _RUN_HALF = ("models", "data", "parallelism", "checkpoint", "fault_tolerance", "trainer")

@@ -1,7 +1,5 @@
 """python -m meshwright.trainer.launch.rank FILE: a rank of `meshwright train`, which wrote its RankConfig to FILE."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

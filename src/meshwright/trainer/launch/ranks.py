@@ -1,7 +1,5 @@
 """This process among the others: its rank, its device, and the few things all ranks must agree on."""
 
-from __future__ import annotations
-
 import os
 import signal
 from dataclasses import dataclass, field

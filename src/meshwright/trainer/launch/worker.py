@@ -1,7 +1,5 @@
 """One rank from its start to its exit code: what `meshwright train` does under torch elastic or torchrun."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import resource
 import signal
+import sys
 import time
 from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Self
 
+import torch
 from torch.profiler import record_function
 
 from meshwright.checkpoint.parameter_hash import parameter_hash
 from meshwright.errors import ExitCode
 from meshwright.fault_tolerance.hang_watch import HangWatch
 from meshwright.fault_tolerance.stop_request import StopRequest
+from meshwright.hardware.catalogue import load_device, recognise_device
 from meshwright.log import logger
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters
 from meshwright.profiler.window import ProfilerWindow
@@ -19,15 +25,16 @@ from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.model.gpt2_architecture import dropout_note
 from meshwright.spec.model.model_source import resolve_architecture
+from meshwright.spec.model.model_spec import model_spec
 from meshwright.spec.run.run import Run
 from meshwright.spec.step.estimate import Estimate
-from meshwright.spec.trace.marks import DATA_MARK, STEP_MARK
+from meshwright.spec.trace.timeline import DATA_MARK, STEP_MARK
 from meshwright.trainer.launch.ranks import Ranks
 from meshwright.trainer.run.open_run import open_recorder
 from meshwright.trainer.run.run_checkpoints import RunCheckpoints
 from meshwright.trainer.run.run_recorder import RunRecorder, StepMetrics
-from meshwright.trainer.step.speed import PeakFlops, peak_memory_bytes
 from meshwright.trainer.step.training import Training
+from meshwright.units import KiB, format_count
 
 
 def train(job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate | None = None) -> ExitCode:
@@ -166,3 +173,45 @@ def exit_code(job: Job, step: int, asked: signal.Signals | None) -> ExitCode:
     if step >= job.train.steps:
         return ExitCode.DONE
     return ExitCode.INTERRUPTED if asked is signal.SIGINT else ExitCode.RETRY
+
+
+@dataclass(frozen=True)
+class PeakFlops:
+    """Model FLOPs of one step and dense peak FLOP/s of all ranks; None if unknown, then MFU is None too."""
+
+    flops_per_step: float | None
+    peak_flops_per_s: float | None
+    peak_name: str | None
+
+    @classmethod
+    def of(cls, job: Job, ranks: Ranks) -> Self:
+        """Return the FLOPs of `job` and the peak of these ranks, from the catalogue."""
+        architecture = resolve_architecture(job.model)
+        flops = None
+        if architecture is not None:
+            flops_per_token = model_spec(architecture).flops_per_token(job.train.seq_len)
+            flops = flops_per_token * job.workload.global_batch_tokens
+        device = None
+        if job.cluster.device is not None:
+            device = load_device(job.cluster.device)
+        elif ranks.device.type == "cuda":
+            device = recognise_device(torch.cuda.get_device_name(ranks.device))
+        peak = None if device is None else device.peak_flops_per_s(job.precision.compute)
+        if device is None or peak is None:
+            return cls(flops, None, None)
+        return cls(flops, peak * ranks.num_ranks, f"{device.name} {format_count(peak)}FLOP/s {job.precision.compute}")
+
+    def mfu(self, step_s: float) -> float | None:
+        """Return MFU, 0 to 1: model FLOPs without recomputation over the dense peak; None if either is unknown."""
+        if self.flops_per_step is None or self.peak_flops_per_s is None:
+            return None
+        return self.flops_per_step / step_s / self.peak_flops_per_s
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Return this rank's peak memory in bytes: allocated on a CUDA device, resident on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    # Linux counts in KiB, macOS in bytes.
+    unit_bytes = 1 if sys.platform == "darwin" else KiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes

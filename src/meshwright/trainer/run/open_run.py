@@ -1,10 +1,13 @@
 """Opening a run folder for an attempt: processes, versions, first step."""
 
-from __future__ import annotations
-
 import os
+import platform
 import shutil
 import socket
+import subprocess
+from importlib import metadata
+
+import torch
 
 from meshwright.checkpoint.hf.side_files import keep_side_files
 from meshwright.config.write import to_toml
@@ -14,7 +17,6 @@ from meshwright.spec.job.job import Job
 from meshwright.spec.job.user_object import module_dir
 from meshwright.spec.run.run import Attempt, Manifest, Run
 from meshwright.spec.step.estimate import Estimate
-from meshwright.trainer.run.provenance import git_commit, versions
 from meshwright.trainer.run.run_folder import (
     ManifestFile,
     hold,
@@ -92,3 +94,31 @@ def open_recorder(
     write_atomically(run.job, to_toml(job))
     keep_side_files(job, run)
     return RunRecorder(job, run, ManifestFile(run, manifest))
+
+
+PACKAGES = ("meshwright", "numpy", "pydantic", "safetensors", "transformers")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python, the platform and each package that is installed."""
+    # torch.__version__ includes the build, +cpu or +cu130, unlike the package metadata.
+    found = {"python": platform.python_version(), "platform": platform.platform(), "torch": torch.__version__}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def git_commit() -> str | None:
+    """Return the working directory's commit, with a + if files differ from it; None outside a repository."""
+    try:
+        commit = _git("rev-parse", "HEAD")
+        return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(("git", *arguments), capture_output=True, text=True, check=True, timeout=10).stdout.strip()

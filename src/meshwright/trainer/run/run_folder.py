@@ -1,7 +1,5 @@
 """Run folder: its lock, its identity and its manifest, which is always written whole, by rename."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 from datetime import UTC, datetime

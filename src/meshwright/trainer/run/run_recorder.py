@@ -1,7 +1,5 @@
 """Rank 0's record of a run: log lines, progress bar, metrics, manifest. Other ranks have none."""
 
-from __future__ import annotations
-
 import logging
 import statistics
 from dataclasses import asdict, dataclass, field

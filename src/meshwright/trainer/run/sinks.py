@@ -1,7 +1,5 @@
 """Sinks of metrics: JSONL always, TensorBoard and Weights & Biases on request."""
 
-from __future__ import annotations
-
 import json
 import os
 import uuid

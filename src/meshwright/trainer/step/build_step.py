@@ -1,7 +1,5 @@
 """The trainer's step without a data pipeline, for the tracer."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 

@@ -5,8 +5,6 @@ ranks of other pipeline stages fill other layers. Only ratios within a layer are
 count the same tokens.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from numpy.typing import NDArray

@@ -1,7 +1,5 @@
 """One optimizer step: microbatches forward and backward, clip, guard, update."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Iterable, Sequence
@@ -17,9 +15,9 @@ from torch.optim import AdamW
 
 from meshwright.data.loader import Microbatch
 from meshwright.errors import MeshwrightError, NonFiniteError
-from meshwright.parallelism.context.sequence_shards import sequence_indices
-from meshwright.parallelism.data.buffers import share_buffers
+from meshwright.parallelism.context.context_parallel import sequence_indices
 from meshwright.parallelism.data.fully_sharded import reshard_model
+from meshwright.parallelism.data.materialize import share_buffers
 from meshwright.parallelism.gradients import Gradients
 from meshwright.parallelism.loss import NextTokenLoss, counted_share
 from meshwright.parallelism.mesh import Meshes

@@ -1,7 +1,5 @@
 """Training state of one rank, built from a Job: model, optimizer and data."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from typing import Any, Self
@@ -34,8 +32,8 @@ from meshwright.spec.job.sections import ModelSection
 from meshwright.spec.job.user_object import import_object
 from meshwright.spec.job.validity import layout_problems
 from meshwright.spec.layout.layout import Layout
+from meshwright.spec.layout.schedule.action import read_schedule
 from meshwright.spec.layout.schedule.schedule import build_schedule
-from meshwright.spec.layout.schedule.schedule_csv import read_schedule
 from meshwright.spec.layout.stage_split import split_stages, stage_boundaries
 from meshwright.spec.model.hf.hub_cache import local_path
 from meshwright.spec.model.hf.name_map import BUFFER

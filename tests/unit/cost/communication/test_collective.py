@@ -8,17 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.cost.arrays import take_rows
 from meshwright.cost.communication.all_to_all import Routing, all_to_all_s, token_exchange_s
-from meshwright.cost.communication.collective import all_gather_s, all_reduce_s, reduce_scatter_s
+from meshwright.cost.communication.collective import (
+    all_gather_s,
+    all_reduce_s,
+    group_of,
+    lacks_link,
+    reduce_scatter_s,
+    require_links,
+)
 from meshwright.cost.communication.fabric import Fabric, FabricConstants, fabric_of, stack_fabrics
-from meshwright.cost.communication.group import group_of, lacks_link, require_links
-from meshwright.cost.communication.point_to_point import send_s
+from meshwright.cost.communication.pipeline_p2p import send_s
+from meshwright.cost.layout_table import take_rows
 from meshwright.errors import UnsupportedError
 from meshwright.hardware.catalogue import load_cluster
 from meshwright.spec.machine.cluster import Cluster
-from meshwright.spec.machine.figure import Figure, Source
-from meshwright.spec.machine.measured import CollectivePoint
+from meshwright.spec.machine.device import CollectivePoint, Figure, Source
 
 CONSTANTS = FabricConstants()
 FABRICS = [fabric_of(load_cluster(name), CONSTANTS) for name in ("h100-ib400", "gb200-nvl72", "h100-roce400")]

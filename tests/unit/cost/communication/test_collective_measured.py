@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from meshwright.cost.communication.all_to_all import all_to_all_s
-from meshwright.cost.communication.collective import all_gather_s, all_reduce_s, reduce_scatter_s
+from meshwright.cost.communication.collective import all_gather_s, all_reduce_s, group_of, reduce_scatter_s
 from meshwright.cost.communication.fabric import FabricConstants, fabric_of
-from meshwright.cost.communication.group import group_of
 from meshwright.hardware.catalogue import load_cluster
 
 FABRIC = fabric_of(load_cluster("h100-ib400"), FabricConstants())

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from cost_configs import configs, training_setup
+from meshwright.cost.communication.collective import group_of
 from meshwright.cost.communication.contention import FsdpTraffic, LinkShares, contended_fabrics
-from meshwright.cost.communication.group import group_of
-from meshwright.cost.stacks import OURS
+from meshwright.cost.stack_factors import OURS
 from meshwright.cost.step import StepPricer, StepTerms
 from meshwright.cost.step_times import step_times
 from meshwright.hardware.catalogue import load_cluster

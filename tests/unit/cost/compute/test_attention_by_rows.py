@@ -9,8 +9,8 @@ import pytest
 
 from cost_configs import configs, training_setup
 from meshwright.cost.achieved_rates import peaks_of, rates_of
-from meshwright.cost.compute.attention_by_rows import AttentionByRows
 from meshwright.cost.compute.context_attention import ContextAttention
+from meshwright.cost.compute.matmul import AttentionByRows
 from meshwright.cost.compute.op_shapes import op_flops
 from meshwright.cost.compute.op_time import op_seconds
 from meshwright.cost.constants import fitted_constants

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cost_configs import MODELS, configs, training_setup
 from meshwright.cost.achieved_rates import peaks_of, rates_of
 from meshwright.cost.compute.block_time import BlockPricer
-from meshwright.cost.compute.op_bytes import moved_bytes
+from meshwright.cost.compute.op_shapes import moved_bytes
 from meshwright.cost.compute.op_time import op_seconds
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.stack_factors import stacks_of
@@ -18,8 +18,7 @@ from meshwright.cost.work import BLOCK, work_of
 from meshwright.errors import UnsupportedError
 from meshwright.hardware.catalogue import load_cluster
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.machine.figure import Figure, Source
-from meshwright.spec.machine.measured import OpLine
+from meshwright.spec.machine.device import Figure, OpLine, Source
 from meshwright.spec.trace.trace import Signature, TensorShape
 
 H100 = load_cluster("h100-ib400").device

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshwright.cost.compute.repeats import compiled_share, repeated_share
+from meshwright.cost.compute.recompute import compiled_share, repeated_share
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.step import StepTerms
 from meshwright.cost.step_times import step_times

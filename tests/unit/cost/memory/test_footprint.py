@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from meshwright.cost.layout_table import LayoutTable, layout_table
 from meshwright.cost.memory.footprint import Footprint, fits, footprint, footprint_of_rank, memory_use
 from meshwright.cost.memory.footprint_constants import SMI_BYTES, WORKSPACE_BYTES
-from meshwright.cost.stacks import load_stack
+from meshwright.cost.stack_factors import load_stack
 from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.hardware.catalogue import load_cluster
 from meshwright.models.build import build_architecture

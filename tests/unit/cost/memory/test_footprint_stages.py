@@ -25,13 +25,14 @@ from meshwright.spec.layout.layout import (
     Layout,
 )
 from meshwright.spec.layout.schedule.action import Action
-from meshwright.spec.layout.schedule.schedule import build_schedule, peak_in_flight
+from meshwright.spec.layout.schedule.schedule import build_schedule
 from meshwright.spec.layout.schedule.schedule_rules import schedule_problems
 from meshwright.spec.layout.stage_split import stage_boundaries
 from meshwright.spec.model.model_spec import model_spec
 from meshwright.spec.model.presets import PRESETS
 from meshwright.spec.step.stack import Stack
 from meshwright.spec.step.workload import Workload
+from schedules import peak_in_flight
 
 DEGREES = (1, 2, 3, 4, 8)
 NUM_MICROBATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24)

@@ -11,8 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cost_configs import changed, configs, training_setup
-from meshwright.cost.arrays import Floats
-from meshwright.cost.layout_table import layout_table
+from meshwright.cost.layout_table import Floats, layout_table
 from meshwright.cost.pipeline.replay import Hops, StageTimes, pipeline_ops, replay
 from meshwright.cost.pipeline.stage import BlocksPerRank, blocks_per_rank, bubble_share
 from meshwright.cost.work import work_of

@@ -11,9 +11,8 @@ from click.testing import CliRunner, Result
 
 from meshwright.cli.verbs.backtest import command
 from meshwright.errors import ConfigError
-from meshwright.evaluation.backtest.picking import picking_score
 from meshwright.evaluation.backtest.predict_runs import COLUMNS, load_runs, predict_runs
-from meshwright.evaluation.backtest.score import POOLED, overall, scores
+from meshwright.evaluation.backtest.score import POOLED, overall, picking_score, scores
 from meshwright.evaluation.fitting.given_runs import calibrate_given
 from meshwright.spec.run.backtest_scores import Prediction
 

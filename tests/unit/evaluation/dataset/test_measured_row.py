@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from measured_rows import DENSE, MIXTURE, PIPELINE, row
-from meshwright.cost.stacks import load_stack, stacks
+from meshwright.cost.stack_factors import load_stack, stacks
 from meshwright.errors import UnsupportedError
 from meshwright.evaluation.dataset.read import measured_run
 from meshwright.evaluation.dataset.row import PRECISIONS, RunRow, run_row
@@ -64,7 +64,7 @@ def test_a_source_is_its_family_else_itself() -> None:
     assert RunRow({}).source == "unnamed"
 
 
-@pytest.mark.parametrize(("pattern", "name"), USUAL_CLUSTERS)
+@pytest.mark.parametrize(("pattern", "name"), USUAL_CLUSTERS.items())
 def test_every_usual_cluster_is_in_the_catalogue(pattern: str, name: str) -> None:
     cluster, _, device = name.partition("/")
     assert cluster in cluster_names()

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 import meshwright.cost
 from meshwright.cost.constants import all_constants, fitted_constants
-from meshwright.evaluation.backtest.null_model import fit_null_model, null_step_s
+from meshwright.evaluation.backtest.left_out import NUM_FOLDS, fold_of_runs, interval_half_width
+from meshwright.evaluation.backtest.predict_runs import fit_null_model, null_step_s
 from meshwright.evaluation.dataset.read import MeasuredRun
 from meshwright.evaluation.dataset.row import RunRow
 from meshwright.evaluation.fitting.fit import HIGHEST, LOWEST, Fit, fit, source_weights
-from meshwright.evaluation.fitting.folds import NUM_FOLDS, fold_of_runs, interval_half_width
 from meshwright.evaluation.fitting.given import fit_given
 from meshwright.evaluation.fitting.timed_runs import TimedRuns, is_timed
 from validation.fit import Change, applied, changes_of_fit

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.evaluation.fitting.robust import Floats, Regression, Unknowns, minimise
+from meshwright.evaluation.fitting.fit import Floats, Regression, Unknowns, minimise
 
 NUM_ROWS = 60
 

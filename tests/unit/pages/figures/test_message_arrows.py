@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from meshwright.hardware.choice import choose_cluster
-from meshwright.pages.figures.message_arrows import messages_of
+from meshwright.pages.figures.intervals import messages_of
 from meshwright.simulator.simulate_step import simulate
 from meshwright.spec.trace.timeline import Timeline
 from meshwright.spec.trace.trace import RecordKind, Trace

@@ -15,7 +15,7 @@ from meshwright.errors import ConfigError
 from meshwright.pages.figures.run_figures import run_waterfall_figure
 from meshwright.pages.html.run_html import write_run_html
 from meshwright.pages.tables.run_table import run_comparison_page
-from meshwright.spec.run.run_comparison import RunComparison
+from meshwright.spec.run.run_report import RunComparison
 from written_runs import JOB, write_run
 
 

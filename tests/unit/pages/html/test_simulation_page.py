@@ -14,9 +14,8 @@ from meshwright.errors import UnsupportedError
 from meshwright.pages.html import html_page as html
 from meshwright.pages.html.simulation_html import write_html
 from meshwright.pages.tables.simulation_table import simulation_page
-from meshwright.spec.step.estimate import Estimate, MemoryUse
+from meshwright.spec.step.estimate import Estimate, MemoryUse, StepDecomposition
 from meshwright.spec.step.simulation_report import SimulationReport, Stragglers, Straggling
-from meshwright.spec.step.step_decomposition import StepDecomposition
 from meshwright.spec.trace.timeline import Timeline
 from meshwright.units import GiB, format_duration
 from simulated_steps import simulated_step

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import InfeasibleLayout
-from meshwright.parallelism.context.sequence_shards import in_true_order, sequence_indices
+from meshwright.parallelism.context.context_parallel import in_true_order, sequence_indices
 from meshwright.spec.layout.layout import ContextMethod
 
 METHODS: tuple[ContextMethod, ...] = ("all-gather", "ring", "ulysses")

@@ -8,8 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from meshwright.cost.arrays import Bools
-from meshwright.cost.layout_table import LayoutTable, layout_table
+from meshwright.cost.layout_table import Bools, LayoutTable, layout_table
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.bounds import bounds_of
 from meshwright.planner.search.finalists import finalists

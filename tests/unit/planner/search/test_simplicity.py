@@ -11,7 +11,7 @@ from meshwright.cost.layout_table import layout_table
 from meshwright.evaluation.dataset.read import MeasuredRun
 from meshwright.planner.candidate import LEFT_OUT_ERROR, judge, unmeasured_features
 from meshwright.planner.plan import find, make_plan
-from meshwright.planner.search.simplicity import MEMORY_STEP, RANKING_ERROR, complexity, complexity_of
+from meshwright.planner.search.finalists import MEMORY_STEP, RANKING_ERROR, complexity, complexity_of
 from meshwright.spec.layout.layout import SPLIT_BACKWARD_SCHEDULES, Layout
 from meshwright.spec.run.layout_plan import Candidate
 from questions import ask

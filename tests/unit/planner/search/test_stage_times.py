@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.planner.search.stage_times import BackwardShares, StageShare, stage_times
+from meshwright.planner.search.bubble import BackwardShares, StageShare, stage_times
 
 STAGES = (StageShare(0.2, 0.02), StageShare(0.25, 0.0), StageShare(0.25, 0.0), StageShare(0.2, 0.08))
 SHARE = st.floats(0.0, 0.3)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshwright.simulator.analysis.overlap_gains import overlap_of, suggestions
-from meshwright.spec.step.overlap import Overlap
+from meshwright.simulator.analysis.overlap_gains import Overlap, overlap_of, suggestions
 from meshwright.spec.trace.timeline import SpanKind, Spans, Timeline, TimelineSource
 from meshwright.spec.trace.trace import RecordKind, Trace
 from written_steps import WrittenStep

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from hand_traces import Script, all_of
-from meshwright.cost.communication.group import group_of
-from meshwright.cost.communication.point_to_point import mean_send_s, send_s
+from meshwright.cost.communication.collective import group_of
+from meshwright.cost.communication.pipeline_p2p import mean_send_s, send_s
 from meshwright.hardware.catalogue import load_cluster
 from meshwright.simulator.engine.collective_times import comm_op_times, reached_fabric
 from meshwright.simulator.engine.matching import match

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.simulator.memory.roles import bytes_by_role, roles_of
+from meshwright.simulator.memory.memory_curve import bytes_by_role, roles_of
 from meshwright.spec.trace.timeline import TensorRole
 from meshwright.spec.trace.trace import RecordKind
 from written_steps import WrittenStep

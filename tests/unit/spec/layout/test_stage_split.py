@@ -84,7 +84,7 @@ def test_costs_are_the_models() -> None:
     times, sizes = block_costs(SPEC, seq_len=8192)
     assert len(times) == len(sizes) == 34
     assert 3 * sum(times) == SPEC.flops_per_token(8192)
-    assert sum(sizes) == SPEC.parameter_bytes("float32")
+    assert sum(sizes) == 4 * SPEC.num_parameters
     assert times[0] == 0
     # 2 x (128,256 x 4096) for the head; 4 x 4096 x 8192 / 2 of attention among a block's.
     assert times[-1] == 2 * 128_256 * 4096
@@ -97,7 +97,7 @@ def test_a_tied_head_weighs_its_copy() -> None:
     _, sizes = block_costs(model_spec(architecture), seq_len=8192)
     assert sizes[-1] == 4 * (architecture.vocab_size + 1) * architecture.dim
     _, sizes_of_sparse = block_costs(model_spec(PRESETS["deepseek-v3"]), seq_len=4096)
-    assert sum(sizes_of_sparse) == model_spec(PRESETS["deepseek-v3"]).parameter_bytes("float32")
+    assert sum(sizes_of_sparse) == 4 * model_spec(PRESETS["deepseek-v3"]).num_parameters
     assert sizes_of_sparse[1] < sizes_of_sparse[4]
 
 

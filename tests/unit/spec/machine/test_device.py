@@ -5,8 +5,7 @@ from pydantic import ValidationError
 
 from meshwright.errors import ConfigError, UnsupportedError
 from meshwright.spec.machine.cluster import Cluster, Link
-from meshwright.spec.machine.device import Device, MatmulRates
-from meshwright.spec.machine.figure import Figure, Source
+from meshwright.spec.machine.device import Device, Figure, MatmulRates, Source
 
 SOURCE = Source(title="a datasheet", url="https://example.org", date="2026-01", kind="datasheet")
 

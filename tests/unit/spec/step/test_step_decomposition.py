@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.spec.step.step_decomposition import COMPONENTS, StepDecomposition
+from meshwright.spec.step.estimate import COMPONENTS, StepDecomposition
 
 FIELDS = list(StepDecomposition.model_fields)
 

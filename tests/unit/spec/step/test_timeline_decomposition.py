@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.spec.step.step_decomposition import COMPONENTS
+from meshwright.spec.step.estimate import COMPONENTS
 from meshwright.spec.step.timeline_decomposition import decompose, seconds_by_rank
 from meshwright.spec.trace.timeline import SpanKind, Spans, Timeline, TimelineSource
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, fx
 
 from meshwright.errors import UnsupportedError
-from meshwright.tracer.compiled.compiled_collectives import communicated, require_kernels, require_recorded
+from meshwright.tracer.compiled.torch_compile import communicated, require_kernels, require_recorded
 
 _ops = torch.ops._c10d_functional
 

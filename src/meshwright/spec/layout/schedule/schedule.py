@@ -13,8 +13,7 @@ from pydantic import Field
 from meshwright.errors import ConfigError, InfeasibleLayout
 from meshwright.spec.frozen import Frozen
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.layout.schedule.action import COMPUTE_KINDS, Action
-from meshwright.spec.layout.schedule.schedule_csv import is_csv, orders_from_csv
+from meshwright.spec.layout.schedule.action import COMPUTE_KINDS, Action, is_csv, orders_from_csv
 from meshwright.spec.layout.schedule.schedule_orders import order_of_rank
 
 
@@ -92,17 +91,6 @@ def check_schedule(schedule: Schedule) -> None:
             )
     for _ in _time_steps(schedule):
         pass
-
-
-def peak_in_flight(schedule: Schedule) -> tuple[int, ...]:
-    """Return for each rank how many microbatches' activations it holds at most, counting each of its stages.
-
-    They are held from the forward to the end of the backward: to the weights, where it is split.
-    """
-    change = {"F": 1, "B": -1, "I": 0, "W": -1}
-    return tuple(
-        max(itertools.accumulate(change[action.kind] for action in order), default=0) for order in schedule.actions
-    )
 
 
 def lower(schedule: Schedule) -> list[list[Action]]:

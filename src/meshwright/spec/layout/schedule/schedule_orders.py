@@ -6,8 +6,6 @@ arXiv:2211.05953. Zero bubble (ZB1P, ZB-V): arXiv:2401.10241. DualPipe: arXiv:24
 Only the order is said here, not the time: a rank waits where the input of its next action is not there yet.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 

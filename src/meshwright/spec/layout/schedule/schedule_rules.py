@@ -1,12 +1,10 @@
 """What a schedule known by name asks of the layout and of the number of microbatches; the rules are torch's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from difflib import get_close_matches
 
 from meshwright.spec.layout.layout import LOOPED_SCHEDULES, SCHEDULES, SINGLE_STAGE_SCHEDULES, V_SCHEDULES, Layout
-from meshwright.spec.layout.schedule.schedule_csv import is_csv
+from meshwright.spec.layout.schedule.action import is_csv
 from meshwright.spec.problem import Fix, Problem
 from meshwright.units import counted
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from meshwright.errors import ConfigError
 from meshwright.spec.layout.layout import LOOPED_SCHEDULES, SCHEDULES, SPLIT_BACKWARD_SCHEDULES, V_SCHEDULES, Layout
 from meshwright.spec.layout.schedule.action import Action, parse_action, parse_cell
-from meshwright.spec.layout.schedule.schedule import Schedule, build_schedule, check_schedule, lower, peak_in_flight
+from meshwright.spec.layout.schedule.schedule import Schedule, build_schedule, check_schedule, lower
 from meshwright.spec.layout.schedule.schedule_rules import schedule_problems
+from schedules import peak_in_flight
 
 
 @st.composite

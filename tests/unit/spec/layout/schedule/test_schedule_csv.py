@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from meshwright.errors import ConfigError, InfeasibleLayout
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.layout.schedule.action import COMPUTE_KINDS, Action
+from meshwright.spec.layout.schedule.action import COMPUTE_KINDS, Action, orders_from_csv, orders_to_csv, read_schedule
 from meshwright.spec.layout.schedule.schedule import build_schedule
-from meshwright.spec.layout.schedule.schedule_csv import orders_from_csv, orders_to_csv, read_schedule
 
 FILE = Layout(pp=2, schedule="mine.csv", dp_shard=3, microbatch_size=2)
 GOOD = "0F0,0F1,,0B0,0B1\n,1F0,1B0,1F1,1B1\n"

@@ -11,9 +11,8 @@ import pytest
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
 from meshwright.spec.layout.layout import LOOPED_SCHEDULES, SCHEDULES, SINGLE_STAGE_SCHEDULES, V_SCHEDULES, Layout
-from meshwright.spec.layout.schedule.action import parse_cell
+from meshwright.spec.layout.schedule.action import orders_from_csv, orders_to_csv, parse_cell
 from meshwright.spec.layout.schedule.schedule import build_schedule, lower
-from meshwright.spec.layout.schedule.schedule_csv import orders_from_csv, orders_to_csv
 from meshwright.spec.layout.schedule.schedule_rules import schedule_problems
 
 Orders = list[list[str]]

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from cost_configs import configs, training_setup
-from meshwright.cost.calibrated.measured_op import KERNELS_PER_OP
 from meshwright.cost.layout_table import layout_table
+from meshwright.cost.measured_op import KERNELS_PER_OP
 from meshwright.cost.step_times import step_times
 from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.errors import UnsupportedError
@@ -19,13 +19,21 @@ from meshwright.models.rope import rope_tables
 from meshwright.parallelism.torch_private.torch_dispatch import count_kernels
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.machine.cluster import Cluster, Link
-from meshwright.spec.machine.device import Device, MatmulRates
-from meshwright.spec.machine.figure import Figure, Source
-from meshwright.spec.machine.measured import AttentionPoint, CollectivePoint, MatmulPoint, MemoryOp, MemoryOpPoint
+from meshwright.spec.machine.device import (
+    AttentionPoint,
+    CollectivePoint,
+    Device,
+    Figure,
+    MatmulPoint,
+    MatmulRates,
+    MemoryOp,
+    MemoryOpPoint,
+    Source,
+)
 from meshwright.spec.model.model_spec import model_spec
 from meshwright.spec.model.op import CoreAttention
 from meshwright.spec.model.presets import PRESETS
-from meshwright.spec.step.step_decomposition import StepDecomposition
+from meshwright.spec.step.estimate import StepDecomposition
 
 SOURCE = Source(title="made up", date="2026", kind="measured")
 SEQ_LEN, BATCH = 256, 8

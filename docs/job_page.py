@@ -1,13 +1,12 @@
 """docs/job.md: every key of a job on one page, written from the same words as everything else.
 
-`python -m meshwright.config.reference` in the repository's root writes it and the JSON Schema; a test compares both.
+`python -m docs.job_page` in the repository's root writes it and the JSON Schema; a test compares both.
 """
 
 from pathlib import Path
 
-from meshwright.config.keys import SECTIONS, Key, job_keys, section_meaning
-from meshwright.config.schema import SCHEMA_FILE, schema_text
-from meshwright.config.toml_text import shown
+from meshwright.config.keys import SCHEMA_FILE, SECTIONS, Key, job_keys, schema_text, section_meaning
+from meshwright.config.write import shown
 
 REFERENCE_FILE = Path("docs/job.md")
 

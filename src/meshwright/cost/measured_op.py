@@ -1,4 +1,4 @@
-"""MeasuredTimes: seconds of a block's kernels as they were timed on the very machine, in place of formulas.
+"""MeasuredTimes and HostOps: seconds of kernels and operators as timed on the very machine, in place of formulas.
 
     matmul      6 m n k / rate(m, n, k), a third of it forward
     attention   FLOPs / rate(tokens attended to, head width), and 2.5 x the FLOPs backward at a rate of their own
@@ -7,23 +7,31 @@
 
 Source: the points in a device's catalogue entry, as `meshwright calibrate` writes them, interpolated by hardware/rates.
 What was not measured is nan, and formulas hold. Ignored: that a kernel finds in the cache what the one before wrote.
+
+HostOps: what a traced operator costs where kernels run on the host's own cores, as measured on that machine:
+
+    seconds = start + bytes / bytes rate + FLOPs / FLOP rate        a line for each operator and format
+
+Lines come from watched steps of training (meshwright calibrate) and hold what the host does before the operator too.
+An operator that moves numbers and was not met then takes the median start and the median rate of those that were; one
+that computes FLOPs is refused. Ignored: caches, which make a small tensor faster than the line, a large one slower.
 """
 
-from __future__ import annotations
-
+import statistics
 from collections.abc import Iterator
 
 import numpy as np
 
-from meshwright.cost.arrays import Bools, Floats
-from meshwright.cost.compute.op_shapes import ATTENTION_BACKWARD_FLOPS
+from meshwright.cost.compute.op_shapes import ATTENTION_BACKWARD_FLOPS, base_name, op_flops
 from meshwright.cost.constants import fixed_constant
-from meshwright.cost.partition import Partition
-from meshwright.cost.training_setup import Configurations, TrainingSetup
+from meshwright.cost.layout_table import Bools, Floats
+from meshwright.cost.training_setup import Configurations, Partition, TrainingSetup
 from meshwright.cost.work import Work, groups_of, moved_elements
+from meshwright.errors import UnsupportedError
 from meshwright.hardware.rates import attention_rates, matmul_rates, memory_op_rates
-from meshwright.spec.machine.measured import MemoryOp
+from meshwright.spec.machine.device import Device, MemoryOp, OpLine
 from meshwright.spec.model.op import Elementwise, Embedding, Head, Norm, Op, Rope
+from meshwright.spec.trace.trace import Signature
 
 KERNELS_PER_OP = fixed_constant("measured_kernels_per_op")
 _OPTIMIZER_OPS: tuple[MemoryOp, MemoryOp] = ("update", "clip")
@@ -141,3 +149,45 @@ def _host(work: Work, setup: TrainingSetup) -> tuple[Floats, Floats]:
     figure = setup.cluster.device.host_launch_s
     seconds = work.blocks.num_ops * KERNELS_PER_OP * (np.nan if figure is None else figure.value)
     return seconds * _FORWARD_SHARE, seconds * (1 - _FORWARD_SHARE)
+
+
+class HostOps:
+    """Prices operators on one machine."""
+
+    def __init__(self, device: Device) -> None:
+        if not device.op_lines:
+            raise UnsupportedError(
+                f"device {device.name} has no op_lines, the seconds of operators on this machine: "
+                "run `meshwright calibrate`, which measures them"
+            )
+        self.device = device
+        self._lines = {(line.op, line.dtype): line for line in device.op_lines}
+        self._start_s = statistics.median(line.start_s.value for line in device.op_lines)
+        rates = [line.bytes_per_s.value for line in device.op_lines if line.bytes_per_s is not None]
+        self._s_per_byte = 1 / statistics.median(rates) if rates else 0.0
+
+    def seconds(self, signature: Signature) -> float:
+        """Return the seconds of one operator; raises UnsupportedError for FLOPs whose rate was not measured."""
+        num_bytes, flops = float(signature.read_bytes + signature.written_bytes), op_flops(signature)
+        line = self._lines.get((signature.op, dtype_of(signature)))
+        if line is not None:
+            return _on_line(line, num_bytes, flops)
+        if flops > 0:
+            raise UnsupportedError(
+                f"{base_name(signature)} of {dtype_of(signature)} was not measured on device {self.device.name}: "
+                "trace for the device `cpu`, in a format that `meshwright calibrate` measured "
+                f"({', '.join(sorted({line.dtype for line in self.device.op_lines if line.flops_per_s}))})"
+            )
+        return self._start_s + num_bytes * self._s_per_byte
+
+
+def dtype_of(signature: Signature) -> str:
+    """Return the format of its first tensor."""
+    shapes = (*signature.inputs, *signature.outputs)
+    return shapes[0].dtype if shapes else ""
+
+
+def _on_line(line: OpLine, num_bytes: float, flops: float) -> float:
+    seconds = line.start_s.value
+    seconds += 0.0 if line.bytes_per_s is None else num_bytes / line.bytes_per_s.value
+    return seconds + (0.0 if line.flops_per_s is None else flops / line.flops_per_s.value)

@@ -1,1 +1,0 @@
-"""What was measured on a machine, in place of formulas."""
