@@ -14,7 +14,7 @@ from run_ranks import run_ranks
 from training_runs import TINY_MODEL, FinishedRun, tiny_job, train_on_ranks, train_on_this_rank
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", [pytest.param("sync", marks=pytest.mark.long), "async"])
 def test_both_resumes_on_the_same_layout_are_bit_equal(tmp_path: Path, mode: str) -> None:
     straight = train_on_ranks(tiny_job(tmp_path), tmp_path / "straight", 2)
     checkpoint = {"checkpoint": {"mode": mode, "interval": 1}}
