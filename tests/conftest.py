@@ -1,10 +1,14 @@
 """What holds for every test: one thread per process, no network, no clock, warnings are errors (pyproject.toml)."""
 
+import gc
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
+
+# Torch and thousands of tests are objects that stay: a third of their import would go into looking for garbage.
+gc.disable()
 
 _NEEDED = ("meshwright", "torch", "hypothesis", "xdist", "pytest_timeout")
 if missing := [name for name in _NEEDED if find_spec(name) is None]:
@@ -27,6 +31,12 @@ os.environ.pop("COLUMNS", None)
 # hypothesis fails an example that took 0.2 s, which any does on a machine that is busy.
 settings.register_profile("no_clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("no_clock")
+
+
+def pytest_collection_finish() -> None:
+    """Collect the garbage of tests, but look for none in what was imported for them."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -2,11 +2,10 @@
 
 import pytest
 
-from meshwright.evaluation.backtest.predict_runs import load_runs
+import published
 from meshwright.evaluation.dataset.read import MeasuredRun
-from validation.fit import PUBLISHED_RUNS
 
 
 @pytest.fixture(scope="session")
 def published_runs() -> list[MeasuredRun]:
-    return load_runs(PUBLISHED_RUNS)
+    return published.runs()

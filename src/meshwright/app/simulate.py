@@ -5,13 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 from meshwright.app.arguments import JobSource, NotNegative, Positive, checked
-from meshwright.app.garbage import kept_garbage
 from meshwright.app.progress import elapsed
 from meshwright.app.results.result import viewed
 from meshwright.app.results.simulation_result import Simulation, TimelineResult
 from meshwright.app.simulated.run_traces import simulate_traces
 from meshwright.app.simulated.simulate_target import conditions_of, trace_of_job, trace_of_program
 from meshwright.config.load import ResolvedJob
+from meshwright.garbage import kept_garbage
 from meshwright.simulator.engine.rank_classes import split_classes
 from meshwright.spec.trace.traces import Traces
 

@@ -11,6 +11,7 @@ from meshwright.app.job.summary import precision_note
 from meshwright.app.results.run_result import TrainedRun
 from meshwright.config.load import ResolvedJob, raise_problems
 from meshwright.errors import ConfigError, ExitCode
+from meshwright.garbage import kept_garbage
 from meshwright.hardware.catalogue import recognise_device
 from meshwright.log import log_level, logger, progress
 from meshwright.spec.job.job import Job
@@ -47,8 +48,9 @@ def train(
     # A module that the job names may lie next to the job file.
     sys.path.insert(0, str(resolved.folder))
     resolved, num_ranks, estimate = _settled(resolved, ranks, resume=resume, overwrite=overwrite)
-    from meshwright.trainer.launch.launch import train_locally
-    from meshwright.trainer.run.run_folder import require_same_run, set_aside
+    with kept_garbage():
+        from meshwright.trainer.launch.launch import train_locally
+        from meshwright.trainer.run.run_folder import require_same_run, set_aside
 
     if resume:
         require_same_run(run, resolved.job)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
+from functools import lru_cache
 from itertools import chain, zip_longest
 from typing import Any, Self
 
@@ -113,11 +114,12 @@ def nearest_first(value: int, candidates: Iterable[int]) -> Iterator[int]:
     return (number for number in chain.from_iterable(zip_longest(below, above)) if number is not None)
 
 
-def multiples_near(value: int, divisor: int) -> list[int]:
+@lru_cache(maxsize=1024)
+def multiples_near(value: int, divisor: int) -> tuple[int, ...]:
     """Return multiples of `divisor` near `value`, which is none itself: in turn the nearest below and above."""
     below = value // divisor
     numbers = range(max(1, below - _MULTIPLES), below + _MULTIPLES + 1)
-    return [*nearest_first(value, (number * divisor for number in numbers))]
+    return (*nearest_first(value, (number * divisor for number in numbers)),)
 
 
 def shown_value(value: object) -> str:
@@ -136,7 +138,7 @@ def distinct(problems: Iterable[str]) -> list[str]:
 
 def _advice(fixes: tuple[Fix, ...], most: int) -> str:
     """Return "set layout.tp to 2 or 4, or layout.cp to 1": the first `most` values of each set of keys."""
-    groups: dict[tuple[tuple[str, bool], ...], list[Fix]] = {}
+    groups: dict[_Group, list[Fix]] = {}
     for fix in fixes:
         groups.setdefault(_group(fix), []).append(fix)
     ways = [_way(same[:most]) for same in groups.values()]
@@ -146,8 +148,15 @@ def _advice(fixes: tuple[Fix, ...], most: int) -> str:
     )
 
 
-def _group(fix: Fix) -> tuple[tuple[str, bool], ...]:
+_Group = tuple[str, bool] | tuple[tuple[str, bool], ...]
+
+
+def _group(fix: Fix) -> _Group:
     """Return the keys of a fix, and whether it leaves each out: fixes that are alike in this are listed together."""
+    if len(fix) == 1:
+        # Nearly all are, and each try of a fix makes dozens.
+        ((key, value),) = fix.items()
+        return key, value is None
     return tuple((key, value is None) for key, value in fix.items())
 
 

@@ -70,7 +70,7 @@ def fail_once(folder: Path, failing_rank: int, how: str) -> list[str | None]:
     return errors
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_what_is_committed_is_the_state_at_the_call(tmp_path: Path, num_ranks: int) -> None:
     errors = run_ranks(save_and_change, num_ranks, tmp_path / "run", num_ranks)
     assert errors == [[None, None, None]] * num_ranks
@@ -82,8 +82,15 @@ def test_what_is_committed_is_the_state_at_the_call(tmp_path: Path, num_ranks: i
         assert torch.equal(stored["buffer.b"], torch.full((3,), float(step)))
 
 
-@pytest.mark.parametrize("how", ["killed", "full"])
-@pytest.mark.parametrize("failing_rank", [0, 1])
+@pytest.mark.parametrize(
+    ("failing_rank", "how"),
+    [
+        (0, "full"),
+        (1, "killed"),
+        pytest.param(0, "killed", marks=pytest.mark.long),
+        pytest.param(1, "full", marks=pytest.mark.long),
+    ],
+)
 def test_a_failure_on_one_rank_is_known_to_all_and_later_saves_work(
     tmp_path: Path, failing_rank: int, how: str
 ) -> None:

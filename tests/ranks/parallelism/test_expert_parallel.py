@@ -156,9 +156,20 @@ def worst_error(ours: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> 
     )
 
 
+REFERENCES: dict[tuple[str, int], Trained] = {}
+
+
+def on_one_rank(case: Case, num_steps: int) -> Trained:
+    """Return what one process trains, which many layouts are compared with."""
+    key = repr(case), num_steps
+    if key not in REFERENCES:
+        (REFERENCES[key],) = run_ranks(train, 1, case, Layout(), num_steps)
+    return REFERENCES[key]
+
+
 def check(case: Case, num_ranks: int, degrees: dict[str, Any], num_steps: int = 1) -> list[dict[str, float]]:
     """Assert that a layout trains what one process trains; return the metrics."""
-    (reference,) = run_ranks(train, 1, case, Layout(), num_steps)
+    reference = on_one_rank(case, num_steps)
     bar = 1e-11 if case.dtype == "float64" else 1e-5
     for trained in run_ranks(train, num_ranks, case, Layout(**degrees), num_steps):
         error, name = worst_error(trained.gradients, reference.gradients)
@@ -175,13 +186,14 @@ def check(case: Case, num_ranks: int, degrees: dict[str, Any], num_steps: int = 
     ("num_ranks", "degrees"),
     [
         (2, {"dp_shard": 2, "ep": 2}),
-        (4, {"dp_shard": 4, "ep": 2}),
+        pytest.param(4, {"dp_shard": 4, "ep": 2}, marks=pytest.mark.long),
         (4, {"dp_shard": 2, "cp": 2, "ep": 4}),
         (2, {"tp": 2}),
         (2, {"tp": 2, "ep": 2}),
         (2, {"tp": 2, "etp": 2}),
         (4, {"dp_shard": 2, "tp": 2, "ep": 2, "etp": 2}),
-        (8, {"dp_replicate": 2, "cp": 2, "tp": 2, "ep": 2}),
+        (4, {"dp_replicate": 2, "tp": 2, "ep": 2}),
+        pytest.param(8, {"dp_replicate": 2, "cp": 2, "tp": 2, "ep": 2}, marks=pytest.mark.long),
     ],
     ids=str,
 )
@@ -189,13 +201,13 @@ def test_gradients_are_those_of_one_process(num_ranks: int, degrees: dict[str, A
     check(Case(), num_ranks, degrees)
 
 
-@pytest.mark.parametrize("query_rank", [None, 8])
+@pytest.mark.parametrize("query_rank", [pytest.param(None, marks=pytest.mark.long), 8])
 def test_latent_attention_shares_its_heads(query_rank: int | None) -> None:
     sizes = {"query_rank": query_rank, "kv_rank": 12, "plain_head_dim": 4, "rope_head_dim": 2, "value_head_dim": 3}
     check(Case(GROUPED, latent=sizes), 4, {"dp_shard": 2, "tp": 2, "ep": 2})
 
 
-@pytest.mark.parametrize("kept", ["always", "never", 2])
+@pytest.mark.parametrize("kept", ["always", pytest.param("never", marks=pytest.mark.long), 2])
 def test_experts_that_ranks_do_not_divide(kept: str | int) -> None:
     check(Case(num_experts=6), 4, {"dp_shard": 4, "reshard_after_forward": kept}, num_steps=2)
 
@@ -233,7 +245,7 @@ def test_ranks_whose_experts_no_token_chooses_take_part(num_shared_experts: int)
     "how",
     [
         {"activation_checkpoint": "full"},
-        {"activation_checkpoint": "selective"},
+        pytest.param({"activation_checkpoint": "selective"}, marks=pytest.mark.long),
         pytest.param({"compile": True, "compile_backend": "aot_eager"}, marks=pytest.mark.long),
     ],
     ids=str,

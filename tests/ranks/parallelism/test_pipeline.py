@@ -52,7 +52,8 @@ def test_a_split_backward_sums_microbatches_in_float32(tmp_path: Path) -> None:
     layout = {"dp_shard": 1, "pp": 2, "virtual_stages": 2}
     losses = []
     for schedule in ("Interleaved1F1B", "InterleavedZeroBubble"):
-        job = tiny_job(tmp_path, layout={**layout, "schedule": schedule}, precision={"compute": "bfloat16"})
+        how = {"layout": {**layout, "schedule": schedule}, "precision": {"compute": "bfloat16"}}
+        job = tiny_job(tmp_path, train={"steps": 3}, **how)
         losses.append(train_on_ranks(job, tmp_path / schedule, 2).losses)
     assert losses[0] == losses[1]
 
@@ -77,8 +78,9 @@ def test_peers_are_ranks_of_the_pipeline_and_not_of_the_job() -> None:
 
 
 def test_every_rank_logs_the_loss_of_the_last_stage(tmp_path: Path) -> None:
-    finished = train_on_ranks(tiny_job(tmp_path, layout={"dp_shard": 1, "pp": 2}), tmp_path / "run", 2)
-    one = train_on_ranks(tiny_job(tmp_path, layout={"dp_shard": 1}), tmp_path / "one", 1)
+    train = {"steps": 3}
+    finished = train_on_ranks(tiny_job(tmp_path, train=train, layout={"dp_shard": 1, "pp": 2}), tmp_path / "run", 2)
+    one = train_on_ranks(tiny_job(tmp_path, train=train, layout={"dp_shard": 1}), tmp_path / "one", 1)
     assert finished.losses == pytest.approx(one.losses, rel=2e-6)
     assert all(loss > 0 for loss in finished.losses.values())
     assert [row["validation_loss"] for row in finished.validation] == pytest.approx(
@@ -102,7 +104,7 @@ def test_validation_runs_through_every_stage_of_a_rank(
     tmp_path: Path, schedule: str, virtual_stages: int, num_ranks: int
 ) -> None:
     model = {**TINY_MODEL, "options": {**TINY_MODEL["options"], "num_layers": 8}}
-    train = {"steps": 2, "global_batch_size": 16, "validation_interval": 1}
+    train = {"steps": 2, "global_batch_size": 8, "validation_interval": 1}
     layout = {"dp_shard": 1, "pp": num_ranks, "schedule": schedule, "virtual_stages": virtual_stages}
     told = {"train": train, "run": {"timeout_s": 60}}
     piped = train_on_ranks(tiny_job(tmp_path, model=model, layout=layout, **told), tmp_path / "run", num_ranks)

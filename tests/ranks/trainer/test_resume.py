@@ -14,7 +14,7 @@ from run_ranks import run_ranks
 from training_runs import TINY_MODEL, FinishedRun, tiny_job, train_on_ranks, train_on_this_rank
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.long)])
 def test_both_resumes_on_the_same_layout_are_bit_equal(tmp_path: Path, mode: str) -> None:
     straight = train_on_ranks(tiny_job(tmp_path), tmp_path / "straight", 2)
     checkpoint = {"checkpoint": {"mode": mode, "interval": 1}}
@@ -32,15 +32,15 @@ def test_both_resumes_on_the_same_layout_are_bit_equal(tmp_path: Path, mode: str
 
 @pytest.mark.parametrize("num_ranks", [1, pytest.param(4, marks=pytest.mark.long)])
 def test_resume_on_other_ranks_goes_on_with_the_same_losses(tmp_path: Path, num_ranks: int) -> None:
-    sections = {"train": {"steps": 24, "global_batch_size": 8}, "checkpoint": {"interval": 4, "keep": 9}}
+    sections = {"train": {"steps": 12, "global_batch_size": 8}, "checkpoint": {"interval": 4, "keep": 9}}
     straight = train_on_ranks(tiny_job(tmp_path, **sections), tmp_path / "straight", 2)
     moved = tmp_path / "moved"
     shutil.copytree(tmp_path / "straight", moved)
-    for step in (8, 12, 16, 20, 24):
+    for step in (8, 12):
         shutil.rmtree(moved / "checkpoints" / f"step-{step}")
     resumed = train_on_ranks(tiny_job(tmp_path, **sections), moved, num_ranks, resume=True)
     compared = [step for step in straight.losses if step > 4]
-    assert len(compared) == 20
+    assert len(compared) == 8
     for step in compared:
         assert resumed.losses[step] == pytest.approx(straight.losses[step], rel=1e-5)
 

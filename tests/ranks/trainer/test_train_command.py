@@ -91,39 +91,30 @@ ENDLESS = {"train": {"steps": 1_000_000}, "checkpoint": {"interval": 20}}
 
 
 def test_a_killed_rank_ends_the_run_with_retry_and_a_resume_is_bit_equal(tmp_path: Path) -> None:
+    """The job's file names no layout: then dp_shard takes the ranks that are asked for."""
     (tmp_path / "killed").mkdir()
     (tmp_path / "straight").mkdir()
     killed = Command(tmp_path / "killed", train={"steps": 40}, checkpoint={"interval": 10})
     straight = Command(tmp_path / "straight", train={"steps": 40}, checkpoint={"interval": 10})
 
+    killed.job_file.write_text(to_toml(Job.from_dict({**killed.job, "layout": {}})))
     process = killed.start("--ranks", "2")
     killed.wait_for_step(12)
-    pids = killed.manifest.attempts[-1].pids
+    [attempt] = killed.manifest.attempts
+    assert attempt.layout.dp_shard == 2
+    pids = attempt.pids
     os.kill(pids[1], signal.SIGKILL)
     output, _ = process.communicate(timeout=600)
     assert process.returncode == ExitCode.RETRY, output
     assert f"rank 1 (pid {pids[1]}) was killed by SIGKILL" in output
     assert_all_gone(pids)
 
-    code, output = killed.train("--ranks", "2", "--resume")
-    assert code == ExitCode.DONE, output
     # Without a command: ranks that are forked start in a fraction of the time.
+    assert train_on_ranks(killed.job, killed.run.folder, 2, resume=True).codes == [ExitCode.DONE] * 2
     uninterrupted = train_on_ranks(straight.job, straight.run.folder, 2)
     assert uninterrupted.codes == [ExitCode.DONE] * 2
     assert killed.manifest.results["parameter_hash"] == uninterrupted.parameter_hash
     assert killed.manifest.attempts[1].start_step >= 10
-
-
-def test_a_job_without_a_layout_trains_on_as_many_ranks_as_asked(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("a few words of text, again and again. " * 400)
-    (tmp_path / "job.toml").write_text(
-        '[model]\nsource = "llama-1m"\n[data]\nsource = "text.txt"\ncache_dir = "CACHE"\n[run]\ndevice = "cpu"\n'
-        "[train]\nsteps = 2\nseq_len = 32\nglobal_batch_size = 4\n".replace("CACHE", str(tmp_path / "cache"))
-    )
-    command = [*MESHWRIGHT, "train", str(tmp_path / "job.toml"), "--ranks", "2", f"run.dir={tmp_path / 'run'}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
-    assert done.returncode == ExitCode.DONE, done.stderr
-    assert Manifest.from_json(Run(tmp_path / "run").manifest.read_text()).attempts[0].layout.dp_shard == 2
 
 
 @pytest.mark.long

@@ -70,7 +70,8 @@ def test_a_parameter_that_never_trains_is_named(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_profile_is_written_by_every_rank(tmp_path: Path) -> None:
-    finished = train_on_ranks(tiny_job(tmp_path, run={"profile_start": 3, "profile_steps": 2}), tmp_path / "run", 2)
+    job = tiny_job(tmp_path, train={"steps": 4}, run={"profile_start": 3, "profile_steps": 1})
+    finished = train_on_ranks(job, tmp_path / "run", 2)
     traces = sorted(finished.run.timelines.iterdir())
     assert [trace.name for trace in traces] == ["step-3-rank-0.json.gz", "step-3-rank-1.json.gz"]
     names = {event.get("name") for event in json.loads(gzip.decompress(traces[1].read_bytes()))["traceEvents"]}

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from meshwright.app.garbage import kept_garbage
 from meshwright.cli.completion import cluster_names, job_words, model_names
 from meshwright.cli.finite_range import FiniteRange
 from meshwright.cli.result_command import print_json, result_command
+from meshwright.garbage import kept_garbage
 from meshwright.log import progress
 
 if TYPE_CHECKING:

@@ -80,7 +80,8 @@ class Job(Frozen):
 
         def layout_problems(job: Job) -> list[Problem]:
             alone = job.layout.num_fixed_ranks if job.layout.is_open else None
-            return job._layout_problems(num_ranks or alone)
+            # A job that only tries a fix needs no numbers of ranks that would suit it: each costs a check of its own.
+            return job._layout_problems(num_ranks or alone, suggests_ranks=job is self)
 
         found = self._problems(unknown, layout_problems)
         if num_ranks is None:
@@ -110,7 +111,7 @@ class Job(Frozen):
             fixed = job.layout.num_fixed_ranks
             has_rest = job.layout.is_open or job.layout.rest_axis
             for number in multiples_near(num_ranks, fixed) if has_rest else [fixed]:
-                left = job._layout_problems(number)
+                left = job._layout_problems(number, suggests_ranks=False)
                 if not has_wrong_degree(left) and all(one.what in known for one in left):
                     change = Problem(problem.what, [fix]).removeprefix(f"{problem.what}: ")
                     return Problem(problem.what, otherwise=f"{change} and start {counted(number, 'rank')}")
@@ -203,7 +204,7 @@ class Job(Frozen):
             [{"train.validation_interval": saved or train.steps}, {"checkpoint.keep_best": 0}],
         )
 
-    def _layout_problems(self, num_ranks: int | None) -> list[Problem]:
+    def _layout_problems(self, num_ranks: int | None, *, suggests_ranks: bool = True) -> list[Problem]:
         if self.layout.search:
             return name_problems(self.layout)  # other keys are constraints, which the planner checks
         # With a rest, what is wrong whatever it comes to: nothing that names its value.
@@ -216,7 +217,9 @@ class Job(Frozen):
         known = {one.what for one in anyhow}
 
         def is_valid(number: int) -> bool:
-            return all(one.what in known for one in broken_rules(self, self.layout.resolve(number)))
+            return not suggests_ranks or all(
+                one.what in known for one in broken_rules(self, self.layout.resolve(number))
+            )
 
         if misfit := self.layout.misfit(num_ranks, is_valid):
             return [*anyhow, Problem(misfit)]

@@ -21,6 +21,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from meshwright.garbage import kept_garbage
+
 _RANKS = "meshwright.tracer.programs.rank_process"
 _READ_AT_IMPORT = ("LD_", "MKL_", "OMP_", "PYTHON", "PYTORCH_", "TORCH")
 """How variables begin that the interpreter or torch reads only once: others are set after the fork."""
@@ -147,7 +149,7 @@ class _Server:
 def main() -> None:
     """Serve the socket argv[1] until all who could ask have ended; each fork ends when its order is done."""
     # A fork imports once more what could not be imported, and says so where it is read.
-    with suppress(Exception):
+    with suppress(Exception), kept_garbage():
         importlib.import_module(_RANKS)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(fileno=int(sys.argv[1])) as orders:

@@ -10,7 +10,6 @@ import functools
 import multiprocessing
 import os
 import pickle
-import pkgutil
 import signal
 import sys
 import tempfile
@@ -22,18 +21,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import meshwright
 from meshwright.trainer.launch.local_rank_process import Failure, Order, hidden_script, rank_main
 from meshwright.units import counted
 
-_RUN_HALF = ("models", "data", "parallelism", "checkpoint", "fault_tolerance", "trainer")
-_PRELOAD = (
-    "torch",
-    "torch.distributed.checkpoint",
-    "torch.distributed.fsdp",
-    "torch.distributed.pipelining",
-    "torch.distributed.tensor.parallel",
-)
+_PRELOAD = "meshwright.trainer.launch.preload"
 # Ranks that wait for a failed one learn it from their closed connections; this is how long they get to say so.
 _GRACE_S = 2.0
 _NUM_OUTPUT_LINES = 40
@@ -109,13 +100,8 @@ def _require_named(fn: Callable[..., Any]) -> None:
 @functools.cache
 def _fork_server(preload: tuple[str, ...]) -> multiprocessing.context.ForkServerContext:
     """Return the context whose server has torch and the package's run half imported."""
-    ours = [
-        found.name
-        for half in _RUN_HALF
-        for found in pkgutil.walk_packages([str(Path(meshwright.__path__[0], half))], f"meshwright.{half}.")
-    ]
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*_PRELOAD, *ours, *preload])
+    context.set_forkserver_preload([_PRELOAD, *preload])
     # Threads do not survive a fork, and ranks that each start one thread per core slow each other down.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     return context

@@ -8,6 +8,7 @@ from types import FrameType
 
 from meshwright.errors import ExitCode, Preempted
 from meshwright.exits import exit_code_of, leave
+from meshwright.garbage import kept_garbage
 from meshwright.log import LogLevel, set_log_level
 from meshwright.spec.frozen import Frozen
 from meshwright.spec.job.job import Job
@@ -50,7 +51,8 @@ def train_rank(config: RankConfig) -> ExitCode:
     set_log_level(config.log_level)
     # Before torch is imported, which may read its settings then.
     set_allocator(os.environ)
-    from meshwright.trainer.launch.worker import train_as_rank
+    with kept_garbage():
+        from meshwright.trainer.launch.worker import train_as_rank
 
     return train_as_rank(
         config.job, config.run, resume=config.resume, overwrite=config.overwrite, estimate=config.estimate

@@ -12,18 +12,10 @@ from meshwright.cost.layout_table import layout_table
 from meshwright.cost.step import StepTerms
 from meshwright.cost.step_times import step_times
 from meshwright.cost.training_setup import Configurations
-from meshwright.evaluation.dataset.read import MeasuredRun, read_runs
-from repository import ROOT
+from published import runs
 
 pytestmark = pytest.mark.slow
 """The published runs are read and predicted first."""
-
-FILE = ROOT / "validation" / "published_runs.csv"
-
-
-@cache
-def runs() -> list[MeasuredRun]:
-    return read_runs(FILE)
 
 
 @cache

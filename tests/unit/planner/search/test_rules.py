@@ -71,9 +71,20 @@ def problems(layout: Layout, question: PlanRequest) -> list[str]:
 
 
 @pytest.mark.slow
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(cases())
 def test_a_row_is_valid_where_no_rule_has_words_against_it(case: tuple[PlanRequest, Layout]) -> None:
+    assert_is_valid_where_no_rule_has_words(case)
+
+
+@pytest.mark.long
+@settings(max_examples=3000, deadline=None)
+@given(cases())
+def test_many_rows_are_valid_where_no_rule_has_words_against_them(case: tuple[PlanRequest, Layout]) -> None:
+    assert_is_valid_where_no_rule_has_words(case)
+
+
+def assert_is_valid_where_no_rule_has_words(case: tuple[PlanRequest, Layout]) -> None:
     question, layout = case
     assert is_valid(layout_table([layout]), question)[0] == (not problems(layout, question))
 

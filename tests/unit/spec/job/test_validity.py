@@ -312,7 +312,7 @@ def assert_what_is_suggested_works(layout: Layout, seq_len: int, batch: int, in_
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(layouts, st.integers(1, 100), st.integers(1, 24))
 def test_one_fix_after_the_other_ends(layout: Layout, batch: int, num_ranks: int) -> None:
     """Each check leaves fewer problems than the last, until none is left or none has a suggestion."""
