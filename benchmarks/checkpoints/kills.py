@@ -28,7 +28,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.checkpoints.states import DCP, State, equal, make_state, zeros_like
-from meshwright.checkpoint.checkpoint import load_newest, prune, save
+from meshwright.checkpoint.checkpoint import load_newest, save
+from meshwright.checkpoint.prune import prune
+from meshwright.spec.run.retention import RetentionRule
 from meshwright.spec.run.run import Run
 
 SOURCE = Path(__file__).with_name("kill_at.c")
@@ -39,7 +41,7 @@ def save_ours(folder: Path, state: State, step: int) -> None:
     """Save a step and keep only the newest."""
     run = Run(folder)
     save(run.checkpoint(step), state, {"step": step})
-    prune(run, 1)
+    prune(run, RetentionRule(keep=1))
 
 
 def load_ours(folder: Path, state: State) -> None:

@@ -1,7 +1,13 @@
-"""The loop of a process that works for a rank: requests as lines of JSON on standard input, answers on output."""
+"""A process that works for a rank: requests as lines of JSON on standard input, answers on standard output.
+
+    python -m meshwright.checkpoint.helper_process MODULE '{"niceness": 10, ...}'
+
+The `main` of MODULE takes the options. The process ends when its input does.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import queue
@@ -14,6 +20,12 @@ from contextlib import suppress
 from typing import Any
 
 from meshwright.errors import MeshwrightError
+from meshwright.garbage import kept_garbage
+
+
+def command_of(module: str, options: dict[str, Any]) -> list[str]:
+    """Return the command line of the process whose work is `module`."""
+    return [sys.executable, "-m", "meshwright.checkpoint.helper_process", module, json.dumps(options)]
 
 
 def requests_of_rank(niceness: int) -> Iterator[Any]:
@@ -57,3 +69,10 @@ def _read(requests: queue.Queue[Any]) -> None:
         if request is None:
             return
     os._exit(1)
+
+
+if __name__ == "__main__":
+    # A third of the second or two that torch takes.
+    with kept_garbage():
+        work = importlib.import_module(sys.argv[1])
+    work.main(json.loads(sys.argv[2]))

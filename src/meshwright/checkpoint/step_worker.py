@@ -6,13 +6,13 @@ import json
 import math
 import queue
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import nullcontext, suppress
 from typing import Any, NamedTuple
 
+from meshwright.checkpoint.helper_process import command_of
 from meshwright.spec.run.run import Run
 
 _MAX_DELAY_S = 300.0
@@ -42,12 +42,12 @@ class StepWorker:
         pending: Collection[int],
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`module` is run with `options` as JSON, and answers each step on its standard input with a StepEnd.
+        """`module` works in a helper process, with the run and `options`, and answers each step with a StepEnd.
 
         `pending` are the steps that an earlier attempt of the run did not do.
         """
         self._run, self._now_s = run, now_s
-        self._command = [sys.executable, "-m", module, json.dumps({"run": str(run.folder.absolute()), **options})]
+        self._command = command_of(module, {"run": str(run.folder.absolute()), **options})
         self._answers: queue.Queue[StepEnd | None] = queue.Queue()
         self._process: subprocess.Popen[str] | None = None
         self._pending = set(pending)

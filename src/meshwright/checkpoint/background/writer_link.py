@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import queue
 import subprocess
-import sys
 import threading
 from typing import Any, NamedTuple
+
+from meshwright.checkpoint.helper_process import command_of
 
 
 class Answer(NamedTuple):
@@ -24,7 +25,7 @@ class WriterLink:
     """A running writer process."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        command = [sys.executable, "-m", "meshwright.checkpoint.background.writer_process", json.dumps(options)]
+        command = command_of("meshwright.checkpoint.background.writer_process", options)
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._answers: queue.Queue[Answer | None] = queue.Queue()
         self._sending: queue.Queue[str | None] = queue.Queue()

@@ -1,14 +1,10 @@
 """The writer process of one rank: takes saves as lines of JSON on standard input, answers on standard output.
 
-    python -m meshwright.checkpoint.background.writer_process '{"rank": 0, "num_ranks": 1, "store": null, ...}'
-
 It ends when its input does: with the rank that started it, whose unfinished save is then left for the next to remove.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -69,7 +65,3 @@ class _Pace:
         early_s = self._num_bytes / self._bytes_per_s - (time.perf_counter() - self._started_s)
         if early_s > 0:
             time.sleep(early_s)
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))

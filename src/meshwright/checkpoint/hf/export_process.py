@@ -1,14 +1,10 @@
 """The process that exports the checkpoints of a run while it trains; see meshwright.checkpoint.step_worker.
 
-    python -m meshwright.checkpoint.hf.export_process '{"run": ..., "dtype": "bfloat16", "niceness": 10}'
-
 An export is removed with its checkpoint. A killed one leaves a temporary folder, which the next process removes.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
 import torch
@@ -31,7 +27,3 @@ def main(options: dict[str, Any]) -> None:
         return export(run.folder, run.export(step), step=step, weights=weights).num_bytes
 
     serve_steps(options["niceness"], act)
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))

@@ -1,14 +1,10 @@
 """The process that uploads the checkpoints of a run; see meshwright.checkpoint.step_worker.
 
-    python -m meshwright.checkpoint.remote.upload_process '{"run": ..., "url": ..., "rule": {...}, "niceness": 10}'
-
 It ends when its input does. A killed upload leaves no index at the URL, and the next one continues it.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from functools import cache
 from typing import Any
 
@@ -34,7 +30,3 @@ def main(options: dict[str, Any]) -> None:
         return num_bytes
 
     serve_steps(options["niceness"], act)
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
