@@ -1,7 +1,5 @@
 """Checkpoints of a training state: save, load, load_newest, load_parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any

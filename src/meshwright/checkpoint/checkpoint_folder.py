@@ -6,8 +6,6 @@ loaded = folder.load(state)
 folder.save(state, step)
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import MutableMapping
 from pathlib import Path

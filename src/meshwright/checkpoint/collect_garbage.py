@@ -1,7 +1,5 @@
 """garbage_of: folders of a run's checkpoints that can go, and why; needs no torch."""
 
-from __future__ import annotations
-
 from meshwright.checkpoint.durable import remove
 from meshwright.checkpoint.examine.describe_run import describe_run
 from meshwright.checkpoint.prune import prune_exports

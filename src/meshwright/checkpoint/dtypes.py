@@ -1,7 +1,5 @@
 """Names of dtypes in files, and torch's dtypes; apart from the manifest, which is read without torch."""
 
-from __future__ import annotations
-
 import torch
 
 from meshwright.errors import CheckpointError

@@ -1,7 +1,5 @@
 """Crash-safe files and folders: fsync, atomic rename, and removal by rename."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """find_checkpoint: from what a user names, a run or one checkpoint, to the folder of the weights; needs no torch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from meshwright.errors import ConfigError

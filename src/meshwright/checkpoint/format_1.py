@@ -1,7 +1,5 @@
 """Format 1 of checkpoints: all shards of all ranks in checkpoint.json, as an index with manifests of format 2."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

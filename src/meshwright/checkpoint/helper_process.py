@@ -5,8 +5,6 @@
 The `main` of MODULE takes the options. The process ends when its input does.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

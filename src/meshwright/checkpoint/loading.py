@@ -4,8 +4,6 @@ Each rank reads some of the manifests; the ranks look up together which shards e
 rank reads all manifests, and each shard that a rank needs is read once and verified by its hash.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path

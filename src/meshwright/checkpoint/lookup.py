@@ -4,8 +4,6 @@ Each tensor has a judge (see shards.py), which receives the shards that were sav
 It checks that the shards cover the tensor exactly once and that some rank wants it, and answers with the shards.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path

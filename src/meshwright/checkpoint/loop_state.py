@@ -5,8 +5,6 @@
 Modules and optimizers are opened by parameter names, so that another number of ranks or another sharding can load them.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any

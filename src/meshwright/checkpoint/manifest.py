@@ -11,8 +11,6 @@ ranks (about 80 bytes each) and a manifest with the tensors of one rank, so no f
 Format 1 had all manifests in checkpoint.json; it is still read.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, Final, Literal

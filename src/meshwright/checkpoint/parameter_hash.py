@@ -9,8 +9,6 @@ A sum does not depend on who adds which part, and a moved or changed element cha
 forgeries. Mixing constants: Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators" (OOPSLA 2014).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 

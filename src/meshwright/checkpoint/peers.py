@@ -1,7 +1,5 @@
 """What the ranks of a save or load exchange with each other: small JSON values and one error for all."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar

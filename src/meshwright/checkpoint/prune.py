@@ -1,7 +1,5 @@
 """prune: removal of the checkpoints of a run that retention no longer keeps; needs no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from meshwright.checkpoint.durable import remove

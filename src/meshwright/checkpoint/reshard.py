@@ -5,8 +5,6 @@ layout reads whole stored shards of which it needs a part, and many small files 
 tensor is cut as torch.chunk cuts it, which is what FSDP2 shards, so that each of N ranks reads its own file alone.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Stored shards with their tensors, and whether they cover them."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple

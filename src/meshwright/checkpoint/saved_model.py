@@ -1,7 +1,5 @@
 """Lookup of a saved model: from a run or checkpoint folder to weights, job and architecture."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

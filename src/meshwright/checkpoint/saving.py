@@ -4,8 +4,6 @@ The same steps run in the training process and, for an asynchronous save, in wri
 communicate. Order on disk: data fsync, manifest fsync, index fsync, folder fsync, rename, fsync of the parent.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

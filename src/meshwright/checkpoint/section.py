@@ -1,7 +1,5 @@
 """SectionReader: the tensors of one section of a checkpoint, read by rows in one process."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

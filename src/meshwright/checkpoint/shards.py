@@ -6,8 +6,6 @@ the claims of all ranks that hold a part of this tensor, checks that they cover 
 among its replicas, which so write in parallel.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

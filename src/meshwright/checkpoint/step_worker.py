@@ -1,7 +1,5 @@
 """StepWorker: a process that uploads or exports checkpoints one by one, with retries, while training goes on."""
 
-from __future__ import annotations
-
 import json
 import math
 import queue

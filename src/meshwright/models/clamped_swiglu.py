@@ -3,8 +3,6 @@
 Shapes: R rows, F width inside an expert.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

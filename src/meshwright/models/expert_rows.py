@@ -6,8 +6,6 @@ know that indices are distinct, and scatter-adds rows in nondeterministic order 
 Shapes: T tokens, D dim, R rows (one per token and choice), P rows after padding, F width inside an expert, E experts.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -7,8 +7,6 @@ choice), F width inside an expert, G groups of experts. E and F are inferred fro
 of them runs the same code.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple

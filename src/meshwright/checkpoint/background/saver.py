@@ -8,8 +8,6 @@
 Up to two saves are in flight: one is staged while the writer process writes the other.
 """
 
-from __future__ import annotations
-
 import queue
 import time
 from collections.abc import Collection, Mapping

@@ -5,8 +5,6 @@ another process of the same user opens it as /proc/PID/fd/N. Where the machine l
 synchronous.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import sys

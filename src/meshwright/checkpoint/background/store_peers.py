@@ -3,8 +3,6 @@
 Keys are SAVE/NUMBER for what rank 0 publishes and SAVE/NUMBER/RANK for what it collects, where NUMBER counts the calls.
 """
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """A rank's end of its writer process: start it, send saves, receive answers, and notice its death."""
 
-from __future__ import annotations
-
 import json
 import queue
 import subprocess

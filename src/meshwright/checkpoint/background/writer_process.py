@@ -3,8 +3,6 @@
 It ends when its input does: with the rank that started it, whose unfinished save is then left for the next to remove.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

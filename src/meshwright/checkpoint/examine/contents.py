@@ -1,7 +1,5 @@
 """summarize: what a checkpoint holds, from its index and manifests; needs no torch and reads no tensor."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """describe_run: the folders in a run's checkpoints, from indexes and sizes; needs no torch and reads no tensor."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable

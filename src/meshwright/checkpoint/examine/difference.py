@@ -1,7 +1,5 @@
 """difference: how two checkpoints differ, tensor by tensor; at most a few shards are in memory at once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """detail_of: a stored tensor's shards and statistics, one shard in memory at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

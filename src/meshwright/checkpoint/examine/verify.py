@@ -4,8 +4,6 @@ All damage is reported, not the first: each data file is read from its start to 
 hash outside of the interpreter's lock.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Block-fp8 weights, as DeepSeek-V3 is published: float8_e4m3fn values and one scale for each block of a matrix."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

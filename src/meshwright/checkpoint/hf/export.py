@@ -1,7 +1,5 @@
 """Export of a checkpoint as a Hugging Face folder, tensor by tensor."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 An export is removed with its checkpoint. A killed one leaves a temporary folder, which the next process removes.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """hf_model: from [model] of a job to what a Hugging Face folder holds of the model."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

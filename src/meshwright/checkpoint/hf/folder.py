@@ -1,7 +1,5 @@
 """HfFolder: the tensors of a Hugging Face folder, in one or several safetensors files, each key accounted for."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import cached_property

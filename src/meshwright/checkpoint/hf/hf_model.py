@@ -1,7 +1,5 @@
 """HfModel: what a Hugging Face folder holds of a model, a built-in one or a user's own."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from math import prod

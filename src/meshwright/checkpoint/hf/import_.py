@@ -1,7 +1,5 @@
 """Import of a Hugging Face folder, tensor by tensor, as a run, which every command that reads a run accepts."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator

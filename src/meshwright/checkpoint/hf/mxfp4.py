@@ -5,8 +5,6 @@ half, and NAME_scales [experts, out, in / 32], exponents with a bias of 127 (OCP
 that they mean is NAME [experts, in, out].
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """output_folder: a new folder that is written next to its final name and renamed when it is complete."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """OwnModel: a user's class whose attribute `hugging_face` is the table of its names in a Hugging Face folder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

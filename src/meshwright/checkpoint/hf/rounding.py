@@ -1,7 +1,5 @@
 """rounded: a tensor in the dtype of an export, refused where that has no such large values."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """SafetensorsFile: a checked header, and tensors read by rows, without mapping the file into memory."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from math import prod

@@ -1,7 +1,5 @@
 """New safetensors files whose tensors are then written in place, piece by piece, by one or several processes."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Files next to the weights in a Hugging Face folder: configs and the tokenizer's files."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

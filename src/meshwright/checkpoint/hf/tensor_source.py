@@ -1,7 +1,5 @@
 """TensorSource: what an import needs of a folder or file of foreign weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Protocol
 

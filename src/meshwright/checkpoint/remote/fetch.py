@@ -1,7 +1,5 @@
 """fetch_newest: the newest intact checkpoint at a URL into an empty run folder."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

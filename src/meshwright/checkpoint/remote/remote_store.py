@@ -7,8 +7,6 @@
 A step is complete where its index exists; nothing else names the newest, so no such name can be wrong.
 """
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections.abc import Iterator

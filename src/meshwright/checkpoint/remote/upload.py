@@ -1,7 +1,5 @@
 """upload: one checkpoint to a RemoteStore: data first, index last, what is already there skipped."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 It ends when its input does. A killed upload leaves no index at the URL, and the next one continues it.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Export of a checkpoint as a plain torch.distributed.checkpoint folder, tensor by tensor."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """DcpFolder: the tensors of a torch.distributed.checkpoint folder, each shard read on request."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

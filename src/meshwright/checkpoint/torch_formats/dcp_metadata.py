@@ -4,8 +4,6 @@ Each class that such an index names is replaced by an inert record, and any othe
 file chooses is called.
 """
 
-from __future__ import annotations
-
 import io
 import pickle
 from pathlib import Path

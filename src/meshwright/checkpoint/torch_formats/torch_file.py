@@ -1,7 +1,5 @@
 """TorchFile: the tensors of a torch.save file, read by torch's own weights_only unpickler."""
 
-from __future__ import annotations
-
 import io
 import re
 import zipfile

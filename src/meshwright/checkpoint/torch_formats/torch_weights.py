@@ -1,7 +1,5 @@
 """Weights of a torch.save file or a torch.distributed.checkpoint folder under our names, each key accounted for."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path

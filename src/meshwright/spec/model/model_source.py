@@ -1,7 +1,5 @@
 """resolve_architecture: from what a job writes in [model] to an architecture."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

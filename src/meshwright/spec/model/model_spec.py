@@ -7,8 +7,6 @@ weights). That of attention is 2 matmuls x 2 x 3 passes, halved since the mask h
 Recomputation does not count. The mask's half is exact up to one part in s: the diagonal.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby

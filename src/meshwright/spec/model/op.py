@@ -4,8 +4,6 @@ Only matmuls and attention have model FLOPs, which is MFU's convention; the time
 they move, which follow from their shapes.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Literal, get_args
 

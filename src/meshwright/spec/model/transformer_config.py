@@ -3,8 +3,6 @@
 Architectures that we train and models of published runs both become one; transformer_ops makes its ops.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from meshwright.spec.model.moe_architecture import LatentAttention

@@ -1,7 +1,5 @@
 """transformer_ops: what a decoder-only transformer computes, op by op in the order of forward."""
 
-from __future__ import annotations
-
 from meshwright.spec.model.moe_architecture import LatentAttention
 from meshwright.spec.model.op import (
     CoreAttention,

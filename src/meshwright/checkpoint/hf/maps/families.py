@@ -1,7 +1,5 @@
 """Name map and tensor shapes of each supported architecture family."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Conversion of tensors between our layout and that of a Hugging Face folder, by the rows of a name map."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """Name map of Llama as Meta and torchtitan name its tensors; their RoPE turns neighbouring rows of queries and keys."""
 
-from __future__ import annotations
-
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.hf.name_map import Drop, NameMap, Rename
 

@@ -1,7 +1,5 @@
 """Name map of Phi-3 and Phi-4: a Llama whose projections are fused along their outputs."""
 
-from __future__ import annotations
-
 from meshwright.checkpoint.hf.maps.llama import FREQUENCIES, SHARED_BY_ALL
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.hf.name_map import NameMap, Part, Rename

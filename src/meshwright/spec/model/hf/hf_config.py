@@ -4,8 +4,6 @@ What changes the function that the model computes is either understood or refuse
 names are defined in spec/model/hf/hf_families.py.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -5,8 +5,6 @@ Our fields are written with dots where they lie in a part: router.num_groups. De
 config.json holds what a model computes.
 """
 
-from __future__ import annotations
-
 from meshwright.spec.model.gpt2_architecture import GPT2Architecture
 from meshwright.spec.model.gpt_oss_architecture import SWIGLU_GAIN, GptOssArchitecture
 from meshwright.spec.model.hf.hf_family import OPTIONAL, SIZES, WIDTH_OF_HEADS, Family

@@ -1,7 +1,5 @@
 """Family: what a model_type of a Hugging Face config.json says, and what holds for all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

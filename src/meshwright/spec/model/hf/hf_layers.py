@@ -4,8 +4,6 @@ In Mistral and Phi-3 all layers have it, in Qwen those from max_window_layers on
 and newer files of Qwen list each layer's kind in layer_types.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from meshwright.errors import ConfigError, UnsupportedError

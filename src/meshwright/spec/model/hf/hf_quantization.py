@@ -1,7 +1,5 @@
 """quantization_config of a Hugging Face config.json: block-fp8 and MXFP4 are read, others refused by name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from meshwright.errors import UnsupportedError

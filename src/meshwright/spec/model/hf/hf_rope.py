@@ -4,8 +4,6 @@ Reads both spellings: `rope_theta` + `rope_scaling` (transformers 4) and `rope_p
 older one, which both versions and the inference engines understand.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from meshwright.errors import ConfigError, UnsupportedError

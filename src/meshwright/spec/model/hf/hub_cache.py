@@ -1,7 +1,5 @@
 """Models that huggingface_hub has downloaded to this machine, found by their id; nothing is downloaded here."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """HuggingFaceFormat: how a model of the user's own is stored in a Hugging Face folder."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Whether a name map fits a model's tensors: each has one place in a Hugging Face folder, and no row is left over."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 from meshwright.spec.model.hf.name_map import NameMap, Part, Rename, their_name
