@@ -35,9 +35,9 @@ def main(folder: str, last_step: int) -> None:
             scheduler.step()
             state["samples"] += len(batch)
             if step % 5 == 0:
-                checkpoints.save(state, step, metadata={"loss": float(loss)}, background=True)
+                checkpoints.save(state, step, metadata={"loss": loss.item()}, background=True)
             if dist.get_rank() == 0:
-                print(f"step {step}  loss {float(loss):.6f}  samples {state['samples']}", flush=True)
+                print(f"step {step}  loss {loss.item():.6f}  samples {state['samples']}", flush=True)
     dist.destroy_process_group()
 
 

@@ -6,6 +6,7 @@ loaded = folder.load(state)
 folder.save(state, step)
 """
 
+import json
 import os
 from collections.abc import MutableMapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from meshwright.checkpoint.checkpoint import load, load_newest, save
 from meshwright.checkpoint.loop_state import LoopState
 from meshwright.checkpoint.peers import GroupPeers, ProcessGroup
 from meshwright.checkpoint.prune import prune
-from meshwright.errors import CheckpointError, ConfigError
+from meshwright.errors import CheckpointError, ConfigError, DamagedCheckpoint
 from meshwright.log import logger
 from meshwright.spec.run.retention import RetentionRule
 from meshwright.spec.run.run import Run
@@ -84,7 +85,11 @@ class CheckpointFolder:
         if step < 0:
             raise ConfigError(f"step = {step} must be 0 or more")
         opened = LoopState(state)
-        described = {"step": step, _VALUES: opened.values, _OWN: metadata or {}}
+        described = {
+            "step": step,
+            _VALUES: _encoded(opened.values, "state"),
+            _OWN: _encoded(metadata or {}, "metadata"),
+        }
         folder = self._run.checkpoint(step)
         if background:
             self._saver = self._saver or BackgroundSaver(os.environ.get("MASTER_ADDR", "localhost"), group=self._group)
@@ -104,15 +109,21 @@ class CheckpointFolder:
         sharding may differ. Raises CheckpointError on all ranks.
         """
         opened = LoopState(state)
-        if step == "latest":
-            found = load_newest(self._run, opened.tensors, self._group)
-            if found is None:
-                return None
-            number, metadata = found
-        else:
-            number, metadata = step, load(self._run.checkpoint(step), opened.tensors, self._group)
-        opened.take(metadata[_VALUES])
-        return LoadedCheckpoint(number, metadata[_OWN])
+        try:
+            found = (
+                load_newest(self._run, opened.tensors, self._group)
+                if step == "latest"
+                else (step, load(self._run.checkpoint(step), opened.tensors, self._group))
+            )
+        except DamagedCheckpoint:
+            raise
+        except CheckpointError as error:
+            raise CheckpointError(f"the state does not fit: {_without_job_keys(str(error))}") from error
+        if found is None:
+            return None
+        number, metadata = found
+        opened.take(json.loads(metadata[_VALUES]))
+        return LoadedCheckpoint(number, json.loads(metadata[_OWN]))
 
     def wait_until_staged(self) -> None:
         """Return once the tensors of the newest save in the background are copied, and may change."""
@@ -144,3 +155,17 @@ class CheckpointFolder:
     def _committed(self) -> None:
         if self._rule is not None and GroupPeers(self._group).rank == 0:
             prune(self._run, self._rule)
+
+
+def _encoded(values: dict[str, Any], what: str) -> str:
+    """Return the JSON of now, since values may change; unlike that of the index it has NaN and infinity."""
+    try:
+        return json.dumps(values)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{what} holds what JSON does not ({error}): leave it out, or convert it") from None
+
+
+def _without_job_keys(text: str) -> str:
+    """Return the message of a load without what it advises for runs of a job."""
+    fact, _, _ = text.partition(": start a new run")
+    return f"{fact.partition(': set [')[0]}: give load the keys, names and shapes that were saved"

@@ -32,12 +32,16 @@ def requests_of_rank(niceness: int) -> Iterator[Any]:
     From this call on signals are ignored, since the rank decides when to stop, and the process ends at once where the
     input ends without null: then the rank is gone.
     """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    _ignore_signals()
     os.nice(niceness)
     requests: queue.Queue[Any] = queue.Queue()
     threading.Thread(target=_read, args=(requests,), daemon=True).start()
     return iter(requests.get, None)
+
+
+def _ignore_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def serve_steps(niceness: int, act: Callable[[int], int]) -> None:
@@ -70,6 +74,8 @@ def _read(requests: queue.Queue[Any]) -> None:
 
 
 if __name__ == "__main__":
+    # A launcher that stops the ranks sends its signal to their helpers, too, which may be importing torch.
+    _ignore_signals()
     # A third of the second or two that torch takes.
     with kept_garbage():
         work = importlib.import_module(sys.argv[1])

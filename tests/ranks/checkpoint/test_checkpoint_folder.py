@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,7 @@ def test_a_step_is_never_saved_twice(tmp_path: Path) -> None:
 def refusals(tmp_path: Path) -> dict[str, tuple[Any, str]]:
     state = make_state()
     return {
-        "no module": ({"optimizer": state["optimizer"]}, "no module that has all of its parameters"),
+        "no module": ({"optimizer": state["optimizer"]}, "no modules that have all of its parameters"),
         "no JSON": ({"device": torch.device("cpu")}, "neither a tensor nor JSON"),
         "a slash": ({"a": {"b/c": torch.zeros(1)}}, "without a slash"),
         "a number": ({3: torch.zeros(1)}, "without a slash"),
@@ -186,3 +187,50 @@ def test_parts_of_a_state_can_be_loaded(tmp_path: Path) -> None:
     folder.load(only)
     assert torch.equal(only["model"][0].weight, trained["model"][0].weight)
     assert only["model"][1].num_batches_tracked == 2
+
+
+def test_values_are_those_of_the_call_and_keep_what_json_lacks(tmp_path: Path) -> None:
+    state: dict[str, Any] = {
+        "best": math.inf,
+        "history": [1.0, {"loss": math.nan}],
+        "path": "\ud800",
+        "x": torch.ones(9),
+    }
+    with mw.CheckpointFolder(tmp_path) as folder:
+        folder.save(state, 1, metadata={"loss": math.inf}, background=True)
+        state["history"].append("later")
+    loaded: dict[str, Any] = {"best": 0.0, "history": [], "path": "", "x": torch.zeros(9)}
+    found = folder.load(loaded)
+    assert found is not None
+    assert found.metadata == {"loss": math.inf}
+    assert (loaded["best"], loaded["path"], len(loaded["history"])) == (math.inf, "\ud800", 2)
+    assert math.isnan(loaded["history"][1]["loss"])
+
+
+def test_other_parameter_groups_are_refused(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    groups: list[dict[str, Any]] = [{"params": [model.weight], "lr": 1.0}, {"params": [model.bias], "lr": 2.0}]
+    folder = mw.CheckpointFolder(tmp_path)
+    folder.save({"model": model, "optimizer": torch.optim.AdamW(groups)}, 1)
+    for others in (groups[::-1], model.parameters()):
+        with pytest.raises(CheckpointError, match="other parameter groups of optimizer"):
+            folder.load({"model": model, "optimizer": torch.optim.AdamW(others)})
+    folder.load({"model": model, "optimizer": torch.optim.AdamW(groups)})
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
+def test_a_compiled_module_is_saved_under_its_own_names_and_an_optimizer_may_have_two(tmp_path: Path) -> None:
+    first, second = nn.Linear(3, 3), nn.Linear(3, 2)
+    state = {
+        "first": torch.compile(first),
+        "second": second,
+        "optimizer": torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1, momentum=0.9),
+        "plateau": torch.optim.lr_scheduler.MultiStepLR(torch.optim.SGD(second.parameters(), lr=1.0), [2, 5]),
+    }
+    folder = mw.CheckpointFolder(tmp_path)
+    folder.save(state, 1)
+    plain = nn.Linear(3, 3)
+    folder.load({"first": plain})
+    assert torch.equal(plain.weight, first.weight)
+    folder.load(state)
+    assert state["plateau"].milestones == {2: 1, 5: 1}

@@ -54,19 +54,20 @@ class CheckpointCopies:
 
     def finish(self, timeout_s: float = math.inf) -> dict[str, Any]:
         """Wait until all is done or has failed several times, at most `timeout_s`, and return as `report`."""
-        return self._log([(kind, kind.worker.drain(timeout_s)) for kind in self._kinds])
+        ended = [(kind, kind.worker.drain(timeout_s)) for kind in self._kinds]
+        return self._log(ended, is_end=True)
 
     def close(self) -> None:
         """End the processes; what they had not done is done when the run is resumed."""
         for kind in self._kinds:
             kind.worker.close()
 
-    def _log(self, ended: list[tuple[_Kind, list[StepEnd]]]) -> dict[str, Any]:
+    def _log(self, ended: list[tuple[_Kind, list[StepEnd]]], *, is_end: bool = False) -> dict[str, Any]:
         news: dict[str, Any] = {}
         for kind, ends in ended:
             for one in ends:
                 _log_end(kind, one)
-            if ends:
+            if ends or is_end:
                 place = "url" if kind.key == "remote" else "folder"
                 news[kind.key] = {place: kind.place, **kind.worker.results()}
         return news
