@@ -8,14 +8,17 @@ from pydantic import ValidationError
 from meshwright.checkpoint.checkpoint import read_metadata
 from meshwright.checkpoint.find_checkpoint import find_checkpoint
 from meshwright.data.tokenizer import Tokenizer, load_tokenizer
-from meshwright.errors import ConfigError, UnsupportedError
+from meshwright.errors import CheckpointError, ConfigError, UnsupportedError
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import ModelSection
 from meshwright.spec.job.user_object import find_modules_in, is_object_source
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.model_source import resolve_architecture
+from meshwright.spec.model.unseen_fields import differing_fields
 from meshwright.spec.run.run import Manifest, Run
 
+MODEL_FIELDS = "model"
+"""Metadata key of the model's fields that change no shape; None for a class of the user's."""
 IMPORTED_FROM = "imported_from"
 """Metadata key of an imported checkpoint: the Hugging Face folder of its weights."""
 
@@ -69,8 +72,13 @@ def find_saved_model(source: Path, step: int | None = None) -> SavedModel:
     elif config.is_file():
         # The run folder's own config comes first: the folder may have been moved.
         section = section.replace(source=str(config), options={})
-    is_imported = IMPORTED_FROM in read_metadata(checkpoint)
-    return SavedModel(checkpoint, run, job, section, resolve_architecture(section), is_imported)
+    metadata, architecture = read_metadata(checkpoint), resolve_architecture(section)
+    if (changed := differing_fields(metadata.get(MODEL_FIELDS), architecture)) is not None:
+        raise CheckpointError(
+            f"{checkpoint} was trained as another model than {run.folder} says: {changed}: put back the run's "
+            "config.json and manifest.json, or the checkpoint's own run"
+        )
+    return SavedModel(checkpoint, run, job, section, architecture, IMPORTED_FROM in metadata)
 
 
 def _read_manifest(run: Run) -> Manifest:

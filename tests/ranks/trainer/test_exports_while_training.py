@@ -47,3 +47,12 @@ def test_a_model_that_has_no_hugging_face_format_is_refused_before_training(tmp_
         ConfigError, match=r"checkpoint.export = 'float32', but transformers has no model with qkv_bias"
     ):
         mw.check(path, "model.options.qkv_bias=true", "model.options.qk_norm=true")
+
+
+@pytest.mark.slow
+def test_a_run_keeps_its_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = write_job(tmp_path)
+    assert mw.train(path, "train.stop_after=2").exit_code == 75
+    assert mw.resume(path, "model.options.rope_theta=77.0").exit_code == 2
+    assert "the model is not that of the checkpoint: rope_theta was 500000.0, is 77.0" in capfd.readouterr().err
+    assert Run(tmp_path / "run").checkpoint_steps() == [2]

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from hf_models import NARROW, architecture, some_tokens, write_hf
 from meshwright.checkpoint.checkpoint import load, load_parameters, read_metadata
+from meshwright.checkpoint.hf.export import export
 from meshwright.checkpoint.hf.import_ import import_folder
 from meshwright.checkpoint.hf.weights import load_hf_parameters
 from meshwright.config.load import load_job
@@ -88,7 +89,8 @@ def test_an_imported_run_is_a_run(theirs: Path, tmp_path: Path) -> None:
     imported = import_folder(theirs, tmp_path / "run")
     run = Run(tmp_path / "run")
     assert run.checkpoint_steps() == [0]
-    assert read_metadata(run.checkpoint(0)) == {"step": 0, "imported_from": str(theirs)}
+    metadata = read_metadata(run.checkpoint(0))
+    assert (metadata["step"], metadata["imported_from"]) == (0, str(theirs))
     manifest = Manifest.from_json(run.manifest.read_text())
     assert manifest.job.model.initial_weights == str(theirs)
     assert manifest.num_parameters == imported.num_parameters
@@ -191,3 +193,12 @@ def test_what_no_export_can_describe_is_not_imported(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"model with router\.num_groups = 8, which no export can"):
         import_folder(tmp_path / "theirs", tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_config_that_was_edited_after_the_import_is_refused(tmp_path: Path) -> None:
+    write_hf(tmp_path / "hf", "llama")
+    import_folder(tmp_path / "hf", tmp_path / "run")
+    config = tmp_path / "run" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "rms_norm_eps": 0.5}))
+    with pytest.raises(CheckpointError, match=r"trained as another model than .*: norm_eps was .*, is 0\.5"):
+        export(tmp_path / "run", tmp_path / "out")

@@ -9,16 +9,10 @@ from meshwright.checkpoint.hf.maps.families import family_map, stored_shapes
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.hf.hf_config import architecture_from_hf, architecture_to_hf
 from meshwright.spec.model.hf.name_map import BUFFER, NameMap
-from meshwright.spec.model.moe_architecture import MoEArchitecture
+from meshwright.spec.model.unseen_fields import fields_unseen_in_shapes
 
 Config = Mapping[str, Any]
 """Values of a config.json."""
-# Fields that do not change shapes, but change what the same tensors compute.
-_UNSEEN_IN_SHAPES = (
-    *("norm_eps", "rope_theta", "rope_scaling", "yarn", "rope_interleaved", "sliding_window", "layer_types"),
-    *("experts_per_token", "swiglu_limit"),
-)
-_UNSEEN_OF_ROUTER = ("score", "normalize_weights", "weight_scale", "num_groups", "groups_per_token")
 
 
 class HfModel(ABC):
@@ -69,12 +63,8 @@ class BuiltInModel(HfModel):
 
     def differences(self, config: Config, source: str) -> dict[str, tuple[Any, Any]]:
         """Return the fields of the architecture that differ and cannot be seen in shapes."""
-        theirs, ours = _unseen(architecture_from_hf(dict(config), source)), _unseen(self.architecture)
+        theirs, ours = (
+            fields_unseen_in_shapes(architecture_from_hf(dict(config), source)),
+            fields_unseen_in_shapes(self.architecture),
+        )
         return {name: (theirs[name], ours[name]) for name in theirs.keys() & ours.keys() if theirs[name] != ours[name]}
-
-
-def _unseen(architecture: LlamaArchitecture) -> dict[str, Any]:
-    fields = {name: getattr(architecture, name) for name in _UNSEEN_IN_SHAPES if hasattr(architecture, name)}
-    if isinstance(architecture, MoEArchitecture):
-        fields |= {f"router.{name}": getattr(architecture.router, name) for name in _UNSEEN_OF_ROUTER}
-    return fields

@@ -21,7 +21,7 @@ from meshwright.checkpoint.hf.output_folder import Replaceable, output_folder, r
 from meshwright.checkpoint.hf.side_files import SIDE_FILES, TOKENIZER, copy_side_files
 from meshwright.checkpoint.hf.weights import HfWeights, load_hf_weights
 from meshwright.checkpoint.peers import GroupPeers
-from meshwright.checkpoint.saved_model import IMPORTED_FROM
+from meshwright.checkpoint.saved_model import IMPORTED_FROM, MODEL_FIELDS
 from meshwright.checkpoint.saving import Extent, SaveRequest, with_bytes, write_checkpoint
 from meshwright.checkpoint.shards import Shard
 from meshwright.checkpoint.torch_formats.torch_weights import is_torch_checkpoint, load_torch_parameters, require_index
@@ -32,6 +32,7 @@ from meshwright.spec.job.user_object import is_object_source, module_dir
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.hf.hf_config import architecture_from_hf, hf_obstacles
 from meshwright.spec.model.hf.hf_quantization import QUANTIZATION
+from meshwright.spec.model.unseen_fields import fields_unseen_in_shapes
 from meshwright.spec.run.run import Manifest, Run
 
 
@@ -106,7 +107,9 @@ def import_folder(
             write_durably(run.job, to_toml(of_run))
 
         new.write(describe, on_rank=0)
-        _write_weights(weights, shapes, run.checkpoint(0), {"step": 0, IMPORTED_FROM: str(source)}, new.peers)
+        fields = None if model.architecture is None else fields_unseen_in_shapes(model.architecture)
+        metadata = {"step": 0, IMPORTED_FROM: str(source), MODEL_FIELDS: fields}
+        _write_weights(weights, shapes, run.checkpoint(0), metadata, new.peers)
     dtypes = sorted({dtype_name(weights.dtype(name)) for name in shapes})
     return Imported(Run(run_folder), of_run, model.architecture, count, dtypes, weights.dropped)
 

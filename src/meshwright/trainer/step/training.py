@@ -13,6 +13,7 @@ from meshwright.checkpoint.checkpoint import load, load_newest
 from meshwright.checkpoint.hf.hf_model import BuiltInModel, HfModel
 from meshwright.checkpoint.hf.own_model import OwnModel, has_format
 from meshwright.checkpoint.hf.weights import load_hf_weights
+from meshwright.checkpoint.saved_model import MODEL_FIELDS
 from meshwright.data.dataset import Dataset, build_dataset
 from meshwright.data.loader import Loader
 from meshwright.data.order import Share, check_resumable
@@ -39,6 +40,7 @@ from meshwright.spec.model.hf.hub_cache import local_path
 from meshwright.spec.model.hf.name_map import BUFFER
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.model.model_spec import model_spec
+from meshwright.spec.model.unseen_fields import differing_fields, fields_unseen_in_shapes
 from meshwright.spec.run.run import Run
 from meshwright.trainer.launch.ranks import Ranks
 from meshwright.trainer.step.optimizer import build_optimizer, optimizer_state
@@ -82,11 +84,13 @@ class Training:
 
     def metadata(self, step: int) -> dict[str, Any]:
         """Return what a checkpoint after `step` says of itself, as JSON holds it."""
+        architecture = resolve_architecture(self.job.model)
         return {
             "step": step,
             "layout": self.layout.to_dict(),
             "num_ranks": self.ranks.num_ranks,
             "position": self.loader.position,
+            MODEL_FIELDS: None if architecture is None else fields_unseen_in_shapes(architecture),
         }
 
     def load(self, run: Run, step: int) -> None:
@@ -104,6 +108,11 @@ class Training:
         return step
 
     def _check(self, metadata: dict[str, Any]) -> None:
+        if (changed := differing_fields(metadata.get(MODEL_FIELDS), resolve_architecture(self.job.model))) is not None:
+            raise ConfigError(
+                f"the model is not that of the checkpoint: {changed}: a run keeps its model, so set it back, or start "
+                "a new run from its weights: `meshwright export`, then model.initial_weights"
+            )
         share_tied(self.model, self.meshes)
         check_resumable(metadata["position"], self.loader.position)
 
