@@ -68,6 +68,12 @@ def test_a_token_counts_once_however_often_it_is_recomputed() -> None:
     check(model, "pp=2,schedule=DualPipeV,activation_checkpoint=full")
 
 
+def test_a_split_backward_sums_the_gradients_of_experts_over_replicas_at_once() -> None:
+    # The backward to the experts' last weight starts at their output, where FSDP2's hook is.
+    how = "schedule=InterleavedZeroBubble,microbatch_size=1,gradient_sync=microbatch"
+    check({"source": "moe-4m"}, f"pp=2,dp_replicate=2,tp=2,{how}")
+
+
 def test_stages_may_be_uneven() -> None:
     holds("pp=2,stage_boundaries=3")
 

@@ -6,6 +6,7 @@ reduction sums; one division at the end of the step makes the mean over all axes
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -20,6 +21,7 @@ from meshwright.models.contract import blocks_of
 from meshwright.parallelism.expert.expert_parallel import expert_modules, expert_shard_dim, have_own_ranks
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.torch_private.torch_fsdp import (
+    backward_in_parts,
     end_backward,
     end_gradient_reduction,
     hide_from_selective_checkpoint,
@@ -77,6 +79,12 @@ def set_gradient_sync(model: nn.Module, layout: Layout, *, reduces: bool, is_las
     for experts in expert_modules(model) if have_own_ranks(layout) else ():
         assert isinstance(experts, FSDPModule)
         experts.set_reshard_after_backward(is_last or bool(_reshard_after_forward(layout, layout.expert_dp_shard)))
+
+
+def gradients_kept(model: nn.Module) -> AbstractContextManager[None]:
+    """Keep the gradients of backward passes inside for `accumulate_gradients` or `reduce_gradients`."""
+    assert isinstance(model, FSDPModule)
+    return backward_in_parts(model)
 
 
 def accumulate_gradients(model: nn.Module) -> None:

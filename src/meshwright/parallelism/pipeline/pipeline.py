@@ -6,6 +6,7 @@ and waited for when their tensor is needed, so that they overlap with the action
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -19,6 +20,7 @@ from meshwright.models.contract import Loss, require_scalar
 from meshwright.parallelism.data.fully_sharded import (
     accumulate_gradients,
     await_gradients,
+    gradients_kept,
     prefetch_first_parameters,
     reduce_gradients,
     require_reduced,
@@ -221,7 +223,10 @@ class Pipeline:
     def _backward_to_weights(self, action: Action) -> None:
         state = self._in_flight.pop((action.stage, action.microbatch))
         assert state.pending is not None, f"{action} before the backward to the inputs"
-        backward_to_weights(state.pending, self.stages[action.stage])
+        stage = self.stages[action.stage]
+        # The first stage runs its whole backward here, whose hooks reduce.
+        with nullcontext() if state.received is None else gradients_kept(stage):
+            backward_to_weights(state.pending, stage)
 
     def _is_elsewhere(self, stage: int) -> bool:
         return self.stages.rank_of_stage[stage] != self._meshes.rank("pp")

@@ -3,12 +3,14 @@
 torch's own pipelines do the same (torch/distributed/pipelining/stage.py). Checked in 2.13.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
 from torch.utils.checkpoint import _CachedTorchDispatchMode, _CachingTorchDispatchMode
@@ -21,6 +23,26 @@ def end_backward(root: FSDPModule) -> None:
     """
     for group in _param_groups(root._get_fsdp_state()):
         group.post_backward()
+
+
+@contextmanager
+def backward_in_parts(root: FSDPModule) -> Iterator[None]:
+    """Run several autograd backwards as parts of one; `end_backward` then reduces their gradients.
+
+    One that starts at the output of a unit, as that to the last weight inside of it does, would otherwise end with the
+    post-backward of every unit: it reduces the gradients so far, and later ones apart. HSDP adds up such partial sums
+    as if they were of the same parameters.
+    """
+    state: Any = root._get_fsdp_state()
+    context = state._state_ctx
+    # FSDP2 queues its post-backward once in a backward.
+    context.post_backward_final_callback_queued = True
+    try:
+        yield
+    finally:
+        context.post_backward_final_callback_queued = False
+        for unit in (*context.all_states, *_param_groups(state)):
+            unit._training_state = TrainingState.IDLE
 
 
 def end_gradient_reduction(root: FSDPModule) -> None:
