@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ import meshwright as mw
 from meshwright.config.write import to_toml
 from meshwright.errors import ConfigError
 from meshwright.spec.job.job import Job
+from meshwright.spec.model.hf.hf_config import architecture_to_hf
+from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.run.run import Manifest, Run
 from training_runs import tiny_job
 
@@ -51,8 +54,16 @@ def test_a_model_that_has_no_hugging_face_format_is_refused_before_training(tmp_
 
 @pytest.mark.slow
 def test_a_run_keeps_its_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    path = write_job(tmp_path)
+    architecture = resolve_architecture(Job.from_dict(tiny_job(tmp_path)).model)
+    assert architecture is not None
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(architecture_to_hf(architecture)))
+    sections = {"layout": {"dp_shard": 1}, "run": {"dir": str(tmp_path / "run")}}
+    job = {**tiny_job(tmp_path, checkpoint={"interval": 2}, **sections), "model": {"source": str(config)}}
+    path = tmp_path / "job.toml"
+    path.write_text(to_toml(Job.from_dict(job)))
     assert mw.train(path, "train.stop_after=2").exit_code == 75
-    assert mw.resume(path, "model.options.rope_theta=77.0").exit_code == 2
-    assert "the model is not that of the checkpoint: rope_theta was 500000.0, is 77.0" in capfd.readouterr().err
+    config.write_text(json.dumps(architecture_to_hf(architecture.replace(norm_eps=0.25))))
+    assert mw.resume(path).exit_code == 2
+    assert "the model is not that of the checkpoint: norm_eps was " in capfd.readouterr().err
     assert Run(tmp_path / "run").checkpoint_steps() == [2]
