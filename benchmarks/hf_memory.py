@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.resident import Peak
-from meshwright.checkpoint.boxes import Box
+from meshwright.checkpoint.format.boxes import Box
 from meshwright.checkpoint.hf.export import ExportFormat, export
 from meshwright.checkpoint.hf.import_ import import_folder
 from meshwright.checkpoint.hf.maps.families import stored_shapes

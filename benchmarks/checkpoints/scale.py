@@ -22,9 +22,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from meshwright.checkpoint.boxes import Box
 from meshwright.checkpoint.checkpoint import load
-from meshwright.checkpoint.manifest import RankManifest, StoredShard, StoredTensor, read_index
+from meshwright.checkpoint.format.boxes import Box
+from meshwright.checkpoint.format.manifest import RankManifest, StoredShard, StoredTensor, read_index
 from meshwright.checkpoint.saving import SaveRequest, extents_of, with_bytes, write_checkpoint
 from meshwright.checkpoint.shards import Claim, Shard, judge_claims, judge_of
 from meshwright.models.build import build_model

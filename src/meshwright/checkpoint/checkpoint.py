@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshwright.checkpoint.boxes import Box
-from meshwright.checkpoint.dtypes import torch_dtype
-from meshwright.checkpoint.durable import temporary_sibling
+from meshwright.checkpoint.format.boxes import Box
+from meshwright.checkpoint.format.dtypes import torch_dtype
+from meshwright.checkpoint.format.durable import temporary_sibling
+from meshwright.checkpoint.format.manifest import read_index, read_manifest, without_remedy
+from meshwright.checkpoint.format.saved import Saved, saved_in
 from meshwright.checkpoint.loading import fill, load
-from meshwright.checkpoint.manifest import read_index, read_manifest, without_remedy
 from meshwright.checkpoint.peers import GroupPeers, ProcessGroup
-from meshwright.checkpoint.saved import Saved, saved_in
 from meshwright.checkpoint.saving import SaveRequest, with_bytes, write_checkpoint
 from meshwright.checkpoint.shards import Shard, flatten, local_shards, owned_shards
 from meshwright.errors import CheckpointError, DamagedCheckpoint

@@ -1,7 +1,7 @@
 """garbage_of: folders of a run's checkpoints that can go, and why; needs no torch."""
 
-from meshwright.checkpoint.durable import remove
 from meshwright.checkpoint.examine.describe_run import describe_run
+from meshwright.checkpoint.format.durable import remove
 from meshwright.checkpoint.prune import prune_exports
 from meshwright.spec.run.checkpoint_findings import Removal
 from meshwright.spec.run.checkpoint_record import CheckpointRecord

@@ -11,10 +11,9 @@ from typing import Any, BinaryIO
 
 import torch
 
-from meshwright.checkpoint.boxes import intersection
-from meshwright.checkpoint.dtypes import torch_dtype
-from meshwright.checkpoint.lookup import look_up
-from meshwright.checkpoint.manifest import (
+from meshwright.checkpoint.format.boxes import intersection
+from meshwright.checkpoint.format.dtypes import torch_dtype
+from meshwright.checkpoint.format.manifest import (
     Index,
     RankManifest,
     data_name,
@@ -24,8 +23,9 @@ from meshwright.checkpoint.manifest import (
     remedy,
     size_problem,
 )
+from meshwright.checkpoint.format.saved import Saved
+from meshwright.checkpoint.lookup import look_up
 from meshwright.checkpoint.peers import GroupPeers, ProcessGroup
-from meshwright.checkpoint.saved import Saved
 from meshwright.checkpoint.shards import Shard, flatten, local_shards
 from meshwright.errors import CheckpointError, DamagedCheckpoint
 

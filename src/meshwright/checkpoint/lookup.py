@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from meshwright.checkpoint.boxes import Box, intersection
-from meshwright.checkpoint.manifest import RankManifest, remedy
+from meshwright.checkpoint.format.boxes import Box, intersection
+from meshwright.checkpoint.format.manifest import RankManifest, remedy
+from meshwright.checkpoint.format.saved import Saved, saved_from_list, saved_in, saved_to_list, uncovered
 from meshwright.checkpoint.peers import GroupPeers
-from meshwright.checkpoint.saved import Saved, saved_from_list, saved_in, saved_to_list, uncovered
 from meshwright.checkpoint.shards import Shard, judge_of
 from meshwright.errors import CheckpointError, DamagedCheckpoint
 from meshwright.units import first_of

@@ -17,7 +17,7 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
-from meshwright.checkpoint.boxes import Box
+from meshwright.checkpoint.format.boxes import Box
 from meshwright.checkpoint.peers import GroupPeers, ProcessGroup
 from meshwright.checkpoint.saving import bytes_of
 from meshwright.checkpoint.shards import Shard, judge_of, owned_shards, shard_of

@@ -2,8 +2,8 @@
 
 from collections.abc import Collection
 
-from meshwright.checkpoint.durable import remove
 from meshwright.checkpoint.examine.describe_run import validation_losses
+from meshwright.checkpoint.format.durable import remove
 from meshwright.spec.run.retention import RetentionRule, kept_because
 from meshwright.spec.run.run import Run
 

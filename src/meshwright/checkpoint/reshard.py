@@ -12,13 +12,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from meshwright.checkpoint.boxes import Box, intersection
-from meshwright.checkpoint.durable import remove
 from meshwright.checkpoint.examine.contents import stored_tensors
 from meshwright.checkpoint.examine.tensor_statistics import read_shard
 from meshwright.checkpoint.examine.verify import verify_checkpoint
-from meshwright.checkpoint.manifest import is_named_for_another_step, read_index
-from meshwright.checkpoint.saved import Saved, uncovered
+from meshwright.checkpoint.format.boxes import Box, intersection
+from meshwright.checkpoint.format.durable import remove
+from meshwright.checkpoint.format.manifest import is_named_for_another_step, read_index
+from meshwright.checkpoint.format.saved import Saved, uncovered
 from meshwright.checkpoint.saving import Extent, SaveRequest, bytes_of, explain, finish_save, open_save, write_rank
 from meshwright.checkpoint.shards import judge_of
 from meshwright.errors import CheckpointError, ConfigError, DamagedCheckpoint

@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from meshwright.checkpoint.checkpoint import read_metadata
-from meshwright.checkpoint.find_checkpoint import find_checkpoint
+from meshwright.checkpoint.format.find_checkpoint import find_checkpoint
 from meshwright.data.tokenizer import Tokenizer, load_tokenizer
 from meshwright.errors import CheckpointError, ConfigError, UnsupportedError
 from meshwright.spec.job.job import Job

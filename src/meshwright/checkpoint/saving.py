@@ -17,10 +17,10 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
-from meshwright.checkpoint.boxes import Box
-from meshwright.checkpoint.durable import commit, remove, remove_stale, temporary_sibling, write_durably
-from meshwright.checkpoint.find_checkpoint import FILE_NAME
-from meshwright.checkpoint.manifest import (
+from meshwright.checkpoint.format.boxes import Box
+from meshwright.checkpoint.format.durable import commit, remove, remove_stale, temporary_sibling, write_durably
+from meshwright.checkpoint.format.find_checkpoint import FILE_NAME
+from meshwright.checkpoint.format.manifest import (
     Index,
     RankFile,
     RankManifest,

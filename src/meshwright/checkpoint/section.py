@@ -6,12 +6,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from meshwright.checkpoint.boxes import Box, intersection
 from meshwright.checkpoint.checkpoint import saved_tensors
-from meshwright.checkpoint.dtypes import torch_dtype
+from meshwright.checkpoint.format.boxes import Box, intersection
+from meshwright.checkpoint.format.dtypes import torch_dtype
+from meshwright.checkpoint.format.manifest import read_index, remedy, size_problem
+from meshwright.checkpoint.format.saved import uncovered
 from meshwright.checkpoint.loading import fill
-from meshwright.checkpoint.manifest import read_index, remedy, size_problem
-from meshwright.checkpoint.saved import uncovered
 from meshwright.checkpoint.shards import Shard
 from meshwright.errors import CheckpointError, DamagedCheckpoint
 from meshwright.units import first_of

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import xxhash
 from torch import Tensor
 
-from meshwright.checkpoint.boxes import Box, coverage_problem
-from meshwright.checkpoint.dtypes import dtype_name
+from meshwright.checkpoint.format.boxes import Box, coverage_problem
+from meshwright.checkpoint.format.dtypes import dtype_name
 from meshwright.checkpoint.peers import GroupPeers
 from meshwright.errors import CheckpointError
 from meshwright.parallelism.torch_private.torch_compat import local_box

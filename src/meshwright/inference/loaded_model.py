@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.checkpoint.checkpoint import load_parameters
-from meshwright.checkpoint.find_checkpoint import is_hugging_face
+from meshwright.checkpoint.format.find_checkpoint import is_hugging_face
 from meshwright.checkpoint.hf.folder import CONFIG, read_json
 from meshwright.checkpoint.hf.side_files import GENERATION_CONFIG, TOKENIZER
 from meshwright.checkpoint.hf.weights import load_hf_parameters

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import meshwright as mw
+from meshwright.checkpoint.background.step_worker import StepEnd, StepWorker
 from meshwright.checkpoint.remote.remote_store import RemoteStore
-from meshwright.checkpoint.step_worker import StepEnd, StepWorker
 from meshwright.config.load import load_job
 from meshwright.config.write import to_toml
 from meshwright.errors import ConfigError

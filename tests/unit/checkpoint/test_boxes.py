@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.checkpoint.boxes import Box, coverage_problem, intersection
+from meshwright.checkpoint.format.boxes import Box, coverage_problem, intersection
 
 
 @st.composite

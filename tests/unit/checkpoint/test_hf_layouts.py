@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from hf_models import architecture, moe_architecture, write_run
-from meshwright.checkpoint.boxes import Box
 from meshwright.checkpoint.checkpoint import load_parameters, read_metadata
-from meshwright.checkpoint.durable import remove
+from meshwright.checkpoint.format.boxes import Box
+from meshwright.checkpoint.format.durable import remove
 from meshwright.checkpoint.hf import weight_files
 from meshwright.checkpoint.hf.export import export
 from meshwright.checkpoint.hf.import_ import import_folder

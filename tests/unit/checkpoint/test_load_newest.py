@@ -12,7 +12,7 @@ import torch
 
 from meshwright.checkpoint.checkpoint import load, load_newest, save
 from meshwright.checkpoint.examine.verify import verify_checkpoint
-from meshwright.checkpoint.manifest import hash_bytes
+from meshwright.checkpoint.format.manifest import hash_bytes
 from meshwright.errors import CheckpointError, DamagedCheckpoint
 from meshwright.spec.run.run import Run
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import meshwright.checkpoint.durable
+import meshwright.checkpoint.format.durable
 from meshwright.checkpoint.checkpoint import save
 from meshwright.checkpoint.collect_garbage import garbage_of, remove_all
 from meshwright.checkpoint.examine.describe_run import describe_run
@@ -51,7 +51,7 @@ def test_what_could_not_be_removed_is_not_reported_as_removed(run: Run, monkeypa
     def refuse(folder: Path) -> None:
         raise PermissionError(1, "not permitted", str(folder))
 
-    monkeypatch.setattr(meshwright.checkpoint.durable.shutil, "rmtree", refuse)
+    monkeypatch.setattr(meshwright.checkpoint.format.durable.shutil, "rmtree", refuse)
     removals, _ = garbage_of(run, RULE, is_running=False, with_damaged=False)
     gone, left = remove_all(run, removals)
     assert gone == []

@@ -17,7 +17,7 @@ from meshwright.checkpoint import saving
 from meshwright.checkpoint.checkpoint import load, save
 from meshwright.checkpoint.examine.difference import difference
 from meshwright.checkpoint.examine.verify import verify_checkpoint
-from meshwright.checkpoint.manifest import read_index, read_manifest
+from meshwright.checkpoint.format.manifest import read_index, read_manifest
 from meshwright.checkpoint.reshard import reshard
 from meshwright.errors import CheckpointError, ConfigError, DamagedCheckpoint
 from meshwright.spec.run.run import Run

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshwright.checkpoint.checkpoint import load, load_parameters, read_metadata, save
-from meshwright.checkpoint.manifest import hash_bytes
+from meshwright.checkpoint.format.manifest import hash_bytes
 from meshwright.checkpoint.prune import prune
 from meshwright.errors import CheckpointError
 from meshwright.spec.run.retention import RetentionRule

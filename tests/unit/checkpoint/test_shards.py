@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from meshwright.checkpoint.boxes import Box, coverage_problem
+from meshwright.checkpoint.format.boxes import Box, coverage_problem
 from meshwright.checkpoint.shards import Claim, judge_claims, judge_of
 
 NUM_RANKS = 1024

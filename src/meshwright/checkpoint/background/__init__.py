@@ -1,1 +1,1 @@
-"""Asynchronous saves: staging into shared memory, and the process of each rank that writes from it."""
+"""What training does not wait for: staged saves, and the processes that write, upload and export for a rank."""

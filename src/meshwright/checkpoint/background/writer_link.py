@@ -6,7 +6,7 @@ import subprocess
 import threading
 from typing import Any, NamedTuple
 
-from meshwright.checkpoint.helper_process import command_of
+from meshwright.checkpoint.background.helper_process import command_of
 
 
 class Answer(NamedTuple):

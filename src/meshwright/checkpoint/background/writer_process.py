@@ -9,10 +9,10 @@ from typing import Any
 
 from torch.distributed import Store
 
+from meshwright.checkpoint.background.helper_process import answer, requests_of_rank
 from meshwright.checkpoint.background.staging import OpenedBuffer
 from meshwright.checkpoint.background.store_peers import StorePeers, connect_store
-from meshwright.checkpoint.boxes import Box
-from meshwright.checkpoint.helper_process import answer, requests_of_rank
+from meshwright.checkpoint.format.boxes import Box
 from meshwright.checkpoint.saving import Extent, SaveRequest, write_checkpoint
 from meshwright.errors import CheckpointError
 

@@ -3,8 +3,8 @@
 from collections import Counter, defaultdict
 from pathlib import Path
 
-from meshwright.checkpoint.manifest import read_index, read_manifest
-from meshwright.checkpoint.saved import Saved, saved_in
+from meshwright.checkpoint.format.manifest import read_index, read_manifest
+from meshwright.checkpoint.format.saved import Saved, saved_in
 from meshwright.errors import ConfigError
 from meshwright.spec.problem import did_you_mean
 from meshwright.spec.run.checkpoint_findings import CheckpointSummary, StoredShardPlace, StoredTensorSummary

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from meshwright.checkpoint.manifest import (
+from meshwright.checkpoint.format.manifest import (
     Index,
     hash_bytes,
     manifest_name,

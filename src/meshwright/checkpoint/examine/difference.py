@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshwright.checkpoint.boxes import Box, intersection
 from meshwright.checkpoint.examine.contents import stored_tensors
 from meshwright.checkpoint.examine.tensor_statistics import read_shard
-from meshwright.checkpoint.manifest import read_index
-from meshwright.checkpoint.saved import Saved, uncovered
+from meshwright.checkpoint.format.boxes import Box, intersection
+from meshwright.checkpoint.format.manifest import read_index
+from meshwright.checkpoint.format.saved import Saved, uncovered
 from meshwright.errors import DamagedCheckpoint
 from meshwright.spec.run.checkpoint_findings import CheckpointDifference, MetadataChange, TensorChange
 from meshwright.units import first_of

@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from meshwright.checkpoint.dtypes import torch_dtype
 from meshwright.checkpoint.examine.contents import find_tensor, places_of, summary_of
+from meshwright.checkpoint.format.dtypes import torch_dtype
+from meshwright.checkpoint.format.saved import Saved
 from meshwright.checkpoint.loading import open_data, read_verified
-from meshwright.checkpoint.saved import Saved
 from meshwright.spec.run.checkpoint_findings import TensorDetail, TensorStatistics
 
 

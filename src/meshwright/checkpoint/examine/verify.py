@@ -14,8 +14,8 @@ from typing import BinaryIO
 import xxhash
 from pydantic import ValidationError
 
-from meshwright.checkpoint.find_checkpoint import FILE_NAME
-from meshwright.checkpoint.manifest import (
+from meshwright.checkpoint.format.find_checkpoint import FILE_NAME
+from meshwright.checkpoint.format.manifest import (
     Index,
     RankManifest,
     data_name,
@@ -24,7 +24,7 @@ from meshwright.checkpoint.manifest import (
     read_manifest,
     step_of,
 )
-from meshwright.checkpoint.saved import Saved, saved_in, uncovered
+from meshwright.checkpoint.format.saved import Saved, saved_in, uncovered
 from meshwright.errors import CheckpointError, DamagedCheckpoint
 from meshwright.spec.run.checkpoint_findings import CheckpointVerification, Damage
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from meshwright.checkpoint.find_checkpoint import is_hugging_face
+from meshwright.checkpoint.format.find_checkpoint import is_hugging_face
 from meshwright.checkpoint.hf.find_hf_model import hf_model
 from meshwright.checkpoint.hf.folder import CONFIG, WEIGHT_FILES, read_json
 from meshwright.checkpoint.hf.output_folder import Replaceable, output_folder, require_target

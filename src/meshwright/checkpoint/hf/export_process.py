@@ -1,4 +1,4 @@
-"""The process that exports the checkpoints of a run while it trains; see meshwright.checkpoint.step_worker.
+"""The process that exports the checkpoints of a run while it trains; see meshwright.checkpoint.background.step_worker.
 
 An export is removed with its checkpoint. A killed one leaves a temporary folder, which the next process removes.
 """
@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from meshwright.checkpoint.durable import remove_stale
-from meshwright.checkpoint.helper_process import serve_steps
+from meshwright.checkpoint.background.helper_process import serve_steps
+from meshwright.checkpoint.format.durable import remove_stale
 from meshwright.checkpoint.hf.export import ExportFormat, export
 from meshwright.spec.run.run import Run
 

@@ -8,11 +8,11 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from meshwright.checkpoint.boxes import Box
 from meshwright.checkpoint.checkpoint import read_metadata
-from meshwright.checkpoint.dtypes import dtype_name
-from meshwright.checkpoint.durable import write_durably
-from meshwright.checkpoint.find_checkpoint import model_folder
+from meshwright.checkpoint.format.boxes import Box
+from meshwright.checkpoint.format.dtypes import dtype_name
+from meshwright.checkpoint.format.durable import write_durably
+from meshwright.checkpoint.format.find_checkpoint import model_folder
 from meshwright.checkpoint.hf.find_hf_model import hf_model
 from meshwright.checkpoint.hf.folder import CONFIG, read_json
 from meshwright.checkpoint.hf.hf_model import BuiltInModel, HfModel

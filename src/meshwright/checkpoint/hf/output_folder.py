@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from meshwright.checkpoint.durable import commit, remove, temporary_sibling
+from meshwright.checkpoint.format.durable import commit, remove, temporary_sibling
 from meshwright.checkpoint.peers import GroupPeers
 from meshwright.errors import CheckpointError, ConfigError
 from meshwright.units import first_of, format_bytes

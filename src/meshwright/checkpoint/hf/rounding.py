@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from meshwright.checkpoint.dtypes import dtype_name
+from meshwright.checkpoint.format.dtypes import dtype_name
 from meshwright.errors import CheckpointError
 
 

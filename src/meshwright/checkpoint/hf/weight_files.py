@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from meshwright.checkpoint.durable import write_durably
+from meshwright.checkpoint.format.durable import write_durably
 from meshwright.checkpoint.hf.folder import INDEX, SINGLE
 from meshwright.checkpoint.hf.maps.layouts import (
     PIECE_BYTES,

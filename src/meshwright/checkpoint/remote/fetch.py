@@ -3,10 +3,10 @@
 import os
 from pathlib import Path
 
-from meshwright.checkpoint.durable import commit, remove, temporary_sibling, write_durably
 from meshwright.checkpoint.examine.verify import verify_checkpoint
-from meshwright.checkpoint.find_checkpoint import FILE_NAME
-from meshwright.checkpoint.manifest import data_name, manifest_name, read_index
+from meshwright.checkpoint.format.durable import commit, remove, temporary_sibling, write_durably
+from meshwright.checkpoint.format.find_checkpoint import FILE_NAME
+from meshwright.checkpoint.format.manifest import data_name, manifest_name, read_index
 from meshwright.checkpoint.remote.remote_store import RemoteStore
 from meshwright.errors import CheckpointError, DamagedCheckpoint
 from meshwright.log import logger, progress

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import xxhash
 
-from meshwright.checkpoint.find_checkpoint import FILE_NAME
+from meshwright.checkpoint.format.find_checkpoint import FILE_NAME
 from meshwright.errors import CheckpointError, ConfigError, UnsupportedError
 from meshwright.extras import import_extra
 

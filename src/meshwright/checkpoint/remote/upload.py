@@ -7,8 +7,8 @@ import xxhash
 
 from meshwright.checkpoint.examine.describe_run import loss_of
 from meshwright.checkpoint.examine.verify import verify_checkpoint
-from meshwright.checkpoint.find_checkpoint import FILE_NAME
-from meshwright.checkpoint.manifest import read_index
+from meshwright.checkpoint.format.find_checkpoint import FILE_NAME
+from meshwright.checkpoint.format.manifest import read_index
 from meshwright.checkpoint.remote.remote_store import RemoteStore
 from meshwright.errors import DamagedCheckpoint
 from meshwright.spec.run.retention import RetentionRule, kept_because

@@ -1,4 +1,4 @@
-"""The process that uploads the checkpoints of a run; see meshwright.checkpoint.step_worker.
+"""The process that uploads the checkpoints of a run; see meshwright.checkpoint.background.step_worker.
 
 It ends when its input does. A killed upload leaves no index at the URL, and the next one continues it.
 """
@@ -6,7 +6,7 @@ It ends when its input does. A killed upload leaves no index at the URL, and the
 from functools import cache
 from typing import Any
 
-from meshwright.checkpoint.helper_process import serve_steps
+from meshwright.checkpoint.background.helper_process import serve_steps
 from meshwright.checkpoint.remote.remote_store import RemoteStore
 from meshwright.checkpoint.remote.upload import prune_remote, upload
 from meshwright.spec.run.retention import RetentionRule

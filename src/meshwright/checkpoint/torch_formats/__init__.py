@@ -1,1 +1,1 @@
-"""Checkpoints that torch itself writes: torch.save files and torch.distributed.checkpoint folders, for import only."""
+"""Checkpoints of torch: import of torch.save files and distributed checkpoint folders, export of the latter."""

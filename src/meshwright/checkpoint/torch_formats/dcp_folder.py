@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from meshwright.checkpoint.boxes import Box, intersection
+from meshwright.checkpoint.format.boxes import Box, intersection
 from meshwright.checkpoint.torch_formats.dcp_metadata import DcpShard, DcpTensor, read_dcp_metadata
 from meshwright.checkpoint.torch_formats.torch_file import load_tensors
 from meshwright.errors import CheckpointError

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from meshwright.checkpoint.boxes import Box, coverage_problem
+from meshwright.checkpoint.format.boxes import Box, coverage_problem
 from meshwright.errors import CheckpointError
 
 FILE_NAME = ".metadata"

@@ -49,7 +49,7 @@ def command(
     Tensors are read, verified and written one after the other, so memory does not grow with the model. OUT appears only
     when it is complete. Started by torchrun, all of its ranks share the work, on one machine or several.
     """
-    from meshwright.checkpoint.find_checkpoint import find_checkpoint
+    from meshwright.checkpoint.format.find_checkpoint import find_checkpoint
 
     if format_ != "hf" and (verify or ranks != 1):
         what = "--verify compares with transformers" if verify else "--ranks shares the work"

@@ -34,7 +34,7 @@ def command(
 
     The text goes to standard output, a line about it to standard error.
     """
-    from meshwright.checkpoint.find_checkpoint import find_checkpoint, is_hugging_face
+    from meshwright.checkpoint.format.find_checkpoint import find_checkpoint, is_hugging_face
     from meshwright.spec.model.hf.hub_cache import local_path
 
     # Before torch is imported, which takes seconds.

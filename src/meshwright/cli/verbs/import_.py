@@ -42,7 +42,7 @@ def command(
     Training from them needs no import: set model.source to the folder's config.json and model.initial_weights to
     SOURCE.
     """
-    from meshwright.checkpoint.find_checkpoint import model_folder
+    from meshwright.checkpoint.format.find_checkpoint import model_folder
 
     # Before torch is imported, which takes seconds.
     is_hf = not (source.is_file() or (source / ".metadata").is_file())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from meshwright.checkpoint.step_worker import StepEnd, StepWorker
+from meshwright.checkpoint.background.step_worker import StepEnd, StepWorker
 from meshwright.log import logger
 from meshwright.spec.job.sections import CheckpointSection
 from meshwright.spec.run.run import Run

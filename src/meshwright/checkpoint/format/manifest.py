@@ -18,9 +18,9 @@ from typing import Any, Final, Literal
 import xxhash
 from pydantic import Field, ValidationError
 
-from meshwright.checkpoint.boxes import Box
-from meshwright.checkpoint.find_checkpoint import FILE_NAME
-from meshwright.checkpoint.format_1 import upgraded
+from meshwright.checkpoint.format.boxes import Box
+from meshwright.checkpoint.format.find_checkpoint import FILE_NAME
+from meshwright.checkpoint.format.format_1 import upgraded
 from meshwright.errors import CheckpointError, DamagedCheckpoint
 from meshwright.spec.frozen import Frozen
 

@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from meshwright.checkpoint.boxes import coverage_problem
-from meshwright.checkpoint.manifest import RankManifest, StoredShard
+from meshwright.checkpoint.format.boxes import coverage_problem
+from meshwright.checkpoint.format.manifest import RankManifest, StoredShard
 
 
 class Saved(NamedTuple):

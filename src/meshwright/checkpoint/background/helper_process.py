@@ -1,6 +1,6 @@
 """A process that works for a rank: requests as lines of JSON on standard input, answers on standard output.
 
-    python -m meshwright.checkpoint.helper_process MODULE '{"niceness": 10, ...}'
+    python -m meshwright.checkpoint.background.helper_process MODULE '{"niceness": 10, ...}'
 
 The `main` of MODULE takes the options. The process ends when its input does.
 """
@@ -23,7 +23,7 @@ from meshwright.garbage import kept_garbage
 
 def command_of(module: str, options: dict[str, Any]) -> list[str]:
     """Return the command line of the process whose work is `module`."""
-    return [sys.executable, "-m", "meshwright.checkpoint.helper_process", module, json.dumps(options)]
+    return [sys.executable, "-m", "meshwright.checkpoint.background.helper_process", module, json.dumps(options)]
 
 
 def requests_of_rank(niceness: int) -> Iterator[Any]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from contextlib import nullcontext, suppress
 from typing import Any, NamedTuple
 
-from meshwright.checkpoint.helper_process import command_of
+from meshwright.checkpoint.background.helper_process import command_of
 from meshwright.spec.run.run import Run
 
 _MAX_DELAY_S = 300.0
