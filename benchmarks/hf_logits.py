@@ -31,7 +31,7 @@ from meshwright.checkpoint.hf.import_ import import_folder
 from meshwright.inference.loaded_model import load_model
 
 BAR = 1e-4
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": 264,
     "hidden_size": 64,
     "num_hidden_layers": 3,
@@ -169,7 +169,7 @@ def write_theirs(folder: Path, kind: str, options: dict[str, Any]) -> None:
 
 def their_logits(folder: Path, tokens_BS: Tensor) -> Tensor:
     """Return what transformers computes from a folder; raises RuntimeError if a weight is missing or unknown."""
-    load = transformers.AutoModelForCausalLM.from_pretrained
+    load: Any = transformers.AutoModelForCausalLM.from_pretrained
     model, info = load(folder, dtype=torch.float32, output_loading_info=True)
     if wrong := [*info["missing_keys"], *info["unexpected_keys"]]:
         raise RuntimeError(f"{folder}: {', '.join(wrong)} missing or unknown")

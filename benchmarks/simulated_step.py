@@ -83,6 +83,9 @@ def _report(outcomes: list[Outcome], measured: list[float]) -> int:
     for case, outcome, found, error in zip(CASES, outcomes, measured, errors, strict=True):
         assert outcome.predicted is not None
         formula_s = outcome.predicted.step.total_s
+        predicted = outcome.predicted.memory
+        assert predicted is not None
+        assert outcome.fullest is not None
         table.add_row(
             case.title,
             f"{formula_s * 1e3:.0f}",
@@ -90,7 +93,7 @@ def _report(outcomes: list[Outcome], measured: list[float]) -> int:
             f"{outcome.step_s * 1e3:.0f}",
             f"{error:+.1%}",
             f"{found * 1e3:.0f}",
-            f"{outcome.predicted.memory.allocated_bytes / MiB:.1f}",
+            f"{predicted.allocated_bytes / MiB:.1f}",
             f"{outcome.fullest.allocated_bytes / MiB:.1f}",
         )
     median, worst = statistics.median(map(abs, errors)), max(map(abs, errors))

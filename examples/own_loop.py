@@ -1,7 +1,7 @@
 """Checkpoints in a training loop of your own: FSDP2, saved in the background, resumed on any number of ranks.
 
 torchrun --nproc-per-node 2 examples/own_loop.py runs/mine 10
-torchrun --nproc-per-node 4 examples/own_loop.py runs/mine 20    # goes on after step 10
+torchrun --nproc-per-node 4 examples/own_loop.py runs/mine 20    # continues after step 10
 """
 
 import sys

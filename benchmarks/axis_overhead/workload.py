@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from meshwright.data.loader import Microbatch
 from meshwright.models.build import build_architecture
+from meshwright.models.gpt2 import GPT2
 from meshwright.models.initial import initialize
 from meshwright.models.llama import Llama
 from meshwright.spec.job.job import Job
@@ -96,7 +97,7 @@ class Workload:
         assert architecture is not None
         return architecture
 
-    def whole_model(self) -> Llama:
+    def whole_model(self) -> Llama | GPT2:
         """Return the plain model with the initial weights that every layout of the job starts from."""
         model = build_architecture(self.architecture)
         initialize(model, self.job.train.seed)

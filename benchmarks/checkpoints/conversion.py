@@ -42,7 +42,7 @@ from torch.distributed import checkpoint as dcp
 from benchmarks.checkpoints.states import drop_cached
 from benchmarks.hf_memory import DENSE, write_run
 from benchmarks.resident import Peak
-from meshwright.checkpoint.hf.export import export
+from meshwright.checkpoint.hf.export import ExportRequest, export, export_together
 from meshwright.checkpoint.hf.folder import HfFolder
 from meshwright.checkpoint.hf.import_ import import_folder
 from meshwright.checkpoint.hf.maps.families import name_map, stored_shapes
@@ -137,7 +137,7 @@ def _on_rank(convert: Callable[..., object], folder: Path) -> dict[str, float]:
 
 
 def _export(folder: Path, peers: GroupPeers | None = None) -> None:
-    export(folder / "run", folder / "out", peers=peers)
+    export_together(ExportRequest(folder / "run", folder / "out"), peers or GroupPeers(is_alone=True))
 
 
 def _import(folder: Path, peers: GroupPeers | None = None) -> None:

@@ -22,6 +22,7 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -97,7 +98,7 @@ def kill_everywhere(name: str, folder: Path) -> list[str | None]:
     for n in range(num_calls):
         shutil.rmtree(folder)
         shutil.copytree(kept, folder)
-        _in_fork(lambda n=n: _killed(n, folder, lambda: save_step(folder, states[2], 2)))
+        _in_fork(partial(_killed, n, folder, lambda: save_step(folder, states[2], 2)))
         found = zeros_like(states[1])
         try:
             with warnings.catch_warnings():

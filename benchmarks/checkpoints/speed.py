@@ -27,6 +27,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -164,7 +165,7 @@ def _measure_background(folder: Path, state: State, saver: BackgroundSaver, time
         steps.append(_step_s())
     times["step during a save, ours"].append(statistics.median(steps))
     dist.barrier()
-    saves = []
+    saves: list[Any] = []
     _timed(
         times,
         "call of a background save, DCP",

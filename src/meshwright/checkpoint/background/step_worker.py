@@ -1,4 +1,4 @@
-"""StepWorker: a process that uploads or exports checkpoints one by one, with retries, while training goes on."""
+"""StepWorker: a process that uploads or exports checkpoints one by one, with retries, while training continues."""
 
 import json
 import math

@@ -452,17 +452,17 @@ def suggestions(problem: Problem) -> list[Fix]:
 
 
 @pytest.mark.parametrize(
-    ("source", "options", "told"),
+    ("source", "options", "message"),
     [
         ("gpt-oss-4m", {}, "attention sinks and sliding_window = 32"),
         ("llama-1m", {"sliding_window": 64}, "sliding_window = 64"),
         ("gpt-oss-4m", {"layer_types": ["full_attention"]}, "attention sinks"),
     ],
 )
-def test_a_ring_has_neither_sinks_nor_windows(source: str, options: dict[str, Any], told: str) -> None:
+def test_a_ring_has_neither_sinks_nor_windows(source: str, options: dict[str, Any], message: str) -> None:
     architecture = resolve_architecture(ModelSection(source=source, options=options))
     [problem] = split_problems(Layout(cp=2, cp_method="ring"), architecture, 64)
-    assert problem.startswith(f'layout.cp_method = "ring" does not compute the model\'s {told}')
+    assert problem.startswith(f'layout.cp_method = "ring" does not compute the model\'s {message}')
     assert [*problem.fixes] == [{"layout.cp_method": "all-gather"}, {"layout.cp_method": "ulysses"}]
     for method in ("all-gather", "ulysses"):
         assert split_problems(Layout(cp=2, cp_method=method), architecture, 64) == []

@@ -121,15 +121,15 @@ def test_qwen_has_a_window_in_some_layers_where_it_is_switched_on(
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"layer_types": ["full_attention"] * 3}, "layer_types of 3 layers, but num_hidden_layers = 28"),
         ({"layer_types": ["linear_attention"] * 28}, "layers of type linear_attention in layer_types"),
         ({"layer_types": ["sliding_attention"] * 28}, "computes full_attention only without a sliding_window"),
     ],
 )
-def test_other_kinds_of_layers_are_refused(changes: dict[str, Any], told: str) -> None:
-    with pytest.raises(MeshwrightError, match=told):
+def test_other_kinds_of_layers_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(MeshwrightError, match=message):
         architecture_from_hf({**QWEN3, **changes})
 
 
