@@ -101,8 +101,8 @@ def gc(run: Path | str, *, dry_run: bool = False, damaged: bool = False) -> Garb
 def reshard(source: Path | str, destination: Path | str, *, ranks: int) -> ReshardedCheckpointResult:
     """Rewrite a checkpoint (a run names its newest) as the new folder `destination`, with the files of `ranks` ranks.
 
-    The copy is verified and bitwise equal. Raises ConfigError for a destination in the checkpoints of a run into which
-    a process trains, CheckpointError for one that exists.
+    The copy is verified and bitwise equal. Raises ConfigError for a destination that exists, or that lies in the
+    checkpoints of a run into which a process trains.
     """
     folder, target = folder_of(source), Path(destination)
     parent = target.absolute().parent

@@ -34,11 +34,13 @@ def reshard(
 ) -> ReshardedCheckpoint:
     """Write the checkpoint `source` as the new folder `destination` with the files of `num_ranks` ranks.
 
-    Each byte read is compared with its hash, and each byte written again. Metadata is kept. Raises CheckpointError
-    where `destination` exists or the disk is full, ConfigError where it is named for another step, DamagedCheckpoint
-    for a damaged source; then nothing is left.
+    Each byte read is compared with its hash, and each byte written again. Metadata is kept. Raises ConfigError where
+    `destination` exists or is named for another step, CheckpointError where the disk is full, DamagedCheckpoint for a
+    damaged source; then nothing is left.
     """
     started_s = time.perf_counter()
+    if destination.exists() or destination.is_symlink():
+        raise ConfigError(f"{destination} exists, and reshard never overwrites: name a new folder, or move it away")
     index, tensors = read_index(source), stored_tensors(source)
     if missing := uncovered(part for parts in tensors.values() for part in parts):
         raise DamagedCheckpoint(f"{source} is incomplete: {first_of(missing)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,22 @@ def test_a_missing_file_is_damage_and_listed_as_such(run: Run, name: str) -> Non
     records = describe_run(run, RetentionRule(), is_running=False)
     assert [one.state for one in records] == ["complete", "damaged"]
     assert name in str(records[1].problem)
+
+
+@pytest.mark.parametrize("name", ["checkpoint.json", "rank-00000.json", "rank-00000.bin"])
+def test_a_pipe_is_damage_and_is_not_waited_for(run: Run, name: str) -> None:
+    (run.checkpoint(20) / name).unlink()
+    os.mkfifo(run.checkpoint(20) / name)
+    [damage] = verify_checkpoint(run.checkpoint(20)).damages
+    assert (damage.file, "is no file" in damage.what) == (name, True)
+
+
+@pytest.mark.parametrize("name", ["checkpoint.json", "rank-00000.json"])
+def test_json_without_end_is_damage_of_one_checkpoint(run: Run, name: str) -> None:
+    (run.checkpoint(20) / name).write_text("[" * 100_000)
+    [damage] = verify_checkpoint(run.checkpoint(20)).damages
+    assert damage.file == name
+    assert [one.step for one in describe_run(run, RetentionRule(), is_running=False)] == [10, 20]
 
 
 def test_all_damage_is_reported(run: Run) -> None:

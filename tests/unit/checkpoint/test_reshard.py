@@ -19,7 +19,7 @@ from meshwright.checkpoint.examine.difference import difference
 from meshwright.checkpoint.examine.verify import verify_checkpoint
 from meshwright.checkpoint.format.manifest import read_index, read_manifest
 from meshwright.checkpoint.reshard import reshard
-from meshwright.errors import CheckpointError, ConfigError, DamagedCheckpoint
+from meshwright.errors import ConfigError, DamagedCheckpoint
 from meshwright.spec.run.run import Run
 from meshwright.trainer.run.run_folder import hold
 
@@ -85,7 +85,7 @@ def test_an_existing_folder_and_a_running_run_are_refused(tmp_path: Path) -> Non
     run = Run(tmp_path / "run")
     save(run.checkpoint(1), {"model": {"w": torch.ones(4)}}, {"step": 1})
     run.manifest.write_text("{}")
-    with pytest.raises(CheckpointError, match="never overwritten"):
+    with pytest.raises(ConfigError, match="step-1 exists, and reshard never overwrites: name a new folder"):
         mw.checkpoints.reshard(run.checkpoint(1), run.checkpoint(1), ranks=2)
     descriptor = hold(run)
     with pytest.raises(ConfigError, match="into which another process trains"):

@@ -101,6 +101,10 @@ def _checked_manifest(folder: Path, index: Index, rank: int) -> tuple[RankManife
 def _data_damages(folder: Path, manifest: RankManifest, report_bytes: Callable[[int], None]) -> Iterator[Damage]:
     """Yield the damage in the data file of one rank, reading it once from start to end."""
     rank, name = manifest.rank, data_name(manifest.rank)
+    if (folder / name).exists() and not (folder / name).is_file():
+        # Opening a pipe would wait for ever.
+        yield Damage(what="is no file", file=name, rank=rank)
+        return
     try:
         with (folder / name).open("rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size

@@ -223,7 +223,7 @@ def _read_body(folder: Path) -> dict[str, Any]:
         raise DamagedCheckpoint(f"{folder} {what}: {remedy(folder)}") from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamagedCheckpoint(f"{path} is damaged ({error!r}): {remedy(folder)}") from error
     if not isinstance(body, dict) or _checksum(body) != checksum:
         raise DamagedCheckpoint(f"{path} is damaged (its checksum does not match): {remedy(folder)}")
@@ -233,7 +233,7 @@ def _read_body(folder: Path) -> dict[str, Any]:
 def _save_id(data: bytes) -> str | None:
     try:
         value = json.loads(data)["save_id"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return value if isinstance(value, str) else None
 
