@@ -29,7 +29,7 @@ Curve = list[tuple[float, float]]
 INTERVAL_S = 0.02
 OURS, WHOLE = "meshwright export", "load all, save_pretrained"
 COLOURS = {OURS: "#1565c0", WHOLE: "#c62828"}
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 720, 320, 56, 44, 16
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 720, 340, 56, 44, 44
 
 
 def main() -> int:
@@ -108,7 +108,7 @@ def picture(curves: dict[str, Curve], title: str) -> str:
         line = " ".join(f"{LEFT + x * across:.1f},{floor - y * up:.1f}" for x, y in thinned(points))
         parts.append(f'<polyline points="{line}" fill="none" stroke="{COLOURS[way]}" stroke-width="2"/>')
         label = f"{way}: {max(y for _, y in points):.2f} GiB"
-        parts.append(f'<text x="{LEFT + 12}" y="{TOP + 16 + 18 * row}" fill="{COLOURS[way]}">{escape(label)}</text>')
+        parts.append(f'<text x="{LEFT}" y="{16 + 18 * row}" fill="{COLOURS[way]}">{escape(label)}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 

@@ -102,7 +102,7 @@ def _data_damages(folder: Path, manifest: RankManifest, report_bytes: Callable[[
     """Yield the damage in the data file of one rank, reading it once from start to end."""
     rank, name = manifest.rank, data_name(manifest.rank)
     if (folder / name).exists() and not (folder / name).is_file():
-        # Opening a pipe would wait for ever.
+        # Opening a pipe would wait indefinitely.
         yield Damage(what="is no file", file=name, rank=rank)
         return
     try:
