@@ -4,6 +4,7 @@ import os
 import sys
 
 from meshwright.app.arguments import JobSource, Positive, checked
+from meshwright.app.cuda import local_gpu, with_local_gpu
 from meshwright.app.job.job_problems import check_job, layout_problems_of, run_folder
 from meshwright.app.job.jobs import as_job
 from meshwright.app.job.remote_checkpoints import fetch_if_empty
@@ -12,7 +13,6 @@ from meshwright.app.results.run_result import TrainedRun
 from meshwright.config.load import ResolvedJob, raise_problems
 from meshwright.errors import ConfigError, ExitCode
 from meshwright.garbage import kept_garbage
-from meshwright.hardware.catalogue import recognise_device
 from meshwright.log import log_level, logger, progress
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout_text import layout_text
@@ -88,7 +88,8 @@ def train_under_torchrun(resolved: ResolvedJob, ranks: int | None, *, resume: bo
     is_restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     if os.environ["RANK"] == "0":
         fetch_if_empty(resolved.job, run_folder(resolved), resume=resume or is_restart)
-    return train_rank(_rank_config(resolved, resume=resume or is_restart, overwrite=overwrite and not is_restart))
+    overwrite = overwrite and not is_restart
+    return train_rank(_rank_config(with_local_gpu(resolved), resume=resume or is_restart, overwrite=overwrite))
 
 
 def num_ranks_of(job: Job, asked: int | None) -> int:
@@ -153,6 +154,7 @@ def _settled(
         from meshwright.app.job.recompute_budget import plan_layout
 
         raise_problems(resolved.path, check_job(resolved, None, resume=resume, overwrite=overwrite))
+        resolved = with_local_gpu(resolved)
         settled = plan_layout(resolved, ranks, read_manifest(run_folder(resolved)) if resume else None)
         resolved = settled.resolve(resolved)
     num_ranks = num_ranks_of(resolved.job, ranks)
@@ -161,6 +163,7 @@ def _settled(
     from meshwright.trainer.launch.ranks import require_devices
 
     require_devices(resolved.job.run, num_ranks)
+    resolved = with_local_gpu(resolved)
     _note_precision(resolved)
     if resolved.job.layout.activation_checkpoint == "auto":
         from meshwright.app.job.recompute_budget import budget_layout
@@ -176,13 +179,7 @@ def _settled(
 
 def _note_precision(resolved: ResolvedJob) -> None:
     """Say that a job leaves the tensor cores of this machine's GPUs unused by the format that is the default."""
-    from meshwright.trainer.launch import ranks
-
-    if ranks.choose_device_type(resolved.job.run) != "cuda":
-        return
-    import torch
-
-    device = recognise_device(torch.cuda.get_device_name())
+    device = local_gpu(resolved)
     if device is not None and (note := precision_note(resolved, device)) is not None:
         progress.info("note: %s", note)
 

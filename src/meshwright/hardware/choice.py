@@ -8,7 +8,17 @@ import tomllib
 from difflib import get_close_matches
 
 from meshwright.errors import ConfigError
-from meshwright.hardware.catalogue import Entry, cluster_names, entries, load_cluster, user_folder
+from meshwright.hardware.catalogue import (
+    LOCAL,
+    Entry,
+    cluster_names,
+    entries,
+    load_cluster,
+    load_device,
+    local_cluster,
+    user_folder,
+)
+from meshwright.spec.job.sections import ClusterSection
 from meshwright.spec.machine.cluster import Cluster
 
 
@@ -25,6 +35,22 @@ def choose_cluster(text: str) -> Cluster:
 def named_cluster(name: str) -> Cluster:
     """Return the cluster called `name`, or the commonest one of the device of that name; raises ConfigError."""
     return load_cluster(name if name in cluster_names() else _usual_cluster(name))
+
+
+def cluster_of_section(section: ClusterSection) -> Cluster:
+    """Return the cluster that a job names; raises ConfigError for an unknown name.
+
+    This machine with GPUs, `name = "local"` and a device, is a node of that device's commonest cluster; where the
+    device has none, its links are unknown.
+    """
+    if section.name != LOCAL or section.device is None:
+        return named_cluster(section.name)
+    device = load_device(section.device)
+    usual = next(iter(_usual_clusters(device.name)), None)
+    if usual is None:
+        return local_cluster().replace(device=device)
+    cluster = load_cluster(usual)
+    return cluster.with_num_devices(cluster.devices_per_node).replace(name=LOCAL)
 
 
 def _count(text: str, name: str, count: str) -> int:
@@ -51,19 +77,28 @@ def _usual_cluster(name: str) -> str:
             + "`meshwright list clusters` and `meshwright list devices` show them all; your own go to "
             + f"{user_folder() / 'clusters'}/NAME.toml"
         )
-    shapes = [
-        (not entry.is_ours, values.get("is_usual") is True, cluster)
-        for cluster, entry in entries("clusters").items()
-        if (values := _values(entry)).get("device") == devices[name]
-    ]
-    usual = [cluster for _, is_usual, cluster in sorted(shapes, reverse=True) if is_usual]
+    usual = _usual_clusters(devices[name])
     if not usual:
-        others = ", ".join(cluster for *_, cluster in shapes)
+        others = ", ".join(cluster for cluster, _ in _clusters_of(devices[name]))
         raise ConfigError(
             f"{name!r} is a device that no cluster is usual for: "
             + (f"name one of {others}" if others else "describe one in a file of your own with is_usual = true")
         )
     return usual[0]
+
+
+def _usual_clusters(device: str) -> list[str]:
+    """Return the clusters that are usual for the device, the user's own first."""
+    usual = [
+        (not entry.is_ours, cluster)
+        for cluster, entry in _clusters_of(device)
+        if _values(entry).get("is_usual") is True
+    ]
+    return [cluster for _, cluster in sorted(usual, reverse=True)]
+
+
+def _clusters_of(device: str) -> list[tuple[str, Entry]]:
+    return [(name, entry) for name, entry in entries("clusters").items() if _values(entry).get("device") == device]
 
 
 def _devices_by_name() -> dict[str, str]:

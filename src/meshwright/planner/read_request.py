@@ -9,8 +9,8 @@ from meshwright.config.load import DEFAULT, ResolvedJob, inspect_text, raise_pro
 from meshwright.cost.stack_factors import OURS, load_stack
 from meshwright.cost.training_setup import TrainingSetup
 from meshwright.errors import ConfigError, InfeasibleLayout, UnsupportedError, problems_raised_by
-from meshwright.hardware.catalogue import LOCAL, load_device, with_example_rates
-from meshwright.hardware.choice import choose_cluster, named_cluster
+from meshwright.hardware.catalogue import LOCAL, with_example_rates
+from meshwright.hardware.choice import choose_cluster, cluster_of_section
 from meshwright.planner.request import PlanRequest, rate_problem
 from meshwright.planner.search.menu import divisors
 from meshwright.spec.job.job import Job
@@ -164,9 +164,7 @@ def cluster_of(job: Job, options: Options, fixed: dict[str, Any]) -> Cluster:
     if options.cluster is not None:
         return choose_cluster(options.cluster)
     section = job.cluster
-    cluster = named_cluster(section.name)
-    if section.name == LOCAL and section.device is not None:
-        cluster = cluster.replace(device=load_device(section.device))
+    cluster = cluster_of_section(section)
     if section.num_devices is not None:
         return cluster.with_num_devices(section.num_devices)
     num_ranks = job.layout.num_fixed_ranks

@@ -73,7 +73,7 @@ def dense_peak(device: Device, dtype: str) -> float | None:
     """Return the dense peak of matmuls in `dtype` on the device, FLOP/s; None where it is unknown."""
     if dtype == "float16":  # devices multiply both 16-bit formats at one rate
         return device.peak_flops_per_s(dtype) or device.peak_flops_per_s("bfloat16")
-    return None if dtype == "float64" else device.peak_flops_per_s(dtype)
+    return device.peak_flops_per_s(dtype)
 
 
 def rate_problem(device: Device, precision: Precision, *, is_option: bool = False) -> str | None:

@@ -7,8 +7,8 @@ import numpy as np
 
 from meshwright.config.load import ResolvedJob
 from meshwright.errors import ConfigError, UnsupportedError
-from meshwright.hardware.catalogue import LOCAL, load_device, with_example_rates
-from meshwright.hardware.choice import named_cluster
+from meshwright.hardware.catalogue import with_example_rates
+from meshwright.hardware.choice import cluster_of_section
 from meshwright.planner.plan import make_plan
 from meshwright.planner.read_request import Options, plan_request
 from meshwright.simulator.memory.choose_checkpoints import Checkpoints, Need, choose_checkpoints
@@ -136,15 +136,13 @@ def _device(job: Job, num_ranks: int) -> Device:
     """Return what the job runs on; this machine's memory is shared by its ranks. Raises ConfigError if it runs on GPUs
     without a name.
     """
-    section = job.cluster
-    cluster = named_cluster(section.name).with_num_devices(num_ranks)
-    if section.name == LOCAL and section.device is not None:
-        return load_device(section.device)
+    cluster = cluster_of_section(job.cluster).with_num_devices(num_ranks)
     device = with_example_rates(cluster).device
     if device.is_host and choose_device_type(job.run) == "cuda":
         raise ConfigError(
             'layout.activation_checkpoint = "auto" chooses for the memory of what the job runs on: CUDA devices, '
-            f'and cluster.name = "{section.name}" is a processor: set cluster.device to what they are (see `meshwright '
-            'list devices`), or cluster.name to a cluster of them, or run.device to "cpu"'
+            f'and cluster.name = "{job.cluster.name}" is a processor, since the catalogue does not know these devices: '
+            "set cluster.device (see `meshwright list devices`), or cluster.name to a cluster of them, or run.device to "
+            '"cpu"'
         )
     return device

@@ -33,7 +33,11 @@ def materialize(model: nn.Module, device_type: str, seed: int, *, offloads: bool
         for name, tensor in (*canonical_parameters(model), *buffers):
             local, offsets = local_box(tensor)
             initial = model.initial(name)  # type: ignore[operator]
-            fill(local, initial, seed=seed, name=name, global_shape=tensor.shape, offsets=offsets)
+            # Drawn on the device, also where it is kept on the CPU, which takes a minute for half a billion numbers.
+            drawn = local if local.device.type == device_type else torch.empty_like(local, device=device_type)
+            fill(drawn, initial, seed=seed, name=name, global_shape=tensor.shape, offsets=offsets)
+            if drawn is not local:
+                local.copy_(drawn)
 
 
 def _move_buffers(model: nn.Module, device_type: str) -> None:

@@ -215,8 +215,11 @@ class Device(Frozen):
     def peak_flops_per_s(self, dtype: str) -> float | None:
         """Return the dense peak for `dtype` in FLOP/s, None where it is unknown; raises UnsupportedError for no dtype.
 
-        This is what MFU is a share of. It is never guessed from another dtype or device.
+        This is what MFU is a share of. It is never guessed from another dtype or device. That of float64, which proofs
+        compute in, is always unknown: the catalogue holds what models are trained in.
         """
+        if dtype == "float64":
+            return None
         figure = self.dense_flops_per_s.of(dtype)
         return None if figure is None else figure.value
 
