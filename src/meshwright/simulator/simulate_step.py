@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from meshwright.cost.compute.op_time import op_seconds
 from meshwright.cost.constants import fitted_constants
+from meshwright.cost.memory.footprint_constants import WORKSPACE_BYTES
 from meshwright.cost.memory.host_memory import host_seconds
 from meshwright.errors import ConfigError
 from meshwright.simulator.background import in_background
@@ -81,7 +82,7 @@ def _source(traces: Traces, cluster: Cluster, name: str) -> TimelineSource:
     )
 
 
-_OPTIMIZER = "optimizer"
+_BACKWARD, _OPTIMIZER = "backward", "optimizer"
 """The phase that only training steps have."""
 _SHARING_AXIS = "fsdp"
 
@@ -156,9 +157,14 @@ class AcceleratorModel(DeviceModel):
         return float(constants["step_s"] * our_stack_on(self.cluster).factors(constants).overhead)
 
     def memory_totals(self, trace: Trace, conditions: Conditions) -> Totals:
-        """Return the same, by torch's caching allocator."""
+        """Return the same, by torch's caching allocator, which also holds what the matmul library works in."""
         capacity = int(self.cluster.device.usable_memory_bytes)
-        return cached_totals(trace, Allocator(capacity, is_expandable=conditions.has_expandable_segments))
+        allocator = Allocator(capacity, is_expandable=conditions.has_expandable_segments)
+        if any(signature.flops for signature in trace.signatures):
+            # Forward and backward run on a thread each, and each has its own.
+            for _ in range(1 + (_BACKWARD in trace.phases)):
+                allocator.allocate(WORKSPACE_BYTES)
+        return cached_totals(trace, allocator)
 
 
 class HostModel(DeviceModel):

@@ -140,9 +140,8 @@ def _device(job: Job, num_ranks: int) -> Device:
     device = with_example_rates(cluster).device
     if device.is_host and choose_device_type(job.run) == "cuda":
         raise ConfigError(
-            'layout.activation_checkpoint = "auto" chooses for the memory of what the job runs on: CUDA devices, '
-            f'and cluster.name = "{job.cluster.name}" is a processor, since the catalogue does not know these devices: '
-            "set cluster.device (see `meshwright list devices`), or cluster.name to a cluster of them, or run.device to "
-            '"cpu"'
+            'layout.activation_checkpoint = "auto" chooses for the memory of what the job runs on: CUDA devices that '
+            f'the catalogue does not know, and cluster.name = "{job.cluster.name}" is a processor: set cluster.device '
+            '(see `meshwright list devices`), or cluster.name to a cluster of them, or run.device to "cpu"'
         )
     return device

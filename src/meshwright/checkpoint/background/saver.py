@@ -12,7 +12,9 @@ import queue
 import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,7 +77,11 @@ class BackgroundSaver:
             **(options or WriterOptions())._asdict(),
         }
         self._writer = WriterLink(self._options)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-staging")
+        # A new thread would be on the first GPU, and take memory of it.
+        uses_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+        self._gpu = torch.cuda.current_device() if uses_gpu else None
+        on_gpu = None if self._gpu is None else partial(torch.cuda.set_device, self._gpu)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-staging", initializer=on_gpu)
         self._in_flight: list[_InFlight] = []
         self._free: list[StagingBuffer] = []
         self._ended: list[Finished] = []
@@ -92,6 +98,11 @@ class BackgroundSaver:
         reasons = [reason for reason in self._peers.gather(no_staging(num_bytes)) if reason is not None]
         return reasons[0] if reasons else None
 
+    def prepare(self, state: Mapping[str, Any]) -> None:
+        """Allocate the memory of a first save in the background, so that the save need not wait for it."""
+        num_bytes = num_bytes_of(owned_shards(local_shards(flatten(state)), self._peers))
+        self._thread.submit(self._allocate, num_bytes)
+
     def save(
         self, folder: Path, state: Mapping[str, Any], metadata: dict[str, Any], changing: Collection[str] = ()
     ) -> None:
@@ -106,7 +117,7 @@ class BackgroundSaver:
         shards = local_shards(flatten(state))
         owned = [_now(shard) if shard.name in changing else shard for shard in owned_shards(shards, self._peers)]
         ready = None
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
+        if self._gpu is not None:
             ready = torch.cuda.Event()
             ready.record()
         tensors = {shard.name: (shard.dtype, shard.shape) for shard in shards}
@@ -182,7 +193,12 @@ class BackgroundSaver:
             if buffer.num_bytes == num_bytes:
                 self._free.remove(buffer)
                 return buffer
-        return StagingBuffer(num_bytes)
+        return StagingBuffer(num_bytes, is_pinned=self._gpu is not None)
+
+    def _allocate(self, num_bytes: int) -> None:
+        # A shortage is one of the save that needs the memory, which reports it.
+        with suppress(OSError):
+            self._free.append(StagingBuffer(num_bytes, is_pinned=self._gpu is not None))
 
     def _report(self, number: int, what: str) -> str:
         """Let the save fail on the writer processes of all ranks; return the message."""

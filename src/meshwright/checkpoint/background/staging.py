@@ -2,22 +2,27 @@
 
 The memory is an anonymous file (memfd_create), which the size of /dev/shm, 64 MiB in many containers, does not limit;
 another process of the same user opens it as /proc/PID/fd/N. Where the machine lacks the memory, or the call, saves are
-synchronous.
+synchronous. A GPU copies into it by itself, beside the kernels of the training, once CUDA has registered its pages:
+without that a first copy of 7.2 GB took 4.9 s on an H200 and a later one 0.9 s (2026-11-26), both of which the training
+waited for.
 """
 
 import mmap
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from meshwright.checkpoint.saving import Extent, bytes_of, extents_of
 from meshwright.checkpoint.shards import Shard
+from meshwright.log import logger
 from meshwright.units import format_bytes
 
 _CGROUP_LIMITS = (
@@ -27,15 +32,17 @@ _CGROUP_LIMITS = (
 
 
 class StagingBuffer:
-    """Shared memory for the shards of one save."""
+    """Shared memory for the shards of one save; with `is_pinned` the GPU of this thread copies into it by itself."""
 
-    def __init__(self, num_bytes: int) -> None:
+    def __init__(self, num_bytes: int, *, is_pinned: bool = False) -> None:
         self.num_bytes = num_bytes
         self._fd = os.memfd_create("meshwright-checkpoint")
         # Allocates the pages now: a shortage is an OSError here instead of a SIGBUS while copying.
         os.posix_fallocate(self._fd, 0, max(num_bytes, 1))
-        self._map = mmap.mmap(self._fd, max(num_bytes, 1))
+        # Mapped now, too: at the first copy each page would be a fault.
+        self._map = mmap.mmap(self._fd, max(num_bytes, 1), flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         self.memory = np.frombuffer(self._map, dtype=np.uint8)
+        self._is_pinned = is_pinned and _register(self.memory)
 
     @property
     def path(self) -> str:
@@ -44,9 +51,21 @@ class StagingBuffer:
 
     def close(self) -> None:
         """Release the memory; the writer process must have closed it."""
+        if self._is_pinned:
+            torch.cuda.cudart().cudaHostUnregister(self.memory.ctypes.data)
         del self.memory
         self._map.close()
         os.close(self._fd)
+
+
+def _register(memory: NDArray[np.uint8]) -> bool:
+    """Pin `memory` for all GPUs of this process; return False, with a warning, where CUDA cannot."""
+    portable = 1  # cudaHostRegisterPortable
+    status = int(torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.nbytes, portable))
+    if status != 0:
+        size = format_bytes(memory.nbytes)
+        logger.warning("CUDA cannot pin %s of memory (error %d): checkpoints are staged more slowly", size, status)
+    return status == 0
 
 
 class OpenedBuffer:
@@ -103,15 +122,26 @@ def available_memory() -> int:
     return min(free)
 
 
-def stage(shards: Iterable[Shard], buffer: StagingBuffer) -> None:
-    """Copy `shards` into `buffer`, one after the other, in the order of their extents."""
-    start = 0
-    for shard in shards:
-        num_bytes = shard.data.numel() * shard.data.element_size()
-        target = buffer.memory[start : start + num_bytes]
-        if num_bytes and shard.data.device.type == "cpu":
-            # numpy copies without the interpreter's lock, on this thread alone.
-            np.copyto(target, np.frombuffer(bytes_of(shard.data), dtype=np.uint8))
-        elif num_bytes:
-            torch.from_numpy(target).view(shard.data.dtype).view(shard.data.shape).copy_(shard.data.detach())
-        start += num_bytes
+def stage(shards: Sequence[Shard], buffer: StagingBuffer) -> None:
+    """Copy `shards` into `buffer`, one after the other, in the order of their extents; those on a GPU on a stream of
+    their own, so that they are not queued behind kernels of the next step.
+    """
+    device = next((shard.data.device for shard in shards if shard.data.device.type == "cuda"), None)
+    stream = None if device is None else torch.cuda.Stream(device)
+    with nullcontext() if stream is None else torch.cuda.stream(stream):
+        start = 0
+        for shard in shards:
+            num_bytes = shard.data.numel() * shard.data.element_size()
+            if num_bytes:
+                _copy(shard.data, buffer.memory[start : start + num_bytes])
+            start += num_bytes
+    if stream is not None:
+        stream.synchronize()
+
+
+def _copy(data: Tensor, target: NDArray[np.uint8]) -> None:
+    if data.device.type == "cpu":
+        # numpy copies without the interpreter's lock, on this thread alone.
+        np.copyto(target, np.frombuffer(bytes_of(data), dtype=np.uint8))
+    else:
+        torch.from_numpy(target).view(data.dtype).view(data.shape).copy_(data.detach(), non_blocking=True)

@@ -59,7 +59,7 @@ class Moment(NamedTuple):
 class RankFootprint:
     """What one pipeline rank of an accelerator holds."""
 
-    workspace_bytes = WORKSPACE_BYTES
+    workspace_bytes = 2 * WORKSPACE_BYTES
     """Of libraries, throughout a step."""
 
     def __init__(self, memory: ModelMemory, num_microbatches: Floats, pp_rank: Ints) -> None:

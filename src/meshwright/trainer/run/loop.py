@@ -56,7 +56,7 @@ def train(job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate 
             announce(training, step, speed.peak_name)
             # The tracker's hooks would be compiled with the model.
             tracked_step = None if training.layout.compile else step + 1
-            asked, validation_loss = None, None
+            asked, validation_loss, first_step = None, None, step + 1
             last_step = min(job.train.steps, job.train.stop_after or job.train.steps)
             while step < last_step and asked is None:
                 step += 1
@@ -65,6 +65,8 @@ def train(job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate 
                 with watch.tracking(training.model) if step == tracked_step else nullcontext():
                     take_step(training, step, speed, recorder)
                 profiler.after_step(step)
+                if step == first_step:
+                    checkpoints.prepare()
                 if (news := checkpoints.report()) and recorder is not None:
                     recorder.add_results(**news)
                 validation_loss = None

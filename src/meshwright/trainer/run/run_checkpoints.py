@@ -52,6 +52,12 @@ class RunCheckpoints:
         if self._copies is not None:
             self._copies.close()
 
+    def prepare(self) -> None:
+        """Make ready for saves in the background, where the run has some, once the state has its size; a collective."""
+        if self._section.interval and self._resolved_mode(state := self._training.state()) == "async":
+            assert self._saver is not None
+            self._saver.prepare(state)
+
     def save(self, step: int, validation_loss: float | None = None) -> None:
         """Commit the state after `step`, or start to, with the loss measured at this step, if any; a collective."""
         folder, state, metadata = (
