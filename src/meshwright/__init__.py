@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from meshwright.app.report import report
     from meshwright.app.simulate import simulate
     from meshwright.app.train import resume, train
-    from meshwright.checkpoint.checkpoint_folder import CheckpointFolder
+    from meshwright.checkpoint.loop.checkpoint_folder import CheckpointFolder
 
 __version__ = "0.1.0"
 _PLACES = {
@@ -66,7 +66,7 @@ def __getattr__(name: str) -> Any:
     if name == "checkpoints":
         return import_module("meshwright.app.checkpoints")
     if name == "CheckpointFolder":
-        return import_module("meshwright.checkpoint.checkpoint_folder").CheckpointFolder
+        return import_module("meshwright.checkpoint.loop.checkpoint_folder").CheckpointFolder
     if name == "hf":
         return import_module("meshwright.hf")
     if name not in _PLACES:

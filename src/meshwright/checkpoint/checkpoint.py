@@ -1,6 +1,6 @@
 """Checkpoints of a training state: save, load, load_newest, load_parameters."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from meshwright.log import logger
 from meshwright.spec.run.run import Run
 from meshwright.units import first_of
 
-__all__ = ["load", "load_newest", "load_parameters", "read_metadata", "save"]
+__all__ = ["load", "load_newest", "load_parameters", "newest_intact", "read_metadata", "save"]
 
 
 def save(folder: Path, state: Mapping[str, Any], metadata: dict[str, Any], group: ProcessGroup = None) -> None:
@@ -51,16 +51,25 @@ def read_metadata(folder: Path) -> dict[str, Any]:
 def load_newest(run: Run, state: Mapping[str, Any], group: ProcessGroup = None) -> tuple[int, dict[str, Any]] | None:
     """Load the newest checkpoint whose every byte is as it was saved; None if there is none; a collective.
 
-    Returns its step and metadata. Damaged newer ones are renamed to step-N.damaged-ID, so that the run can save their
-    steps again, and named in a warning. Raises CheckpointError if all are damaged, or for another reason than damage.
+    Returns its step and metadata, as `newest_intact` does.
     """
-    peers = GroupPeers(group)
+    return newest_intact(run, lambda folder: load(folder, state, group), GroupPeers(group))
+
+
+def newest_intact(
+    run: Run, load_one: Callable[[Path], dict[str, Any]], peers: GroupPeers
+) -> tuple[int, dict[str, Any]] | None:
+    """Return the step that `load_one`, a collective, loads first of the newest ones, and what it returned.
+
+    Damaged newer ones are renamed to step-N.damaged-ID, so that the run can save their steps again, and named in a
+    warning. Raises CheckpointError if all are damaged, or for another reason than damage.
+    """
     # Rank 0 decides: on another host a shared folder may not show the newest checkpoint yet.
     steps: list[int] = peers.publish(run.checkpoint_steps())
     problems: list[str] = []
     for step in reversed(steps):
         try:
-            metadata = load(run.checkpoint(step), state, group)
+            metadata = load_one(run.checkpoint(step))
         except DamagedCheckpoint as error:
             problems.append(str(error))
             continue

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import distributed as dist
@@ -95,6 +95,10 @@ class GroupPeers:
             if found is not None:
                 raise found
         return outcome
+
+    def on_all(self, act: Callable[[], T]) -> T:
+        """Return what `act` returns on this rank, or raise on every rank what it raised on any; a collective."""
+        return cast(T, self.act_together(act))
 
     def raise_on_all(self, problem: CheckpointError | None) -> None:
         """Raise on every rank, with all texts, if any rank has a problem; as damage if all of them are damage."""

@@ -28,6 +28,8 @@ from meshwright.checkpoint.format.find_checkpoint import FILE_NAME
 from meshwright.checkpoint.peers import GroupPeers, ProcessGroup
 from meshwright.checkpoint.saving import SaveRequest, extents_of
 from meshwright.checkpoint.shards import Shard, flatten, local_shards, owned_shards
+from meshwright.errors import CheckpointError
+from meshwright.units import first_of
 
 _MAX_IN_FLIGHT = 2
 _TIMEOUT_S = 3600.0
@@ -92,6 +94,11 @@ class BackgroundSaver:
         """Return the process id of the writer process."""
         return self._writer.pid
 
+    @property
+    def num_in_flight(self) -> int:
+        """Return the saves that have begun and not been committed."""
+        return len(self._in_flight)
+
     def why_synchronous(self, state: Mapping[str, Any]) -> str | None:
         """Return why `state` cannot be staged on some rank, or None; a collective."""
         num_bytes = _MAX_IN_FLIGHT * num_bytes_of(owned_shards(local_shards(flatten(state)), self._peers))
@@ -122,7 +129,7 @@ class BackgroundSaver:
             ready.record()
         tensors = {shard.name: (shard.dtype, shard.shape) for shard in shards}
         request = SaveRequest(folder, metadata, sorted(state), tensors)
-        staged = self._thread.submit(self._stage, self._num_saves, request, owned, ready)
+        staged = self._thread.submit(self._stage, self._num_saves, request, owned, _versions(owned), ready)
         self._in_flight.append(_InFlight(self._num_saves, folder, started_s, staged))
         self._num_saves += 1
 
@@ -165,15 +172,20 @@ class BackgroundSaver:
         host, port = self._peers.publish(None if store is None else [host, store.port])
         return store or connect_store(host, port, _TIMEOUT_S), [host, port]
 
-    def _stage(self, number: int, request: SaveRequest, owned: list[Shard], ready: Any) -> StagingBuffer | None:
+    def _stage(
+        self, number: int, request: SaveRequest, owned: list[Shard], versions: list[int | None], ready: Any
+    ) -> StagingBuffer | None:
         """Copy the shards and send the save to the writer process; a failure ends the save on all ranks."""
         try:
             buffer = self._buffer(num_bytes_of(owned))
             if ready is not None:
                 ready.synchronize()
             stage(owned, buffer)
-        except OSError as error:
-            self._writer.put(Answer(number, self._report(number, f"staging failed ({error.strerror})"), 0.0))
+            _require_unchanged(owned, versions)
+        except Exception as error:
+            # Whatever it was: without an answer all ranks would wait for this save.
+            reason = error.strerror if isinstance(error, OSError) else error
+            self._writer.put(Answer(number, self._report(number, f"staging failed ({reason})"), 0.0))
             return None
         self._writer.send(
             {
@@ -233,3 +245,16 @@ class BackgroundSaver:
 
 def _now(shard: Shard) -> Shard:
     return shard._replace(data=shard.data.detach().clone())
+
+
+def _versions(shards: list[Shard]) -> list[int | None]:
+    """Return what torch counts up when a tensor changes in place; None where it does not count."""
+    return [None if shard.data.is_inference() else shard.data._version for shard in shards]
+
+
+def _require_unchanged(shards: list[Shard], versions: list[int | None]) -> None:
+    changed = [shard.name for shard, old, new in zip(shards, versions, _versions(shards), strict=True) if old != new]
+    if changed:
+        raise CheckpointError(
+            f"{first_of(changed)} changed while being copied: call wait_until_staged() before tensors change"
+        )

@@ -4,8 +4,8 @@ from meshwright.cost.constants import fixed_constant
 
 WORKSPACE_BYTES = 32 * 2**20
 """Scratch of the matmul library: cuBLAS takes 32 MiB on Hopper and later, once for each of the threads that run forward
-and backward (torch's notes on CUDA, cuBLAS workspaces). On an H200 the peaks of 10 of 11 runs were those of their traces
-and twice this to the byte (2026-11-26). None where the host itself computes."""
+and backward (torch's notes on CUDA, cuBLAS workspaces). On an H200 the peaks of 10 of 11 runs were those of the traces
+and twice this, to the byte (2026-11-26). None where the host itself computes."""
 
 FRAGMENTATION = {name: fixed_constant(f"fragmentation.{name}") for name in ("expandable", "fixed")}
 """Reserved on the stream that computes and not allocated there: gaps too narrow for the next tensor, as a share of

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 from torch._functorch import config as functorch_config
+from torch.distributed.checkpoint.state_dict import _get_fqns
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -31,6 +32,14 @@ def canonical_fqn(fqn: str) -> str:
     """Return the parameter's name in the unwrapped model, without prefixes of wrapper modules."""
     for prefix in _WRAPPER_PREFIXES:
         fqn = fqn.replace(prefix, "")
+    return fqn
+
+
+def state_dict_fqn(module: nn.Module, name: str) -> str:
+    """Return the name that torch's state dicts of distributed modules give a parameter, without DDP's and the
+    compiler's prefixes, which is private (2.13).
+    """
+    (fqn,) = _get_fqns(module, name)
     return fqn
 
 

@@ -9,15 +9,14 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim import Optimizer
 
+from meshwright.checkpoint.loop.optimizer_state import OptimizerState
+from meshwright.checkpoint.loop.tensor_problems import filling_problem, saving_problem
 from meshwright.errors import CheckpointError, ConfigError
+from meshwright.parallelism.torch_private.torch_compat import state_dict_fqn
 from meshwright.units import first_of
 
 _ALONE = "value"
@@ -27,67 +26,93 @@ _ALONE = "value"
 class LoopState:
     """The opened state: its tensors are those of the objects, and are filled in place."""
 
-    def __init__(self, state: MutableMapping[str, Any]) -> None:
-        """Open modules, optimizers and whatever has state_dict and load_state_dict; raises ConfigError for the rest."""
+    def __init__(self, state: MutableMapping[str, Any], *, is_filled: bool = False) -> None:
+        """Open modules, optimizers and whatever has state_dict and load_state_dict, to be saved, or to be filled.
+
+        Raises ConfigError, by its path, for what cannot be.
+        """
+        if not hasattr(state, "items"):
+            what = type(state).__name__
+            raise ConfigError(f'state is a {what}, and must be a dict of names: {{"model": model, "epoch": 0}}')
+        self._problem_of = filling_problem if is_filled else saving_problem
         self._values: dict[str, Any] = {}
         self._places: dict[str, tuple[Any, Any]] = {}
         self._loads: list[Callable[[], object]] = []
         self._sections = set(state)
-        self._optimizers: list[str] = []
+        self._modules = {key: value for key, value in state.items() if isinstance(value, nn.Module)}
+        self._optimizers: dict[str, OptimizerState] = {}
         self.tensors: dict[str, dict[str, Any]] = {}
         """Nested tensors by section, without sections of plain values."""
+        self.buffers: set[str] = set()
+        """Paths of the modules' buffers."""
         for key, value in state.items():
             _require_name(key, key)
-            if isinstance(value, Tensor):
-                self.tensors[key] = {_ALONE: value}
-                continue
-            content = self._opened(key, value, state)
-            if not _is_split(content):
-                self._add_value(key, state, key, content)
-            elif tensors := self._split(content, key):
-                self.tensors[key] = tensors
+            try:
+                self._open(key, value, state)
+            except RecursionError:
+                raise ConfigError(f"state contains itself, or is nested too deeply, at {key}: save its parts") from None
 
     @property
     def values(self) -> dict[str, Any]:
-        """Return the plain values by path, such as optimizer/param_groups."""
-        return self._values
+        """Return the plain values by path, such as epoch; an optimizer's are one value."""
+        return self._values | {key: optimizer.values() for key, optimizer in self._optimizers.items()}
+
+    def expect(self, saved: Mapping[str, Any]) -> None:
+        """Make ready for what a checkpoint with these values holds; raises CheckpointError for another state's."""
+        own, here = self._own(saved), self._values.keys() | self._optimizers.keys()
+        problems = {"lacks": here - own, "holds unknown": own - here}
+        if found := [f"{what} {first_of(sorted(paths))}" for what, paths in problems.items() if paths]:
+            raise CheckpointError(
+                f"the checkpoint {'; '.join(found)} among its plain values: load a state with the keys that were saved"
+            )
+        for key, optimizer in self._optimizers.items():
+            self.tensors.pop(key, None)
+            if tensors := optimizer.expect(saved[key]):
+                self.tensors[key] = {"state": tensors}
 
     def take(self, saved: Mapping[str, Any]) -> None:
-        """Put saved values in place and let the objects load; raises CheckpointError for values of another state."""
-        own = {path for path in saved if path.partition("/")[0] in self._sections}
-        problems = {"lacks": self._values.keys() - own, "holds unknown": own - self._values.keys()}
-        if found := [f"{what} {first_of(sorted(paths))}" for what, paths in problems.items() if paths]:
-            raise CheckpointError(f"the checkpoint {'; '.join(found)}: load a state with the keys that were saved")
-        self._require_groups(saved)
-        for path in own:
+        """Put saved values in place and let the objects load, once `tensors` are filled."""
+        for path in self._own(saved) - self._optimizers.keys():
             container, key = self._places[path]
             container[key] = _like(container[key], saved[path])
+        for key, optimizer in self._optimizers.items():
+            optimizer.take(saved[key], _like)
         for load in self._loads:
             load()
 
-    def _require_groups(self, saved: Mapping[str, Any]) -> None:
-        """Raise CheckpointError where a parameter would get the learning rate of another group."""
-        for key in self._optimizers:
-            groups = f"{key}/param_groups"
-            if [each["params"] for each in saved[groups]] != [each["params"] for each in self._values[groups]]:
-                raise CheckpointError(
-                    f"the checkpoint has other parameter groups of {key}: give the optimizer the groups, and their "
-                    "parameters, in the order in which they were saved"
-                )
+    def _own(self, saved: Mapping[str, Any]) -> set[str]:
+        return {path for path in saved if path.partition("/")[0] in self._sections}
 
-    def _opened(self, key: str, value: Any, state: Mapping[str, Any]) -> Any:
+    def _open(self, key: str, value: Any, state: MutableMapping[str, Any]) -> None:
         if isinstance(value, Optimizer):
-            module = _owner(value, state)
-            of_optimizer = get_optimizer_state_dict(module, value)
-            self._loads.append(lambda: set_optimizer_state_dict(module, value, of_optimizer))
-            self._optimizers.append(key)
-            return of_optimizer
+            self._optimizers[key] = OptimizerState(key, value, self._modules)
+            if tensors := self._optimizers[key].tensors():
+                self.tensors[key] = {"state": self._split(tensors, f"{key}/state")}
+            return
+        if isinstance(value, Tensor):
+            self._require_tensor(value, key)
+            self.tensors[key] = {_ALONE: value}
+            return
+        content = self._content(key, value)
+        if not _is_split(content):
+            self._add_value(key, state, key, content)
+        elif tensors := self._split(content, key):
+            self.tensors[key] = tensors
+
+    def _content(self, key: str, value: Any) -> Any:
         if isinstance(value, nn.Module):
+            if any(isinstance(module, FullyShardedDataParallel) for module in value.modules()):
+                raise ConfigError(
+                    f"state has FullyShardedDataParallel at {key}, whose flat parameters have no names: use fully_shard"
+                )
             # Without the prefixes of torch.compile and DDP.
             of_module = get_model_state_dict(value)
+            self.buffers |= {f"{key}/{name}" for name in of_module} - {
+                f"{key}/{state_dict_fqn(value, name)}" for name, _ in value.named_parameters(remove_duplicate=False)
+            }
             self._loads.append(lambda: set_model_state_dict(value, of_module))
             return of_module
-        if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+        if hasattr(value, "state_dict") and hasattr(value, "load_state_dict") and not isinstance(value, type):
             content = value.state_dict()
             self._loads.append(lambda: value.load_state_dict(content))
             return content
@@ -96,10 +121,15 @@ class LoopState:
     def _split(self, content: Mapping[Any, Any] | list[Any], path: str) -> dict[str, Any]:
         """Return the tensors in `content`, nested, and keep its plain values."""
         tensors: dict[str, Any] = {}
+        names: dict[str, Any] = {}
         for key, value in content.items() if isinstance(content, Mapping) else enumerate(content):
             name = str(key)
             _require_name(name, path)
+            if name in names:
+                raise ConfigError(f"state has the keys {names[name]!r} and {key!r} at {path}, one name: rename one")
+            names[name] = key
             if isinstance(value, Tensor):
+                self._require_tensor(value, f"{path}/{name}")
                 tensors[name] = value
             elif _is_split(value):
                 if nested := self._split(value, f"{path}/{name}"):
@@ -107,6 +137,10 @@ class LoopState:
             else:
                 self._add_value(f"{path}/{name}", content, key, value)
         return tensors
+
+    def _require_tensor(self, tensor: Tensor, path: str) -> None:
+        if (problem := self._problem_of(tensor)) is not None:
+            raise ConfigError(f"state has at {path} {problem}")
 
     def _add_value(self, path: str, container: Any, key: Any, value: Any) -> None:
         if (problem := _json_problem(value)) is not None:
@@ -116,26 +150,6 @@ class LoopState:
             )
         self._values[path] = value
         self._places[path] = container, key
-
-
-def _owner(optimizer: Optimizer, state: Mapping[str, Any]) -> nn.Module:
-    """Return the module or modules in `state` whose parameters `optimizer` updates, by which its state is named."""
-    updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    owned = {
-        key: ids & updated
-        for key, module in state.items()
-        if isinstance(module, nn.Module) and (ids := {id(parameter) for parameter in module.parameters()}) & updated
-    }
-    for key, ids in owned.items():
-        if ids == updated:
-            found: nn.Module = state[key]
-            return found
-    if set().union(*owned.values()) == updated:
-        return nn.ModuleDict({key: state[key] for key in owned})
-    raise ConfigError(
-        f"state has {type(optimizer).__name__}, but no modules that have all of its parameters: add them, whose "
-        'names its state is saved under: {"model": model, "optimizer": optimizer}'
-    )
 
 
 def _require_name(name: str, path: str) -> None:
@@ -162,7 +176,10 @@ def _json_problem(value: Any) -> str | None:
         return next((found for each in value.values() if (found := _json_problem(each)) is not None), None)
     if isinstance(value, list) or type(value) is tuple:
         return next((found for each in value if (found := _json_problem(each)) is not None), None)
-    return f"a {type(value).__name__}"
+    if isinstance(value, type):
+        return f"the class {value.__qualname__} instead of an object of it"
+    kind = type(value)
+    return f"a {kind.__name__}" if kind.__module__ == "builtins" else f"a {kind.__module__}.{kind.__qualname__}"
 
 
 def _like(present: Any, saved: Any) -> Any:
