@@ -38,10 +38,11 @@ def ls(run: Path | str) -> CheckpointListingResult:
     """Return what lies in the checkpoints of the run folder `run`; raises ConfigError for a folder that is no run."""
     found = Run(run)
     steps = found.checkpoint_steps()
-    # A mw.CheckpointFolder has checkpoints and no manifest.
-    rule = retention_of(found) if found.manifest.is_file() or not steps else None
+    rule = None if _is_own(found) else retention_of(found)
     running = is_running(found)
-    records = describe_run(found, rule or RetentionRule(keep=len(steps)), is_running=running)
+    records = describe_run(found, rule or RetentionRule(keep=max(1, len(steps))), is_running=running)
+    if rule is None:
+        records = [one.replace(kept_because=[]) for one in records]
     return CheckpointListingResult(folder=str(run), is_running=running, rule=rule, checkpoints=records)
 
 
@@ -83,11 +84,13 @@ def diff(left: Path | str, right: Path | str) -> CheckpointDifferenceResult:
 def gc(run: Path | str, *, dry_run: bool = False, damaged: bool = False) -> GarbageCollectionResult:
     """Remove what saves that were killed left in `run`, and what its retention no longer keeps; return what that was.
 
+    What a mw.CheckpointFolder keeps only the program knows that saves into it: nothing of that is removed.
+
     With `damaged` also checkpoints that a resume set aside. The run folder is locked meanwhile, as training locks it:
     while a process trains into it, nothing is removed but set-aside checkpoints.
     """
     found = Run(run)
-    rule = retention_of(found)
+    rule = RetentionRule(keep=max(1, len(found.checkpoint_steps()))) if _is_own(found) else retention_of(found)
     with _locked(found.folder) as is_locked:
         # The heartbeats are for file systems whose locks other hosts do not see.
         running = not is_locked or is_running(found)
@@ -134,6 +137,11 @@ def _locked(folder: Path) -> Iterator[bool]:
         yield is_locked
     finally:
         os.close(descriptor)
+
+
+def _is_own(run: Run) -> bool:
+    """Return whether a folder is one of a mw.CheckpointFolder, which has checkpoints and no manifest."""
+    return run.checkpoints.is_dir() and not run.manifest.exists()
 
 
 def retention_of(run: Run) -> RetentionRule:

@@ -234,3 +234,219 @@ def test_a_compiled_module_is_saved_under_its_own_names_and_an_optimizer_may_hav
     assert torch.equal(plain.weight, first.weight)
     folder.load(state)
     assert state["plateau"].milestones == {2: 1, 5: 1}
+
+
+def three_steps(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[float]:
+    losses = []
+    for _ in range(3):
+        loss = (model(torch.ones(2, 4)) - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+OPTIMIZERS = {
+    "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=0.1),
+    "a tensor as learning rate": lambda parameters: torch.optim.AdamW(parameters, lr=torch.tensor(0.1)),
+    "NAdam": lambda parameters: torch.optim.NAdam(parameters, lr=0.1),
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, dampening=0.5),
+    "Adafactor": lambda parameters: torch.optim.Adafactor(parameters, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_saving_and_looking_for_a_checkpoint_change_no_training(tmp_path: Path, name: str) -> None:
+    def started() -> dict[str, Any]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4)
+        return {"model": model, "optimizer": OPTIMIZERS[name](model.parameters())}
+
+    untouched, watched, late = started(), started(), started()
+    losses = three_steps(untouched["optimizer"], untouched["model"])
+    folder = mw.CheckpointFolder(tmp_path)
+    assert folder.load(watched) is None
+    folder.save(watched, 0)
+    assert not watched["optimizer"].state
+    assert three_steps(watched["optimizer"], watched["model"]) == losses
+    folder.save(watched, 3)
+    # Into an optimizer without a state, into one that has another, and back to one that had none.
+    folder.load(late)
+    assert three_steps(late["optimizer"], late["model"]) == three_steps(watched["optimizer"], watched["model"])
+    folder.load(late, step=0)
+    assert three_steps(late["optimizer"], late["model"]) == losses
+
+
+def test_a_parameter_that_had_no_gradient_yet_can_be_resumed(tmp_path: Path) -> None:
+    model = nn.ModuleDict({"used": nn.Linear(2, 2), "unused": nn.Linear(2, 2)})
+    optimizer = torch.optim.AdamW(model.parameters())
+    model["used"](torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    folder = mw.CheckpointFolder(tmp_path)
+    folder.save({"model": model, "optimizer": optimizer}, 1)
+    fresh = torch.optim.AdamW(model.parameters())
+    folder.load({"model": model, "optimizer": fresh})
+    assert set(fresh.state) == set(model["used"].parameters())
+    with pytest.raises(CheckpointError, match="was saved from AdamW and is SGD"):
+        folder.load({"model": model, "optimizer": torch.optim.SGD(model.parameters())})
+
+
+def step_by_closure(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        value: torch.Tensor = model(torch.ones(1, 2)).square().sum()
+        value.backward()
+        return value
+
+    optimizer.step(loss)  # type: ignore[arg-type]
+
+
+def unsavable(model: nn.Module) -> dict[str, tuple[Any, str]]:
+    lbfgs = torch.optim.LBFGS(model.parameters())
+    step_by_closure(lbfgs, model)
+    cyclic: dict[str, Any] = {}
+    cyclic["self"] = cyclic
+    return {
+        "sparse": (torch.eye(3).to_sparse(), "layout torch.sparse_coo: save its indices"),
+        "meta": (torch.empty(3, device="meta"), "on the meta device"),
+        "conjugated": (torch.ones(3, dtype=torch.complex64).conj(), "a conjugated or negated view"),
+        "nested": (torch.nested.nested_tensor([torch.ones(2)]), "a nested tensor"),
+        "two keys": ({1: torch.ones(1), "1": torch.zeros(1)}, "keys 1 and '1' at x, one name"),
+        "two values": ({1: 5, "1": 6}, "keys 1 and '1' at x, one name"),
+        "cyclic": (cyclic, "contains itself"),
+        "a class": (torch.utils.data.DataLoader, "the class DataLoader instead of an object"),
+        "LBFGS": (lbfgs, "LBFGS at x keeps a list as"),
+    }
+
+
+UNSAVABLE = ("sparse", "meta", "conjugated", "nested", "two keys", "two values", "cyclic", "a class", "LBFGS")
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("what", UNSAVABLE)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_what_has_no_bytes_or_no_name_is_refused_by_its_path(tmp_path: Path, what: str, background: bool) -> None:
+    model = nn.Linear(2, 2)
+    value, message = unsavable(model)[what]
+    state = {"model": model, "x": value}
+    if what == "LBFGS":
+        value.param_groups[0]["params"] = value._params = list(model.parameters())
+        value.state = {model.weight: next(iter(value.state.values()))}
+    with mw.CheckpointFolder(tmp_path) as folder:
+        with pytest.raises(ConfigError, match=message):
+            folder.save(state, 1, background=background)
+        assert folder.steps() == []
+
+
+@pytest.mark.parametrize("step", [True, 1.0, "1", None])
+def test_a_step_is_a_whole_number(tmp_path: Path, step: Any) -> None:
+    folder = mw.CheckpointFolder(tmp_path)
+    with pytest.raises(ConfigError, match="must be a whole number"):
+        folder.save({"x": 1}, step)
+    with pytest.raises(ConfigError, match="must be a whole number"):
+        folder.load({"x": 1}, step)
+    assert folder.steps() == []
+
+
+def test_steps_that_are_there_are_named_and_a_later_one_is_never_left_behind(tmp_path: Path) -> None:
+    folder = mw.CheckpointFolder(tmp_path, keep=2)
+    for step in (10, 20):
+        folder.save({"x": step}, step)
+    state = {"x": 0}
+    with pytest.raises(CheckpointError, match="no checkpoint step-7; there are: 10, 20"):
+        folder.load(state, step=7)
+    assert folder.load(state, step=10) is not None
+    with pytest.raises(ConfigError, match="step 15 is before step-20"):
+        folder.save(state, 15)
+    assert folder.steps() == [10, 20]
+    with pytest.raises(ConfigError, match="another process saves into"):
+        mw.CheckpointFolder(tmp_path).save(state, 30)
+
+
+def test_an_url_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="is a URL"):
+        mw.CheckpointFolder("s3://bucket/run")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    mw.CheckpointFolder("~/run").save({"x": 1}, 1)
+    assert (tmp_path / "run" / "checkpoints" / "step-1").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (torch.empty(2, 4, device="meta"), "on the meta device"),
+        (torch.zeros(1).expand(2, 4), "share their memory"),
+        (torch.zeros(5).as_strided((2, 4), (1, 1)), "share their memory"),
+    ],
+)
+def test_a_tensor_that_cannot_be_filled_is_refused(tmp_path: Path, target: torch.Tensor, message: str) -> None:
+    folder = mw.CheckpointFolder(tmp_path)
+    folder.save({"x": torch.arange(4.0).expand(2, 4)}, 1)
+    with pytest.raises(ConfigError, match=message):
+        folder.load({"x": target})
+    strided = torch.zeros(4, 8)[::2, ::2]
+    folder.load({"x": strided})
+    assert strided.tolist() == [[0, 1, 2, 3]] * 2
+
+
+def test_a_tensor_that_changes_while_it_is_copied_is_no_checkpoint(tmp_path: Path) -> None:
+    x = torch.zeros(4_000_000)
+    folder = mw.CheckpointFolder(tmp_path)
+    folder.save({"x": x}, 1, background=True)
+    x.add_(1)
+    with pytest.raises(CheckpointError, match="x/value changed while being copied: call wait_until_staged"):
+        folder.finish()
+    folder.close()
+    assert folder.steps() == []
+
+
+def different_ranks(folder: Path) -> list[str]:
+    rank, found = dist.get_rank(), []
+    batch_norm = nn.BatchNorm1d(3)
+    batch_norm(torch.randn(8, 3, generator=torch.Generator().manual_seed(rank)))
+    diverged = nn.Linear(2, 2)
+    with torch.no_grad():
+        diverged.weight.fill_(rank)
+    tries: list[tuple[dict[str, Any], int]] = [
+        ({"x": torch.full((1000, 1000), float(rank))}, 1),
+        ({"n": rank}, 1),
+        ({"model": diverged}, 1),
+        ({"x": 1}, 5 + rank),
+        ({"x": (lambda: 0) if rank else 1}, 1),
+    ]
+    with mw.CheckpointFolder(folder) as checkpoints:
+        for state, step in tries:
+            try:
+                checkpoints.save(state, step)
+                found.append("saved")
+            except ConfigError as error:
+                found.append(str(error))
+        own = {"norm": batch_norm, f"rng{rank}": torch.full((3,), rank), f"name{rank}": str(rank)}
+        checkpoints.save(own, 2)
+        loaded: dict[str, Any] = {"norm": nn.BatchNorm1d(3), f"rng{rank}": torch.full((3,), -1), f"name{rank}": ""}
+        checkpoints.load(loaded)
+        found.append(f"{loaded['norm'].running_mean.tolist()} {loaded[f'rng{rank}'].tolist()} {loaded[f'name{rank}']}")
+        try:
+            checkpoints.load({"norm": batch_norm} if rank else {"norm": batch_norm, "zz": 1})
+            found.append("loaded")
+        except CheckpointError as error:
+            found.append(str(error))
+    return found
+
+
+def test_ranks_that_differ_are_refused_by_all(tmp_path: Path) -> None:
+    first, second = run_ranks(different_ranks, 2, tmp_path)
+    for problems, name in zip(zip(first, second, strict=True), ("x/value", "n", "model/weight"), strict=False):
+        assert all(problem.startswith(f"ranks hold different values of {name}") for problem in problems)
+    assert first[3] == second[3]
+    assert "ranks save into different steps: 5 on rank 0, 6 on rank 1" in first[3]
+    assert first[4] == second[4]
+    assert "a function at x" in first[4]
+    means = torch.randn(8, 3, generator=torch.Generator().manual_seed(0)).mean(0).mul(0.1)
+    assert first[5].rpartition("]")[2].strip() == "0"
+    assert second[5].rpartition("]")[2].strip() == "1"
+    for row in (first[5], second[5]):
+        assert [float(each) for each in row[1:].partition("]")[0].split(",")] == pytest.approx(means.tolist(), rel=1e-5)
+    assert first[6] == second[6]
+    assert "lacks zz" in first[6]

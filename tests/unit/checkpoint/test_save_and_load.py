@@ -147,7 +147,7 @@ def test_a_truncated_file_is_refused(run: Run, remains: float) -> None:
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * remains) if 0 < remains < 1 else int(remains)])
     with pytest.raises(
-        CheckpointError, match=r"rank-00000.bin has \d+ bytes, \d+ were saved: delete this folder to go on from step-10"
+        CheckpointError, match=r"rank-00000.bin has \d+ bytes, \d+ were saved: a resume sets it aside and takes step-10"
     ):
         load(run.checkpoint(20), zeroed(make_state()))
 
@@ -195,7 +195,7 @@ def test_a_flipped_bit_of_the_index_is_refused_or_harmless(run: Run, position: f
 )
 def test_a_missing_or_broken_file_is_refused(run: Run, damage: Callable[[Path], None], message: str) -> None:
     damage(run.checkpoint(20))
-    with pytest.raises(CheckpointError, match=message + ".*delete this folder to go on from step-10"):
+    with pytest.raises(CheckpointError, match=message + ".*a resume sets it aside and takes step-10"):
         load(run.checkpoint(20), zeroed(make_state()))
 
 

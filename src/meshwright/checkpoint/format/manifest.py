@@ -25,7 +25,7 @@ from meshwright.errors import CheckpointError, DamagedCheckpoint
 from meshwright.spec.frozen import Frozen
 
 FORMAT_VERSION: Final = 2
-_DELETE = "delete this folder"
+_SET_ASIDE = "a resume sets it aside"
 
 
 class StoredShard(Frozen):
@@ -202,13 +202,13 @@ def remedy(folder: Path) -> str:
         if own.isdigit() and step < int(own) and (folder.parent / f"step-{step}" / FILE_NAME).is_file()
     ]
     if older:
-        return f"{_DELETE} to go on from step-{max(older)}, the newest older checkpoint"
+        return f"{_SET_ASIDE} and takes step-{max(older)}, if that is intact"
     return "there is no older checkpoint next to it: restore this folder from a copy, or delete it and start again"
 
 
 def without_remedy(text: str) -> str:
-    """Return the message of a damaged checkpoint without the advice to delete it."""
-    return text.partition(f": {_DELETE}")[0]
+    """Return the message of a damaged checkpoint without what a resume does about it."""
+    return text.partition(f": {_SET_ASIDE}")[0]
 
 
 def _read_body(folder: Path) -> dict[str, Any]:

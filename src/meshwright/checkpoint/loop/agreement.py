@@ -54,6 +54,13 @@ def agreed_values(opened: LoopState, peers: GroupPeers) -> dict[str, Any]:
     return values
 
 
+def share_sections(opened: LoopState, peers: GroupPeers) -> None:
+    """Let every rank have the keys of all, without tensors where it gave none; a collective."""
+    for keys in peers.gather(sorted(opened.tensors)):
+        for key in keys:
+            opened.tensors.setdefault(key, {})
+
+
 def require_equal_replicas(opened: LoopState, peers: GroupPeers) -> None:
     """Raise ConfigError on all ranks where replicas differ; buffers of modules become those of rank 0 in what is saved.
 

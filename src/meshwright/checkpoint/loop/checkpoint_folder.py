@@ -17,7 +17,12 @@ from typing import Any, Literal, NamedTuple, Self
 
 from meshwright.checkpoint.background.saver import BackgroundSaver, Finished
 from meshwright.checkpoint.checkpoint import load, newest_intact, read_metadata, save
-from meshwright.checkpoint.loop.agreement import agreed_values, require_equal_replicas, require_same_save
+from meshwright.checkpoint.loop.agreement import (
+    agreed_values,
+    require_equal_replicas,
+    require_same_save,
+    share_sections,
+)
 from meshwright.checkpoint.loop.folder_lock import FolderLock
 from meshwright.checkpoint.loop.loop_state import LoopState
 from meshwright.checkpoint.peers import GroupPeers, ProcessGroup
@@ -94,10 +99,12 @@ class CheckpointFolder:
         require_same_save(str(self._run.folder), int(folder.name.removeprefix("step-")), peers)
         values = agreed_values(opened, peers)
         require_equal_replicas(opened, peers)
+        share_sections(opened, peers)
         peers.act_together(lambda: self._require_next(folder), on_rank=0)
         described = {"step": int(folder.name.removeprefix("step-")), _VALUES: json.dumps(values), _OWN: own}
         if background:
-            self._background().save(folder, opened.tensors, described)
+            # A forward changes buffers, such as running means, before the optimizer's step.
+            self._background().save(folder, opened.tensors, described, opened.buffers)
         else:
             save(folder, opened.tensors, described, self._group)
             self._committed()
@@ -202,6 +209,7 @@ class CheckpointFolder:
             opened.expect(json.loads(metadata[_VALUES]))
 
         peers.on_all(fits)
+        share_sections(opened, peers)
         try:
             return load(folder, opened.tensors, self._group)
         except DamagedCheckpoint:

@@ -55,7 +55,7 @@ def listing_page(listing: CheckpointListing) -> Iterator[RenderableType]:
 def _rule_words(listing: CheckpointListing) -> str:
     rule = listing.rule
     if rule is None:
-        return "no manifest.json: nothing here is removed by a rule"
+        return "no run of a job: what stays here is up to the program that saves into it (keep)"
     words = [f"keep = {rule.keep} newest"]
     words += [f"keep_every = {rule.keep_every} steps"] if rule.keep_every else []
     words += [f"keep_best = {rule.keep_best} by validation loss"] if rule.keep_best else []
