@@ -450,3 +450,20 @@ def test_ranks_that_differ_are_refused_by_all(tmp_path: Path) -> None:
         assert [float(each) for each in row[1:].partition("]")[0].split(",")] == pytest.approx(means.tolist(), rel=1e-5)
     assert first[6] == second[6]
     assert "lacks zz" in first[6]
+
+
+def test_a_difference_names_the_value_that_changed_and_what_saves_left_can_be_removed(tmp_path: Path) -> None:
+    with mw.CheckpointFolder(tmp_path) as folder:
+        for step in (1, 2):
+            folder.save({"epoch": step, "loader": {"seen": [step], "name": "text"}, "x": torch.ones(2)}, step)
+    found = mw.checkpoints.diff(tmp_path / "checkpoints" / "step-1", tmp_path)
+    assert {(one.key, str(one.left), str(one.right)) for one in found.metadata if one.key != "step"} == {
+        ("values.epoch", "1", "2"),
+        ("values.loader/seen", "[1]", "[2]"),
+    }
+    assert found.num_equal == 1
+    left = tmp_path / "checkpoints" / f"step-3.tmp-{'0' * 32}"
+    left.mkdir()
+    assert [one.name for one in mw.checkpoints.gc(tmp_path).removals] == [left.name]
+    assert folder.steps() == [1, 2]
+    assert "no run of a job" in str(mw.checkpoints.ls(tmp_path).table())

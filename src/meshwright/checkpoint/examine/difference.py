@@ -1,6 +1,8 @@
 """difference: how two checkpoints differ, tensor by tensor; at most a few shards are in memory at once."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +54,19 @@ def difference(
 def metadata_changes(left: Mapping[str, Any], right: Mapping[str, Any], prefix: str = "") -> Iterator[MetadataChange]:
     """Yield each value that differs, None where a side lacks it, by its dotted path."""
     for key in sorted(left.keys() | right.keys()):
-        a, b = left.get(key), right.get(key)
+        a, b = _opened(left.get(key)), _opened(right.get(key))
         if isinstance(a, Mapping) and isinstance(b, Mapping):
             yield from metadata_changes(a, b, f"{prefix}{key}.")
         elif a != b:
             yield MetadataChange(key=f"{prefix}{key}", left=a, right=b)
+
+
+def _opened(value: Any) -> Any:
+    """Return the dict that a text holds as JSON, as mw.CheckpointFolder keeps plain values; anything else as it is."""
+    if isinstance(value, str) and value.startswith("{"):
+        with suppress(ValueError):
+            return json.loads(value)
+    return value
 
 
 def _tensors(folder: Path) -> dict[str, list[Saved]]:
