@@ -66,7 +66,7 @@ def train(job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate 
                     take_step(training, step, speed, recorder)
                 profiler.after_step(step)
                 if step == first_step:
-                    checkpoints.prepare()
+                    checkpoints.prepare(last_step - step)
                 if (news := checkpoints.report()) and recorder is not None:
                     recorder.add_results(**news)
                 validation_loss = None

@@ -52,9 +52,13 @@ class RunCheckpoints:
         if self._copies is not None:
             self._copies.close()
 
-    def prepare(self) -> None:
-        """Make ready for saves in the background, where the run has some, once the state has its size; a collective."""
-        if self._section.interval and self._resolved_mode(state := self._training.state()) == "async":
+    def prepare(self, steps_left: int) -> None:
+        """Make ready for saves in the background, where so many steps have some before their end; a collective.
+
+        Called after a first step, which gives the state its size.
+        """
+        has_some = 0 < self._section.interval <= steps_left
+        if has_some and self._resolved_mode(state := self._training.state()) == "async":
             assert self._saver is not None
             self._saver.prepare(state)
 
