@@ -21,7 +21,7 @@ from hf_models import NARROW, architecture, some_tokens, write_hf
 from meshwright.checkpoint.checkpoint import load_parameters
 from meshwright.checkpoint.hf.import_ import import_folder
 from meshwright.checkpoint.torch_formats.dcp_metadata import read_dcp_metadata
-from meshwright.errors import CheckpointError, ConfigError, UnsupportedError
+from meshwright.errors import CheckpointError, ConfigError, DamagedCheckpoint, UnsupportedError
 from meshwright.inference.loaded_model import load_model
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.hf.hf_config import architecture_to_hf
@@ -259,3 +259,39 @@ def test_a_damaged_shard_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"__0_0\.distcp cannot be read \(No such file"):
         import_folder(tmp_path / "meta", tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def flip_a_weight(file: Path, tensor: Tensor) -> None:
+    """Change one bit of the tensor's bytes in a file that holds them as they are."""
+    content = bytearray(file.read_bytes())
+    content[content.index(tensor.numpy().tobytes()) + 5] ^= 0x40
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("save", WRITERS)
+def test_a_flipped_bit_is_damage(tmp_path: Path, save: Callable[[dict[str, Any], Path], Path]) -> None:
+    model = architecture()
+    state = meta_state(model)
+    write_config(tmp_path / "meta", model)
+    source = save(state, tmp_path / "meta")
+    file = source if source.is_file() else source / "__0_0.distcp"
+    flip_a_weight(file, state["layers.1.attention.wq.weight"])
+    with pytest.raises(DamagedCheckpoint, match=rf"{file.name}: the bytes of .*data.* do not have the checksum"):
+        import_folder(source, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("kind", ["legacy", "no checksums"])
+def test_a_file_without_checksums_is_read_with_a_warning(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_config(tmp_path, architecture())
+    torch.serialization.set_crc32_options(kind == "legacy")
+    try:
+        options = {"_use_new_zipfile_serialization": kind != "legacy"}
+        torch.save(meta_state(architecture()), tmp_path / "a.pt", **options)
+    finally:
+        torch.serialization.set_crc32_options(True)
+    import_folder(tmp_path / "a.pt", tmp_path / "run")
+    assert "a.pt has no checksums, so a change of its bytes would not be noticed" in caplog.text
+    assert load_parameters(tmp_path / "run" / "checkpoints" / "step-0")

@@ -24,9 +24,11 @@ from meshwright.checkpoint.peers import GroupPeers
 from meshwright.checkpoint.saved_model import IMPORTED_FROM, MODEL_FIELDS
 from meshwright.checkpoint.saving import Extent, SaveRequest, with_bytes, write_checkpoint
 from meshwright.checkpoint.shards import Shard
+from meshwright.checkpoint.torch_formats.checksums import verify_checksums
 from meshwright.checkpoint.torch_formats.torch_weights import is_torch_checkpoint, load_torch_parameters, require_index
 from meshwright.config.write import to_toml
 from meshwright.errors import CheckpointError, ConfigError, ExitCode, UnsupportedError
+from meshwright.log import logger
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.user_object import is_object_source, module_dir
 from meshwright.spec.model.architecture import LlamaArchitecture
@@ -82,10 +84,15 @@ def import_folder(
         )
     side = model_folder(side)
     values = read_json(side / CONFIG)
+    peers = peers or GroupPeers(is_alone=True)
+    share = (peers.rank, peers.num_ranks)
+    has_checksums = not source.is_file() or peers.on_all(lambda: verify_checksums(source, source, share))
     model, weights = _opened(folder, values, side / CONFIG, job)
+    if not has_checksums and peers.rank == 0:
+        logger.warning("%s has no checksums, so a change of its bytes would not be noticed", source)
     shapes, count = model.shapes, model.num_parameters
     num_bytes = sum(prod(shape) * weights.dtype(name).itemsize for name, shape in shapes.items())
-    with output_folder(run_folder, num_bytes, peers or GroupPeers(is_alone=True)) as new:
+    with output_folder(run_folder, num_bytes, peers) as new:
         run = Run(new.path)
 
         # Training starts from Hugging Face folders only.
