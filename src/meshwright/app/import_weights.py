@@ -62,11 +62,11 @@ def import_weights(
 ) -> Import:
     """Write the weights of `source`, bit by bit, as checkpoint step-0 of the new run `run_folder`.
 
-    `source` is a Hugging Face folder, the id of a downloaded model, a torch.save file or a DCP folder; `config` is the
-    folder of its config.json and tokenizer, if another. `job` names a class of your own with a table in its attribute
-    `hugging_face`. With `overwrite` an import that was not trained may be replaced. `ranks` processes share the work.
-    Raises ConfigError if `run_folder` exists, CheckpointError for a damaged source or tensors of another model,
-    UnsupportedError for a model that is neither built in nor has a table.
+    `source` is a Hugging Face folder, the id of a downloaded model, a torch.save file or a DCP folder; `config` is its
+    config.json, or the folder of that and the tokenizer, if another. `job` names a class of your own with a table in
+    its attribute `hugging_face`. With `overwrite` an import that was not trained may be replaced. `ranks` processes
+    share the work. Raises ConfigError if `run_folder` exists, CheckpointError for a damaged source or tensors of
+    another model, UnsupportedError for a model that is neither built in nor has a table.
     """
     arguments = import_arguments(source, run_folder, config=config, job=job, overwrite=overwrite)
     with elapsed(f"writing {run_folder}"):

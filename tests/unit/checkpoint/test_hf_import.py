@@ -188,6 +188,24 @@ def test_what_sizes_do_not_show_is_remarked(theirs: Path, caplog: pytest.LogCapt
     assert "the weights were trained with rope_theta = 10000.0, the model has 20000.0" in caplog.text
 
 
+def test_a_copy_of_the_config_counts_in_place_of_the_own(
+    theirs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = json.loads((theirs / "config.json").read_text())
+    (tmp_path / "copy.json").write_text(json.dumps(config))
+    (tmp_path / "copies").mkdir()
+    shutil.copy(tmp_path / "copy.json", tmp_path / "copies" / "config.json")
+    (theirs / "generation_config.json").write_text("{}")
+    (theirs / "config.json").write_text(json.dumps({**config, "use_blocks": True}))
+    with pytest.raises(UnsupportedError, match=r"config\.json has use_blocks, of which"):
+        import_folder(theirs, tmp_path / "run")
+    for i, copy in enumerate(("copy.json", "copies")):
+        imported = import_folder(theirs, tmp_path / f"run-{i}", config=tmp_path / copy)
+        assert json.loads((imported.run.folder / "config.json").read_text()) == config
+        assert (imported.run.folder / "generation_config.json").read_text() == "{}"
+    assert "trained with use_blocks = True, the model has nothing of that name" in caplog.text
+
+
 def test_what_no_export_can_describe_is_not_imported(tmp_path: Path) -> None:
     write_hf(tmp_path / "theirs", "deepseek_v3", n_group=8, topk_group=4)
     with pytest.raises(UnsupportedError, match=r"model with router\.num_groups = 8, which no export can"):

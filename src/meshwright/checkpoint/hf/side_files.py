@@ -78,8 +78,8 @@ def keep_side_files(job: Job, run: Run) -> None:
 
 
 def copy_side_files(source: Path, target: Path) -> None:
-    """Copy the configs and the tokenizer's files that `source` has."""
-    for name in (CONFIG, GENERATION_CONFIG, *TOKENIZER_FILES):
+    """Copy the generation config and the tokenizer's files that `source` has."""
+    for name in (GENERATION_CONFIG, *TOKENIZER_FILES):
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
 
