@@ -206,6 +206,17 @@ def test_a_copy_of_the_config_counts_in_place_of_the_own(
     assert "trained with use_blocks = True, the model has nothing of that name" in caplog.text
 
 
+def test_weights_that_are_not_finite_are_remarked(
+    theirs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong = torch.ones(264, 32)
+    wrong[3, 1] = float("nan")
+    rewrite(theirs, model__embed_tokens__weight=wrong, model__norm__weight=torch.full((32,), float("inf")))
+    import_folder(theirs, tmp_path / "run")
+    assert len(caplog.records) == 1
+    assert "holds NaN or infinity in 2 tensors, the first is model.embed_tokens.weight: a loss" in caplog.text
+
+
 def test_what_no_export_can_describe_is_not_imported(tmp_path: Path) -> None:
     write_hf(tmp_path / "theirs", "deepseek_v3", n_group=8, topk_group=4)
     with pytest.raises(UnsupportedError, match=r"model with router\.num_groups = 8, which no export can"):

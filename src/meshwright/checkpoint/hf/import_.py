@@ -104,6 +104,7 @@ def import_folder(
         fields = None if model.architecture is None else fields_unseen_in_shapes(model.architecture)
         metadata = {"step": 0, IMPORTED_FROM: str(source), MODEL_FIELDS: fields}
         _write_weights(weights, shapes, run.checkpoint(0), metadata, new.peers)
+        weights.warn_of_not_finite(new.peers)
     dtypes = sorted({dtype_name(weights.dtype(name)) for name in shapes})
     return Imported(Run(run_folder), of_run, model.architecture, count, dtypes, weights.dropped)
 

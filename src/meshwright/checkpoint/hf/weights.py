@@ -12,11 +12,12 @@ from meshwright.checkpoint.hf.folder import CONFIG, HfFolder, read_json
 from meshwright.checkpoint.hf.hf_model import BuiltInModel, HfModel
 from meshwright.checkpoint.hf.maps.layouts import joined, row_ranges, to_ours
 from meshwright.checkpoint.hf.tensor_source import TensorSource
+from meshwright.checkpoint.peers import GroupPeers
 from meshwright.errors import CheckpointError, ConfigError, UnsupportedError
 from meshwright.log import logger
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.hf.name_map import NameMap, Rename
-from meshwright.units import first_of
+from meshwright.units import counted, first_of
 
 _NUM_NAMED = 4
 _NO_TENSOR = "no tensor, such as a number of the training state"
@@ -32,6 +33,7 @@ class HfWeights(Mapping[str, Tensor]):
         self.folder = folder
         self.table = table
         self._theirs, self._dtype = theirs, dtype
+        self._not_finite: dict[str, None] = {}
 
     def __getitem__(self, name: str) -> Tensor:
         return self.read(name)
@@ -67,10 +69,26 @@ class HfWeights(Mapping[str, Tensor]):
         start, end = rows if rows and renames[0].is_stacked else (0, each)
         of_theirs = rows if renames[0].keeps_rows and not renames[0].is_stacked else None
         parts = [
-            to_ours(rename, [self.folder.read(one, of_theirs) for one in theirs[i * each + start : i * each + end]])
+            to_ours(rename, [self._read(one, of_theirs) for one in theirs[i * each + start : i * each + end]])
             for i, rename in enumerate(renames)
         ]
         return joined(renames, parts).to(self.dtype(name))
+
+    def warn_of_not_finite(self, peers: GroupPeers) -> None:
+        """Log a warning if a tensor that was read on any rank holds NaN or infinity; a collective."""
+        found = list(dict.fromkeys(name for names in peers.gather(list(self._not_finite)) for name in names))
+        if found and peers.rank == 0:
+            logger.warning(
+                "%s holds NaN or infinity in %s, the first is %s: a loss computed with them is not finite",
+                *(self.folder.path, counted(len(found), "tensor"), found[0]),
+            )
+
+    def _read(self, name: str, rows: tuple[int, int] | None) -> Tensor:
+        """Return one tensor of the folder or its `rows`, and remember whether it is finite."""
+        tensor = self.folder.read(name, rows)
+        if not tensor.isfinite().all():
+            self._not_finite[name] = None
+        return tensor
 
 
 def load_hf_parameters(
