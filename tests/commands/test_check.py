@@ -361,6 +361,21 @@ def test_a_warmup_longer_than_a_trial_is_mentioned(capsys: pytest.CaptureFixture
     assert summary["note"] == "the warmup of 10 steps is longer than the run's 3"
 
 
+def test_a_tokenizer_that_comes_with_the_weights_is_mentioned(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("weights").mkdir()
+    Path("weights/config.json").write_text("{}")
+    job = job_file("[model]\ninitial_weights = 'weights'\n")
+    assert "note" not in summary_of(capsys, job)
+    Path("weights/tokenizer.model").write_bytes(b"")
+    note = summary_of(capsys, job)["note"]
+    assert "AutoTokenizer.from_pretrained('weights').save_pretrained('weights')` of transformers writes one" in note
+    Path("weights/tokenizer.json").write_text("{}")
+    note = summary_of(capsys, job)["note"]
+    assert note.startswith("data is tokenized as bytes, the default of data.tokenizer, while model.initial_weights")
+    assert note.endswith("(tokenizer.json): set data.tokenizer to 'weights/tokenizer.json'")
+    assert "note" not in summary_of(capsys, job, "data.tokenizer=bytes")
+
+
 def test_a_full_disk_is_mentioned(capsys: pytest.CaptureFixture[str]) -> None:
     # 405B parameters need terabytes for three checkpoints; whoever has that much free may delete this test.
     summary = summary_of(capsys, job_file('[model]\nsource = "llama3-405b"\n'))

@@ -15,8 +15,8 @@ from meshwright.app.job.jobs import as_job
 from meshwright.app.progress import elapsed
 from meshwright.app.results.result import Result
 from meshwright.checkpoint.hf.import_ import Imported, import_folder
-from meshwright.checkpoint.hf.side_files import TOKENIZER
 from meshwright.config.paths import with_absolute_paths
+from meshwright.data.tokenizer_files import TOKENIZER
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.user_object import find_modules_in, is_object_source
 from meshwright.units import counted, first_of, format_count

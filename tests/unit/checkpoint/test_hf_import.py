@@ -217,6 +217,21 @@ def test_weights_that_are_not_finite_are_remarked(
     assert "holds NaN or infinity in 2 tensors, the first is model.embed_tokens.weight: a loss" in caplog.text
 
 
+def test_a_tokenizer_that_is_not_read_is_remarked(
+    theirs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (theirs / "vocab.json").write_text("{}")
+    (theirs / "merges.txt").write_text("")
+    import_folder(theirs, tmp_path / "run")
+    [imported] = caplog.messages
+    assert "theirs has vocab.json and merges.txt and no tokenizer.json, so the run's data.tokenizer is" in imported
+    assert f"AutoTokenizer.from_pretrained('{theirs}').save_pretrained('{theirs}')` of transformers" in imported
+    caplog.clear()
+    export(tmp_path / "run", tmp_path / "out")
+    [exported] = caplog.messages
+    assert "run has no tokenizer.json, so the export has no tokenizer: `AutoTokenizer" in exported
+
+
 def test_what_no_export_can_describe_is_not_imported(tmp_path: Path) -> None:
     write_hf(tmp_path / "theirs", "deepseek_v3", n_group=8, topk_group=4)
     with pytest.raises(UnsupportedError, match=r"model with router\.num_groups = 8, which no export can"):

@@ -17,7 +17,7 @@ from meshwright.checkpoint.hf.folder import CONFIG
 from meshwright.checkpoint.hf.import_source import ImportSource, find_source, open_weights
 from meshwright.checkpoint.hf.maps.layouts import row_ranges, share_of
 from meshwright.checkpoint.hf.output_folder import Replaceable, output_folder, require_target
-from meshwright.checkpoint.hf.side_files import SIDE_FILES, TOKENIZER, copy_side_files
+from meshwright.checkpoint.hf.side_files import SIDE_FILES, copy_side_files
 from meshwright.checkpoint.hf.weights import HfWeights
 from meshwright.checkpoint.peers import GroupPeers
 from meshwright.checkpoint.saved_model import IMPORTED_FROM, MODEL_FIELDS
@@ -25,6 +25,7 @@ from meshwright.checkpoint.saving import Extent, SaveRequest, with_bytes, write_
 from meshwright.checkpoint.shards import Shard
 from meshwright.checkpoint.torch_formats.checksums import verify_checksums
 from meshwright.config.write import to_toml
+from meshwright.data.tokenizer_files import TOKENIZER, advice_to_make_one, other_tokenizer_files
 from meshwright.errors import CheckpointError, ExitCode
 from meshwright.log import logger
 from meshwright.spec.job.job import Job
@@ -76,8 +77,8 @@ def import_folder(
     share = (peers.rank, peers.num_ranks)
     has_checksums = not source.is_file() or peers.on_all(lambda: verify_checksums(source, source, share))
     model, weights = open_weights(found, job)
-    if not has_checksums and peers.rank == 0:
-        logger.warning("%s has no checksums, so a change of its bytes would not be noticed", source)
+    if peers.rank == 0:
+        _remark(found, has_checksums=has_checksums)
     shapes, count = model.shapes, model.num_parameters
     num_bytes = sum(prod(shape) * weights.dtype(name).itemsize for name, shape in shapes.items())
     with output_folder(run_folder, num_bytes, peers) as new:
@@ -107,6 +108,15 @@ def import_folder(
         weights.warn_of_not_finite(new.peers)
     dtypes = sorted({dtype_name(weights.dtype(name)) for name in shapes})
     return Imported(Run(run_folder), of_run, model.architecture, count, dtypes, weights.dropped)
+
+
+def _remark(found: ImportSource, *, has_checksums: bool) -> None:
+    """Log a warning of each thing about the source that the imported run will not show."""
+    if not has_checksums:
+        logger.warning("%s has no checksums, so a change of its bytes would not be noticed", found.path)
+    if others := other_tokenizer_files(found.side):
+        given = (found.side, " and ".join(others), TOKENIZER, advice_to_make_one(str(found.side), str(found.side)))
+        logger.warning("%s has %s and no %s, so the run's data.tokenizer is bytes: %s, to be imported again", *given)
 
 
 def _write_weights(

@@ -8,9 +8,9 @@ from meshwright.checkpoint.format.find_checkpoint import config_file, model_fold
 from meshwright.checkpoint.hf.find_hf_model import hf_model
 from meshwright.checkpoint.hf.folder import CONFIG, read_json
 from meshwright.checkpoint.hf.hf_model import BuiltInModel, HfModel
-from meshwright.checkpoint.hf.side_files import TOKENIZER
 from meshwright.checkpoint.hf.weights import HfWeights, load_hf_weights
 from meshwright.checkpoint.torch_formats.torch_weights import is_torch_checkpoint, load_torch_parameters, require_index
+from meshwright.data.tokenizer_files import TOKENIZER
 from meshwright.errors import ConfigError, UnsupportedError
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.user_object import is_object_source
