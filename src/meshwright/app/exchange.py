@@ -147,7 +147,7 @@ def generate(
     ids = loaded.encode_prompt(prompt)
     assert loaded.tokenizer is not None
     tokens = _generate(loaded.model, ids, sampling, stop=loaded.stop, num_tokens=loaded.tokenizer.vocab_size)
-    stream = TextStream(loaded.tokenizer)
+    stream = TextStream(loaded.tokenizer, ids)
     return prompt + "".join([stream.add(token) for token in tokens]) + stream.end()
 
 
