@@ -133,10 +133,11 @@ def test_names_of_hugging_face_with_the_prefix_of_a_wrapper(tmp_path: Path, kind
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "deepseek_v3"])
-def test_fused_experts_of_transformers_5_are_those_of_its_folder(tmp_path: Path, kind: str) -> None:
-    state = write_hf(tmp_path / "theirs", kind).state_dict()
-    if not any(name.endswith("experts.gate_up_proj") for name in state):
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "phi3"])
+def test_fused_tensors_of_transformers_5_are_those_of_its_folder(tmp_path: Path, kind: str) -> None:
+    options = {"pad_token_id": None} if kind == "phi3" else {}
+    state = write_hf(tmp_path / "theirs", kind, **options).state_dict()
+    if kind != "phi3" and not any(name.endswith("experts.gate_up_proj") for name in state):
         pytest.skip("transformers 4 does not fuse experts")
     import_folder(tmp_path / "theirs", tmp_path / "expected")
     torch.save(state, tmp_path / "a.pt")

@@ -70,7 +70,7 @@ def open_weights(source: ImportSource, job: Job | None) -> tuple[HfModel, HfWeig
     _require_way_back(architecture, source.config)
     built_in = BuiltInModel(architecture)
     if is_torch:
-        return built_in, load_torch_parameters(folder, architecture)
+        return built_in, load_torch_parameters(folder, architecture, source.values.get("model_type"))
     return built_in, load_hf_weights(folder, built_in, dtype=None)
 
 
