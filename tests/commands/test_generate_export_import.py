@@ -50,7 +50,7 @@ def test_export_says_what_it_wrote_and_compares(
     assert second.startswith("logits equal those of transformers 5")
     assert float(second.partition(" within ")[2].split()[0]) < 1e-5
     assert run(["export", trained, str(tmp_path / "out")]) == 2
-    assert "never overwrites" in capsys.readouterr().err
+    assert "replaces nothing without --overwrite" in capsys.readouterr().err
     assert repr(mw.export(trained, tmp_path / "other")).startswith(f"<Export {trained}/checkpoints/step-3 -> ")
 
 

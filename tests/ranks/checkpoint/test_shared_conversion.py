@@ -89,7 +89,7 @@ def test_the_commands_start_the_ranks(tmp_path: Path, capsys: pytest.CaptureFixt
     assert len(list((tmp_path / "again" / "checkpoints" / "step-0").glob("rank-*.bin"))) == 2
     capsys.readouterr()
     assert run(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--ranks", "2"]) == 2
-    assert "exists, and export never overwrites" in capsys.readouterr().err
+    assert "exists, and export replaces nothing" in capsys.readouterr().err
 
 
 @pytest.mark.long
@@ -102,7 +102,7 @@ def test_the_ranks_of_torchrun_share_the_work_and_one_of_them_speaks(tmp_path: P
     assert done.stdout.count("29.3k parameters in float32") == 1
     assert contents(tmp_path / "out") == contents(tmp_path / "alone")
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert again.stderr.count("out exists, and export never overwrites") == 1
+    assert again.stderr.count("out exists, and export replaces nothing") == 1
 
 
 def test_ranks_share_an_own_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -159,6 +159,22 @@ def test_overwrite_replaces_what_the_command_wrote_and_nothing_else(tmp_path: Pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "imported", "notes", "out", "run"]
 
 
+def test_a_link_stays_and_what_it_points_to_is_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_run(tmp_path / "run", architecture())
+    link, folder = tmp_path / "link", tmp_path / "elsewhere" / "out"
+    link.symlink_to(folder)
+    export(tmp_path / "run", link)
+    assert sorted(path.name for path in folder.glob("*.safetensors")) == ["model.safetensors"]
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="link exists, and export replaces nothing without --overwrite"):
+        export(tmp_path / "run", link)
+    export(tmp_path / "run", link, overwrite=True)
+    assert link.is_symlink()
+    assert (folder / "model.safetensors").is_file()
+    assert [path.name for path in folder.parent.iterdir()] == ["out"]
+    assert not caplog.records
+
+
 def test_overwrite_keeps_files_that_the_command_does_not_know(tmp_path: Path) -> None:
     write_run(tmp_path / "run", architecture())
     outs = {name: tmp_path / name for name in ("hf", "dcp", "imported")}

@@ -1,5 +1,6 @@
 """output_folder: a new folder that is written next to its final name and renamed when it is complete."""
 
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -38,7 +39,8 @@ def require_target(target: Path, verb: str, replaceable: Replaceable | None) -> 
         return
     if replaceable is None:
         raise ConfigError(
-            f"{target} exists, and {verb} never overwrites: name a new folder, move it away, or give --overwrite"
+            f"{target} exists, and {verb} replaces nothing without --overwrite: name a new folder, move it away, or "
+            "give --overwrite"
         )
     if not target.is_dir() or not (replaceable.is_one(target) or not any(target.iterdir())):
         raise ConfigError(
@@ -81,10 +83,13 @@ class NewFolder:
 def output_folder(target: Path, num_bytes: int, peers: GroupPeers) -> Iterator[NewFolder]:
     """Yield an empty folder that becomes `target` at the end of the block, atomically; an older one is then removed.
 
-    A collective of `peers`. On any error the new folder is removed and `target` is as it was. Raises CheckpointError
-    if the disk has less than `num_bytes` free.
+    A `target` that is a link stays one: the folder that it points to is written. A collective of `peers`. On any error
+    the new folder is removed and `target` is as it was. Raises CheckpointError if the disk has less than `num_bytes`
+    free.
     """
     temporary: Path | None = None
+    if target.is_symlink():
+        target = Path(os.path.realpath(target))
     try:
         temporary = Path(peers.publish(peers.act_together(lambda: str(_make(target, num_bytes)), on_rank=0)))
         folder = NewFolder(target, temporary, peers)
