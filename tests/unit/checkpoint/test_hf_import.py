@@ -109,7 +109,7 @@ def test_an_imported_run_is_not_resumed(theirs: Path, tmp_path: Path) -> None:
 
 def test_an_existing_run_folder_is_not_touched(theirs: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    with pytest.raises(ConfigError, match="run exists, and import never overwrites"):
+    with pytest.raises(ConfigError, match="run exists, and import replaces nothing"):
         import_folder(theirs, tmp_path / "run")
 
 
@@ -230,6 +230,17 @@ def test_a_tokenizer_that_is_not_read_is_remarked(
     export(tmp_path / "run", tmp_path / "out")
     [exported] = caplog.messages
     assert "run has no tokenizer.json, so the export has no tokenizer: `AutoTokenizer" in exported
+
+
+def test_other_weights_next_to_the_model_are_named(
+    theirs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("adapter_model.safetensors", "adapter_config.json", "pytorch_model.bin", "training_args.bin"):
+        (theirs / name).write_text("")
+    import_folder(theirs, tmp_path / "run")
+    [message] = caplog.messages
+    names = "adapter_config.json, adapter_model.safetensors, pytorch_model.bin"
+    assert f"theirs also holds {names}, which is not read: only model*.safetensors are" in message
 
 
 def test_what_no_export_can_describe_is_not_imported(tmp_path: Path) -> None:

@@ -23,6 +23,10 @@ _READABLE = ("F64", "F32", "BF16", "F16")
 _SHARD = re.compile(r"model-[0-9]{5}-of-[0-9]{5}\.safetensors")
 WEIGHT_FILES = "|".join((re.escape(INDEX), re.escape(SINGLE), _SHARD.pattern))
 """Regular expression of the names of all files with weights and of their index."""
+_OTHER_WEIGHTS = (
+    *("*.safetensors", "pytorch_model*.bin", "adapter_model.bin", "adapter_config.json", "consolidated*.pth"),
+    *("*.gguf", "tf_model.h5", "flax_model.msgpack"),
+)
 _AGAIN = "copy the whole folder again"
 
 
@@ -48,6 +52,13 @@ class HfFolder:
         """Return the names of all tensors; a quantised one has one name, without its scales."""
         parts = {part for packed in self._packed.values() for part in (packed.blocks, packed.scales)}
         return (set(self._file_of) | set(self._packed)) - set(self._scales.values()) - parts
+
+    @property
+    def unread_weights(self) -> list[str]:
+        """Return the names of other files with weights, such as an adapter's or pickles of the same model."""
+        read = {file.path.name for file in self._file_of.values()}
+        found = {path.name for pattern in _OTHER_WEIGHTS for path in self.path.glob(pattern)}
+        return sorted(found - read)
 
     @property
     def is_quantised(self) -> bool:

@@ -117,6 +117,8 @@ def load_hf_weights(
     folder = HfFolder(path)
     config = read_json(path / CONFIG) if (path / CONFIG).is_file() else None
     folder.require_floats()
+    if others := folder.unread_weights:
+        logger.warning("%s also holds %s, which is not read: only model*.safetensors are", path, first_of(others))
     weights = checked_weights(folder, model.name_map(config).spelled_as(folder.names), model.shapes, dtype)
     for field, given in sorted((model.differences(config, str(path / CONFIG)) if config is not None else {}).items()):
         logger.warning("%s: the weights were trained with %s = %s, the model has %s", path, field, *given)
