@@ -91,7 +91,7 @@ def export(
     """
     request = ExportRequest(Path(run), Path(out), step, ExportFormat(dtype), overwrite)
     with elapsed(f"writing {out}"):
-        return share(export_as_peer, {"request": request, "verify": verify}, ranks)
+        return share(export_as_peer, {"request": request, "verify": verify}, ranks, Path(out))
 
 
 def export_as_peer(request: ExportRequest, verify: bool, peers: GroupPeers) -> Export:

@@ -70,7 +70,7 @@ def import_weights(
     """
     arguments = import_arguments(source, run_folder, config=config, job=job, overwrite=overwrite)
     with elapsed(f"writing {run_folder}"):
-        return import_result(Path(source), share(import_folder, arguments, ranks))
+        return import_result(Path(source), share(import_folder, arguments, ranks, Path(run_folder)))
 
 
 def import_arguments(

@@ -1,8 +1,11 @@
 """Export and import by several processes: the bytes of one process, an even share each, one error for all."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,13 +13,15 @@ import torch
 
 import meshwright as mw
 from hf_models import architecture, moe_architecture, write_run
+from meshwright.app.conversion_ranks import preemptible, share
 from meshwright.checkpoint.checkpoint import load_parameters
 from meshwright.checkpoint.hf.export import ExportFormat, ExportRequest, export, export_together
 from meshwright.checkpoint.hf.import_ import import_folder
+from meshwright.checkpoint.hf.output_folder import output_folder
 from meshwright.checkpoint.peers import GroupPeers
 from meshwright.cli.main import run
 from meshwright.config.write import to_toml
-from meshwright.errors import CheckpointError
+from meshwright.errors import CheckpointError, Preempted
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.units import format_count
 from own_models import own_job, write_own_run
@@ -90,6 +95,24 @@ def test_the_commands_start_the_ranks(tmp_path: Path, capsys: pytest.CaptureFixt
     capsys.readouterr()
     assert run(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--ranks", "2"]) == 2
     assert "exists, and export replaces nothing" in capsys.readouterr().err
+
+
+def stops_the_command(command: int, target: Path, peers: GroupPeers) -> None:
+    """Send SIGTERM to the process `command` while `target` is half written."""
+    with output_folder(target, 1, peers) as new:
+        (new.path / f"rank-{peers.rank}").write_text("half")
+        if peers.rank == 0:
+            os.kill(command, signal.SIGTERM)
+        time.sleep(60)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_sigterm_leaves_nothing(tmp_path: Path, ranks: int) -> None:
+    out = tmp_path / "out"
+    message = r"SIGTERM: .*out was not written, and what was begun is removed: start the command again"
+    with pytest.raises(Preempted, match=message), preemptible(out):
+        share(stops_the_command, {"command": os.getpid(), "target": out}, ranks, out)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.long

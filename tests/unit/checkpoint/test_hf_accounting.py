@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import resource
 import shutil
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from hf_models import architecture, write_hf, write_run
 from meshwright.checkpoint.checkpoint import save
+from meshwright.checkpoint.format.leftovers import hold
 from meshwright.checkpoint.hf.export import export
 from meshwright.checkpoint.hf.import_ import import_folder
 from meshwright.checkpoint.hf.safetensors_file import SafetensorsFile
@@ -157,6 +159,21 @@ def test_overwrite_replaces_what_the_command_wrote_and_nothing_else(tmp_path: Pa
     import_folder(tmp_path / "out", tmp_path / "imported", overwrite=True)
     assert (tmp_path / "notes" / "thesis.txt").read_text() == "years of work"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "imported", "notes", "out", "run"]
+
+
+def test_leftovers_of_a_killed_command_are_removed_and_others_stay(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_run(tmp_path / "run", architecture())
+    names = ("out", "1"), ("out", "2"), ("o", "3")
+    stale, alive, other = (tmp_path / f"{name}.tmp-{digit * 32}" for name, digit in names)
+    for folder in (stale, alive, other):
+        folder.mkdir()
+    held = hold(alive)
+    export(tmp_path / "run", tmp_path / "out")
+    os.close(held)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["run", "out", alive.name, other.name])
+    assert caplog.messages == [f"removed {stale}, which a command that was stopped had left"]
 
 
 def test_a_link_stays_and_what_it_points_to_is_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from meshwright.checkpoint.format.durable import commit, remove, temporary_sibling
+from meshwright.checkpoint.format.leftovers import hold, remove_leftovers
 from meshwright.checkpoint.peers import GroupPeers
 from meshwright.errors import CheckpointError, ConfigError
 from meshwright.units import first_of, format_bytes
@@ -87,20 +88,24 @@ def output_folder(target: Path, num_bytes: int, peers: GroupPeers) -> Iterator[N
     the new folder is removed and `target` is as it was. Raises CheckpointError if the disk has less than `num_bytes`
     free.
     """
-    temporary: Path | None = None
+    temporary, held = None, None
     if target.is_symlink():
         target = Path(os.path.realpath(target))
     try:
         temporary = Path(peers.publish(peers.act_together(lambda: str(_make(target, num_bytes)), on_rank=0)))
+        held = hold(temporary) if peers.rank == 0 else None
         folder = NewFolder(target, temporary, peers)
         yield folder
         folder.write(lambda: _put_in_place(folder.path, target), on_rank=0)
     finally:
         if temporary is not None and peers.rank == 0:
             shutil.rmtree(temporary, ignore_errors=True)
+        if held is not None:
+            os.close(held)
 
 
 def _make(target: Path, num_bytes: int) -> Path:
+    remove_leftovers(target)
     temporary = temporary_sibling(target)
     try:
         temporary.mkdir(parents=True)
@@ -122,10 +127,11 @@ def _put_in_place(temporary: Path, target: Path) -> None:
     if not target.exists():
         commit(temporary, target)
         return
-    aside = target.rename(temporary_sibling(target))
+    # Another kind, since it is no leftover until the new folder is in place.
+    aside = target.rename(temporary_sibling(target, "old"))
     try:
         commit(temporary, target)
-    except OSError:
+    except BaseException:
         aside.rename(target)
         raise
     remove(aside)

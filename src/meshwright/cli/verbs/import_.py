@@ -48,19 +48,20 @@ def command(
     is_hf = not (source.is_file() or (source / ".metadata").is_file())
     if is_hf:
         config_file(config or source)
-    from meshwright.app.conversion_ranks import is_under_torchrun, share_under_torchrun
+    from meshwright.app.conversion_ranks import is_under_torchrun, preemptible, share_under_torchrun
     from meshwright.app.import_weights import Import, import_arguments, import_result, import_weights
     from meshwright.checkpoint.hf.import_ import import_folder
 
     options: dict[str, Any] = {"config": config, "job": job, "overwrite": overwrite}
     done: Import
-    if is_under_torchrun():
-        imported = share_under_torchrun(import_folder, import_arguments(source, run_folder, **options), ranks)
-        if imported is None:  # rank 0 says it
-            return
-        done = import_result(source, imported)
-    else:
-        done = import_weights(source, run_folder, ranks=ranks, **options)
+    with preemptible(run_folder):
+        if is_under_torchrun():
+            imported = share_under_torchrun(import_folder, import_arguments(source, run_folder, **options), ranks)
+            if imported is None:  # rank 0 says it
+                return
+            done = import_result(source, imported)
+        else:
+            done = import_weights(source, run_folder, ranks=ranks, **options)
     if as_json:
         result = {"checkpoint": str(done.checkpoint), "num_parameters": done.num_parameters, "dtypes": done.dtypes}
         print_json({**result, "dropped": done.dropped})
