@@ -54,6 +54,8 @@ def architecture_from_hf(config: dict[str, Any], source: str = "config.json") ->
         return family.architecture.from_dict(_nested(fields))
     except ValidationError as error:
         theirs = {ours: written.get(key, key) for key, ours in {**family.sizes, **family.optional}.items()}
+        # Of a part, the messages of an architecture name some fields without it.
+        theirs |= {ours.rpartition(".")[2]: key for ours, key in theirs.items()}
         problems = [_explain(problem, source, theirs, family.architecture) for problem in error.errors()]
         raise ConfigError("\n".join(dict.fromkeys(problems))) from None
 

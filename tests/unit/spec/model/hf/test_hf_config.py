@@ -90,6 +90,19 @@ def test_unknown_keys_that_switch_nothing_on_are_accepted() -> None:
             architecture_from_hf({**LLAMA, "use_mrope": value})
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_group": 3}, r"n_group = 3 with topk_group = 4 does not fit n_routed_experts = 256"),
+        ({"topk_group": 1, "num_experts_per_tok": 60}, r"is more than topk_group = 1 groups .*: raise topk_group$"),
+        ({"num_key_value_heads": 4}, r"num_key_value_heads = 4 does not .*: set it to num_attention_heads = 128$"),
+    ],
+)
+def test_errors_name_the_keys_of_the_file(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        architecture_from_hf({**architecture_to_hf(PRESETS["deepseek-v3"]), **changes})
+
+
 def test_qwen3_normalises_queries_and_keys() -> None:
     assert architecture_from_hf(QWEN3).qk_norm
     assert QWEN3["architectures"] == ["Qwen3ForCausalLM"]
