@@ -15,6 +15,7 @@ from meshwright.checkpoint.checkpoint import load, load_parameters, read_metadat
 from meshwright.checkpoint.hf.export import export
 from meshwright.checkpoint.hf.import_ import import_folder
 from meshwright.checkpoint.hf.weights import load_hf_parameters
+from meshwright.checkpoint.torch_formats.dcp_export import export_dcp
 from meshwright.config.load import load_job
 from meshwright.errors import CheckpointError, ConfigError, UnsupportedError
 from meshwright.inference.loaded_model import build_with, load_model
@@ -241,6 +242,17 @@ def test_other_weights_next_to_the_model_are_named(
     [message] = caplog.messages
     names = "adapter_config.json, adapter_model.safetensors, pytorch_model.bin"
     assert f"theirs also holds {names}, which is not read: only model*.safetensors are" in message
+
+
+def test_an_export_says_that_it_rounds_float64(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_hf(tmp_path / "theirs", "llama", dtype=torch.float64)
+    import_folder(tmp_path / "theirs", tmp_path / "run")
+    caplog.clear()
+    export(tmp_path / "run", tmp_path / "out")
+    export_dcp(tmp_path / "run", tmp_path / "dcp")
+    said = [message for message in caplog.messages if "tensors in float64, the first is" in message]
+    assert len(said) == 2
+    assert all(message.endswith(": the export rounds them") for message in said)
 
 
 def test_what_no_export_can_describe_is_not_imported(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from meshwright.cli.result_command import print_json, result_command
     type=click.Choice(["float32", "bfloat16"]),
     default="float32",
     show_default=True,
-    help="Format of the weights; float32 loses nothing.",
+    help="Format of the weights; float32 rounds only what was float64.",
 )
 @click.option(
     "--format",

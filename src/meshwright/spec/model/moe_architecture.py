@@ -134,8 +134,8 @@ class MoEArchitecture(LlamaArchitecture):
                 )
             if self.num_kv_heads != self.num_heads:
                 raise ValueError(
-                    f"num_kv_heads = {self.num_kv_heads} does not fit latent attention, in which each head has a key of "
-                    f"its own: set it to num_heads = {self.num_heads}"
+                    f"num_kv_heads = {self.num_kv_heads} does not fit latent attention, in which each head has a key "
+                    f"of its own: set it to num_heads = {self.num_heads}"
                 )
         return self
 
