@@ -74,7 +74,7 @@ def test_an_index_without_a_file_and_its_keys_is_an_error(theirs: Path) -> None:
     with pytest.raises(CheckpointError, match=rf"holds {THIRD}, which {INDEX} does not name: copy"):
         load_hf_parameters(theirs, architecture())
     (theirs / THIRD).unlink()
-    with pytest.raises(CheckpointError, match=r"\d missing: model\.layers"):
+    with pytest.raises(ConfigError, match=r"\d missing: model\.layers"):
         load_hf_parameters(theirs, architecture())
 
 

@@ -140,7 +140,7 @@ def test_unknown_and_missing_keys_are_listed(theirs: Path) -> None:
     bias = "model__layers__0__self_attn__q_proj__bias"
     rewrite(theirs, **{bias: torch.zeros(32), "model__norm__weight": None})
     with pytest.raises(
-        CheckpointError,
+        ConfigError,
         match=r"1 unknown: model\.layers\.0\.self_attn\.q_proj\.bias; 1 missing: model\.norm\.weight",
     ):
         load_hf_parameters(theirs, architecture())
@@ -163,7 +163,7 @@ def test_a_tied_model_may_store_its_head_if_it_is_the_embedding(tmp_path: Path) 
     rewrite(folder, lm_head__weight=embedding.clone())
     assert "head.weight" not in load_hf_parameters(folder, architecture(tie_embeddings=True))
     rewrite(folder, lm_head__weight=embedding + 1)
-    with pytest.raises(CheckpointError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight"):
+    with pytest.raises(ConfigError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight"):
         load_hf_parameters(folder, architecture(tie_embeddings=True))
 
 

@@ -159,14 +159,14 @@ def test_what_does_not_fit_is_an_error(tmp_path: Path) -> None:
         torch.save({**state, **changes}, tmp_path / "meta" / "a.pt")
         import_folder(tmp_path / "meta" / "a.pt", tmp_path / "run")
 
-    with pytest.raises(CheckpointError, match=r"1 unknown: layers\.0\.attention\.bias"):
+    with pytest.raises(ConfigError, match=r"1 unknown: layers\.0\.attention\.bias"):
         imported(**{"layers.0.attention.bias": torch.ones(1)})
     with pytest.raises(ConfigError, match=r"norm\.weight is \[31\], the architecture has \[32\]"):
         imported(**{"norm.weight": torch.ones(31)})
     with pytest.raises(UnsupportedError, match=r"holds norm\.weight as torch\.int64"):
         imported(**{"norm.weight": torch.ones(32, dtype=torch.int64)})
     torch.save({"weight": torch.ones(1)}, tmp_path / "meta" / "a.pt")
-    with pytest.raises(CheckpointError, match=r"holds weight, but no embedding under a name that is known"):
+    with pytest.raises(ConfigError, match=r"holds weight, but no embedding under a name that is known"):
         import_folder(tmp_path / "meta" / "a.pt", tmp_path / "run")
     (tmp_path / "meta" / "config.json").unlink()
     with pytest.raises(ConfigError, match=r"has no config\.json, and .*a\.pt does not describe .*--config FOLDER"):
@@ -296,3 +296,12 @@ def test_a_file_without_checksums_is_read_with_a_warning(
     import_folder(tmp_path / "a.pt", tmp_path / "run")
     assert "a.pt has no checksums, so a change of its bytes would not be noticed" in caplog.text
     assert load_parameters(tmp_path / "run" / "checkpoints" / "step-0")
+
+
+def test_a_text_file_is_said_to_be_no_file_of_torch(tmp_path: Path) -> None:
+    write_config(tmp_path, architecture())
+    (tmp_path / "a.pt").write_text("hello")
+    with pytest.raises(
+        CheckpointError, match=r"\(it is no file that torch\.save wrote, or is damaged\): copy it again"
+    ):
+        import_folder(tmp_path / "a.pt", tmp_path / "run")

@@ -110,8 +110,8 @@ def load_hf_weights(
     """Return the whole tensors of `hf_folder` by our names, all or only `names`, in `dtype` (None: as stored).
 
     All names and shapes are checked at once; each tensor is read on access, those in block-fp8 as bfloat16. Raises
-    CheckpointError for unknown, missing or damaged tensors, ConfigError for those of another architecture,
-    UnsupportedError for other quantised ones.
+    ConfigError for tensors of another architecture, CheckpointError for damaged ones, UnsupportedError for other
+    quantised ones.
     """
     path = Path(hf_folder).expanduser()
     folder = HfFolder(path)
@@ -181,7 +181,7 @@ def _require_copy(source: TensorSource, embedding: str, head: str) -> None:
     if source.shape(head) != shape or not all(
         torch.equal(source.read(head, rows), source.read(embedding, rows)) for rows in ranges
     ):
-        raise CheckpointError(
+        raise ConfigError(
             f"{source.path}: {head} differs from {embedding}, but the architecture ties the two: "
             "set tie_word_embeddings to false in config.json (or model.options.tie_embeddings = false in the job)"
         )

@@ -13,7 +13,7 @@ from meshwright.checkpoint.hf.weights import HfWeights, checked_weights
 from meshwright.checkpoint.torch_formats.dcp_folder import DcpFolder
 from meshwright.checkpoint.torch_formats.dcp_metadata import FILE_NAME
 from meshwright.checkpoint.torch_formats.torch_file import TorchFile
-from meshwright.errors import CheckpointError
+from meshwright.errors import CheckpointError, ConfigError
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.hf.name_map import BUFFER, Drop, NameMap, Rename
 from meshwright.spec.model.moe_architecture import MoEArchitecture
@@ -43,8 +43,8 @@ def load_torch_parameters(source: Path, architecture: LlamaArchitecture, model_t
     """Return the tensors of `source` by our names, as stored; each is read on access.
 
     Names may be ours, those of the Hugging Face model of `model_type` (None: that of an export) or, for a Llama,
-    Meta's, with a prefix of a wrapper. Raises CheckpointError
-    for other names, missing or unknown tensors and damaged files, ConfigError for tensors of another architecture.
+    Meta's, with a prefix of a wrapper. Raises ConfigError for other names and tensors of another architecture,
+    CheckpointError for damaged files.
     """
     opened = TorchFile(source) if source.is_file() else DcpFolder(source)
     shapes = BuiltInModel(architecture).shapes
@@ -75,7 +75,7 @@ def _table_for(
                 drops = tuple(replace(drop, theirs=f"{prefix}{drop.theirs}") for drop in table.drops)
                 return NameMap(renames, drops)
     expected = [table.theirs("embedding.weight")[0] for table in tables]
-    raise CheckpointError(
+    raise ConfigError(
         f"{opened.path} holds {first_of(sorted(names)) or 'no tensor'}, but no embedding under a name that is known "
         f"({', '.join(expected)}): rename its tensors to those of Hugging Face first"
     )
