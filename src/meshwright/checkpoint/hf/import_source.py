@@ -41,13 +41,13 @@ def find_source(source: Path, config: Path | None) -> ImportSource:
     """
     require_index(source)
     is_hf = not is_torch_checkpoint(source)
-    beside = source.parent if source.is_file() else source
-    if config is None and not is_hf and not (beside / CONFIG).is_file():
+    own_side = source.parent if source.is_file() else source
+    if config is None and not is_hf and not (own_side / CONFIG).is_file():
         raise ConfigError(
-            f"{beside} has no {CONFIG}, and {source} does not describe its model: give --config FOLDER, the folder of "
+            f"{own_side} has no {CONFIG}, and {source} does not describe its model: give --config FOLDER, the folder of "
             "one"
         )
-    file = config_file(beside if config is None else config)
+    file = config_file(own_side if config is None else config)
     path = source if not is_hf else local_path(str(source)) if config is not None else model_folder(source)
     # A copy of the config alone leaves the tokenizer where it is.
     is_next_to_config = not is_hf or (file.parent / TOKENIZER).is_file()
