@@ -2,7 +2,7 @@
 
 The memory is an anonymous file (memfd_create), which the size of /dev/shm, 64 MiB in many containers, does not limit;
 another process of the same user opens it as /proc/PID/fd/N. Where the machine lacks the memory, or the call, saves are
-synchronous. A GPU copies into it by itself, beside the kernels of the training, once CUDA has registered its pages:
+synchronous. A GPU copies into it by itself, next to the kernels of the training, once CUDA has registered its pages:
 without that a first copy of 7.2 GB took 4.9 s on an H200 and a later one 0.9 s (2026-11-26), both of which the training
 waited for.
 """

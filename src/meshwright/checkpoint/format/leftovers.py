@@ -1,4 +1,4 @@
-"""Temporary folders next to a target: locked while they are written, so that those of killed commands can be told."""
+"""Temporary folders next to a target: locked while they are written, so that those of killed commands are known."""
 
 import contextlib
 import fcntl
