@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.app.job.initial_weights import tokenizer_note
 from meshwright.app.job.job_problems import check_job
 from meshwright.app.job.summary import summary
 from meshwright.cli.main import run
@@ -361,19 +362,21 @@ def test_a_warmup_longer_than_a_trial_is_mentioned(capsys: pytest.CaptureFixture
     assert summary["note"] == "the warmup of 10 steps is longer than the run's 3"
 
 
-def test_a_tokenizer_that_comes_with_the_weights_is_mentioned(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tokenizer_that_comes_with_the_weights_is_mentioned() -> None:
     Path("weights").mkdir()
     Path("weights/config.json").write_text("{}")
     job = job_file("[model]\ninitial_weights = 'weights'\n")
-    assert "note" not in summary_of(capsys, job)
+    assert tokenizer_note(load_job(job)) is None
     Path("weights/tokenizer.model").write_bytes(b"")
-    note = summary_of(capsys, job)["note"]
+    note = tokenizer_note(load_job(job))
+    assert note is not None
     assert "AutoTokenizer.from_pretrained('weights').save_pretrained('weights')` of transformers writes one" in note
     Path("weights/tokenizer.json").write_text("{}")
-    note = summary_of(capsys, job)["note"]
+    note = tokenizer_note(load_job(job))
+    assert note is not None
     assert note.startswith("data is tokenized as bytes, the default of data.tokenizer, while model.initial_weights")
     assert note.endswith("(tokenizer.json): set data.tokenizer to 'weights/tokenizer.json'")
-    assert "note" not in summary_of(capsys, job, "data.tokenizer=bytes")
+    assert tokenizer_note(load_job(job, ["data.tokenizer=bytes"])) is None
 
 
 def test_a_full_disk_is_mentioned(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_models import architecture, moe_architecture
-from meshwright.checkpoint.hf.maps.families import name_map, stored_shapes
+from meshwright.checkpoint.hf.maps.families import name_map
 from meshwright.checkpoint.hf.maps.llama import LLAMA
 from meshwright.checkpoint.hf.maps.moe import MIXTRAL
+from meshwright.checkpoint.hf.maps.shapes import stored_shapes
 from meshwright.errors import CheckpointError, ConfigError
 from meshwright.spec.model.hf.hf_config import hf_model_type
 from meshwright.spec.model.hf.name_map import Drop, NameMap, Rename

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from meshwright.checkpoint.hf.maps.families import family_map, stored_shapes
+from meshwright.checkpoint.hf.maps.families import family_map
+from meshwright.checkpoint.hf.maps.shapes import stored_shapes
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.hf.hf_config import architecture_from_hf, architecture_to_hf, unknown_keys_of
 from meshwright.spec.model.hf.name_map import BUFFER, NameMap

@@ -13,11 +13,11 @@ from meshwright.checkpoint.checkpoint import read_metadata
 from meshwright.checkpoint.format.boxes import Box
 from meshwright.checkpoint.format.dtypes import dtype_name
 from meshwright.checkpoint.format.durable import write_durably
-from meshwright.checkpoint.hf.folder import CONFIG
 from meshwright.checkpoint.hf.import_source import ImportSource, find_source, open_weights
 from meshwright.checkpoint.hf.maps.layouts import row_ranges, share_of
 from meshwright.checkpoint.hf.output_folder import Replaceable, output_folder, require_target
 from meshwright.checkpoint.hf.side_files import SIDE_FILES, copy_side_files
+from meshwright.checkpoint.hf.weight_index import CONFIG
 from meshwright.checkpoint.hf.weights import HfWeights
 from meshwright.checkpoint.peers import GroupPeers
 from meshwright.checkpoint.saved_model import IMPORTED_FROM, MODEL_FIELDS

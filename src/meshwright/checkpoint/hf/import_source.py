@@ -6,8 +6,8 @@ from typing import Any
 
 from meshwright.checkpoint.format.find_checkpoint import config_file, model_folder
 from meshwright.checkpoint.hf.find_hf_model import hf_model
-from meshwright.checkpoint.hf.folder import CONFIG, read_json
 from meshwright.checkpoint.hf.hf_model import BuiltInModel, HfModel
+from meshwright.checkpoint.hf.weight_index import CONFIG, read_json
 from meshwright.checkpoint.hf.weights import HfWeights, load_hf_weights
 from meshwright.checkpoint.torch_formats.torch_weights import is_torch_checkpoint, load_torch_parameters, require_index
 from meshwright.data.tokenizer_files import TOKENIZER
@@ -44,8 +44,8 @@ def find_source(source: Path, config: Path | None) -> ImportSource:
     own_side = source.parent if source.is_file() else source
     if config is None and not is_hf and not (own_side / CONFIG).is_file():
         raise ConfigError(
-            f"{own_side} has no {CONFIG}, and {source} does not describe its model: give --config FOLDER, the folder of "
-            "one"
+            f"{own_side} has no {CONFIG}, and {source} does not describe its model: give --config FOLDER, the folder "
+            "of one"
         )
     file = config_file(own_side if config is None else config)
     path = source if not is_hf else local_path(str(source)) if config is not None else model_folder(source)
