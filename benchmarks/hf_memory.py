@@ -21,7 +21,7 @@ from benchmarks.resident import Peak
 from meshwright.checkpoint.format.boxes import Box
 from meshwright.checkpoint.hf.export import ExportFormat, export
 from meshwright.checkpoint.hf.import_ import import_folder
-from meshwright.checkpoint.hf.maps.families import stored_shapes
+from meshwright.checkpoint.hf.maps.shapes import stored_shapes
 from meshwright.checkpoint.peers import GroupPeers
 from meshwright.checkpoint.saving import Extent, SaveRequest, with_bytes, write_checkpoint
 from meshwright.checkpoint.shards import Shard

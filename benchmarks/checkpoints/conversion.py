@@ -45,7 +45,8 @@ from benchmarks.resident import Peak
 from meshwright.checkpoint.hf.export import ExportRequest, export, export_together
 from meshwright.checkpoint.hf.folder import HfFolder
 from meshwright.checkpoint.hf.import_ import import_folder
-from meshwright.checkpoint.hf.maps.families import name_map, stored_shapes
+from meshwright.checkpoint.hf.maps.families import name_map
+from meshwright.checkpoint.hf.maps.shapes import stored_shapes
 from meshwright.checkpoint.peers import GroupPeers
 from meshwright.checkpoint.section import SectionReader
 from meshwright.extras import import_extra

@@ -21,7 +21,7 @@ from benchmarks.checkpoints.conversion import load_and_save_pretrained
 from benchmarks.hf_memory import DENSE, write_run
 from benchmarks.resident import resident_bytes
 from meshwright.checkpoint.hf.export import export
-from meshwright.checkpoint.hf.maps.families import stored_shapes
+from meshwright.checkpoint.hf.maps.shapes import stored_shapes
 
 Curve = list[tuple[float, float]]
 """Seconds since the start, GiB above it."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.app.job.initial_weights import tokenizer_note
 from meshwright.app.job.job_problems import check_job
 from meshwright.app.job.summary import summary
 from meshwright.cli.main import run
@@ -359,6 +360,23 @@ def test_a_home_folder_that_nobody_has_is_a_path_like_any_other(capsys: pytest.C
 def test_a_warmup_longer_than_a_trial_is_mentioned(capsys: pytest.CaptureFixture[str]) -> None:
     summary = summary_of(capsys, job_file(), "train.steps=3")
     assert summary["note"] == "the warmup of 10 steps is longer than the run's 3"
+
+
+def test_a_tokenizer_that_comes_with_the_weights_is_mentioned() -> None:
+    Path("weights").mkdir()
+    Path("weights/config.json").write_text("{}")
+    job = job_file("[model]\ninitial_weights = 'weights'\n")
+    assert tokenizer_note(load_job(job)) is None
+    Path("weights/tokenizer.model").write_bytes(b"")
+    note = tokenizer_note(load_job(job))
+    assert note is not None
+    assert "AutoTokenizer.from_pretrained('weights').save_pretrained('weights')` of transformers writes one" in note
+    Path("weights/tokenizer.json").write_text("{}")
+    note = tokenizer_note(load_job(job))
+    assert note is not None
+    assert note.startswith("data is tokenized as bytes, the default of data.tokenizer, while model.initial_weights")
+    assert note.endswith("(tokenizer.json): set data.tokenizer to 'weights/tokenizer.json'")
+    assert tokenizer_note(load_job(job, ["data.tokenizer=bytes"])) is None
 
 
 def test_a_full_disk_is_mentioned(capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,8 +50,30 @@ def test_export_says_what_it_wrote_and_compares(
     assert second.startswith("logits equal those of transformers 5")
     assert float(second.partition(" within ")[2].split()[0]) < 1e-5
     assert run(["export", trained, str(tmp_path / "out")]) == 2
-    assert "never overwrites" in capsys.readouterr().err
+    assert "replaces nothing without --overwrite" in capsys.readouterr().err
     assert repr(mw.export(trained, tmp_path / "other")).startswith(f"<Export {trained}/checkpoints/step-3 -> ")
+
+
+def test_check_reads_the_headers_of_initial_weights(
+    trained: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert run(["export", trained, str(out)]) == 0
+    (tmp_path / "a.txt").write_text("words " * 2000)
+    job = tmp_path / "job.toml"
+    text = f"[model]\nsource = '{out}'\ninitial_weights = '{out}'\n[data]\nsource = '{tmp_path / 'a.txt'}'\n"
+    job.write_text(text)
+    check = ["check", str(job)]
+    assert run([*check, "data.tokenizer=bytes", "train.seq_len=64"]) == 0
+    capsys.readouterr()
+    assert run([*check, "model.options.num_layers=3"]) == 2
+    assert "out' lacks model.layers.2.input_layernorm.weight, model.layers.2.mlp.down" in capsys.readouterr().err
+    assert run([*check, "model.options.ffn_dim=64"]) == 2
+    assert "layers.0.mlp.gate_proj.weight is [32, 32], the model has [64, 32]; " in capsys.readouterr().err
+    weights = (out / "model.safetensors").read_bytes()
+    (out / "model.safetensors").write_bytes(weights[:-5])
+    assert run(check) == 2
+    assert "model.safetensors cannot be read as safetensors" in capsys.readouterr().err
 
 
 def test_other_logits_fail_the_check(

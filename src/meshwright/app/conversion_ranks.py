@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn, TypeVar
 
+from meshwright.checkpoint.format.leftovers import remove_leftovers
 from meshwright.checkpoint.peers import GroupPeers
-from meshwright.errors import CheckpointError, ConfigError, MeshwrightError
+from meshwright.errors import CheckpointError, ConfigError, MeshwrightError, Preempted
 from meshwright.log import logger
 from meshwright.spec.job.sections import RunSection
 from meshwright.trainer.launch.local_ranks import RanksFailed, run_ranks
@@ -20,18 +25,45 @@ _TIMEOUT_S = 7 * 24 * 3600.0
 """A conversion takes what the disk takes."""
 
 
-def share(work: Callable[..., T], arguments: dict[str, Any], ranks: int) -> T:
+class _Stopped(BaseException):
+    """SIGTERM arrived; like KeyboardInterrupt no Exception, so that no handler of errors catches it."""
+
+
+@contextmanager
+def preemptible(target: Path) -> Iterator[None]:
+    """Let SIGTERM end the block, which writes `target`, as Ctrl-C does; raises Preempted then."""
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise _Stopped
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except _Stopped:
+        raise Preempted(
+            f"SIGTERM: {target} was not written, and what was begun is removed: start the command again"
+        ) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def share(work: Callable[..., T], arguments: dict[str, Any], ranks: int, target: Path) -> T:
     """Return rank 0's `work(**arguments, peers=...)`, run by `ranks` processes of this machine, or here if that is 1.
 
-    `work` is a collective at the top level of a module, and what it raises it raises on all ranks. Warnings of rank 0
-    are logged here.
+    `work` is a collective at the top level of a module that writes `target`, and what it raises it raises on all ranks.
+    Warnings of rank 0 are logged here. Ranks that are killed leave nothing.
     """
     if ranks == 1:
         return work(**arguments, peers=GroupPeers(is_alone=True))
     try:
         outcome, warnings = run_ranks(_of_rank, ranks, work, arguments, timeout_s=_TIMEOUT_S)[0]
     except RanksFailed as failure:
+        remove_leftovers(target)
         raise CheckpointError(f"a process of the conversion failed: {failure.reason}") from None
+    except BaseException:
+        remove_leftovers(target)
+        raise
     for text in warnings:
         logger.warning("%s", text)
     if isinstance(outcome, MeshwrightError):

@@ -91,7 +91,7 @@ def export(
     """
     request = ExportRequest(Path(run), Path(out), step, ExportFormat(dtype), overwrite)
     with elapsed(f"writing {out}"):
-        return share(export_as_peer, {"request": request, "verify": verify}, ranks)
+        return share(export_as_peer, {"request": request, "verify": verify}, ranks, Path(out))
 
 
 def export_as_peer(request: ExportRequest, verify: bool, peers: GroupPeers) -> Export:
@@ -147,7 +147,7 @@ def generate(
     ids = loaded.encode_prompt(prompt)
     assert loaded.tokenizer is not None
     tokens = _generate(loaded.model, ids, sampling, stop=loaded.stop, num_tokens=loaded.tokenizer.vocab_size)
-    stream = TextStream(loaded.tokenizer)
+    stream = TextStream(loaded.tokenizer, ids)
     return prompt + "".join([stream.add(token) for token in tokens]) + stream.end()
 
 

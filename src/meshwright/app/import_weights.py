@@ -15,8 +15,8 @@ from meshwright.app.job.jobs import as_job
 from meshwright.app.progress import elapsed
 from meshwright.app.results.result import Result
 from meshwright.checkpoint.hf.import_ import Imported, import_folder
-from meshwright.checkpoint.hf.side_files import TOKENIZER
 from meshwright.config.paths import with_absolute_paths
+from meshwright.data.tokenizer_files import TOKENIZER
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.user_object import find_modules_in, is_object_source
 from meshwright.units import counted, first_of, format_count
@@ -62,15 +62,15 @@ def import_weights(
 ) -> Import:
     """Write the weights of `source`, bit by bit, as checkpoint step-0 of the new run `run_folder`.
 
-    `source` is a Hugging Face folder, the id of a downloaded model, a torch.save file or a DCP folder; `config` is the
-    folder of its config.json and tokenizer, if another. `job` names a class of your own with a table in its attribute
-    `hugging_face`. With `overwrite` an import that was not trained may be replaced. `ranks` processes share the work.
-    Raises ConfigError if `run_folder` exists, CheckpointError for a damaged source or tensors of another model,
-    UnsupportedError for a model that is neither built in nor has a table.
+    `source` is a Hugging Face folder, the id of a downloaded model, a torch.save file or a DCP folder; `config` is its
+    config.json, or the folder of that and the tokenizer, if another. `job` names a class of your own with a table in
+    its attribute `hugging_face`. With `overwrite` an import that was not trained may be replaced. `ranks` processes
+    share the work. Raises ConfigError if `run_folder` exists, CheckpointError for a damaged source or tensors of
+    another model, UnsupportedError for a model that is neither built in nor has a table.
     """
     arguments = import_arguments(source, run_folder, config=config, job=job, overwrite=overwrite)
     with elapsed(f"writing {run_folder}"):
-        return import_result(Path(source), share(import_folder, arguments, ranks))
+        return import_result(Path(source), share(import_folder, arguments, ranks, Path(run_folder)))
 
 
 def import_arguments(

@@ -5,6 +5,7 @@ import sys
 
 from meshwright.app.arguments import JobSource, Positive, checked
 from meshwright.app.cuda import local_gpu, with_local_gpu
+from meshwright.app.job.initial_weights import tokenizer_note
 from meshwright.app.job.job_problems import check_job, layout_problems_of, run_folder
 from meshwright.app.job.jobs import as_job
 from meshwright.app.job.remote_checkpoints import fetch_if_empty
@@ -56,6 +57,8 @@ def train(
         require_same_run(run, resolved.job)
     if overwrite and (aside := set_aside(run)):
         progress.info("the earlier run is now %s", aside)
+    if (note := tokenizer_note(resolved)) is not None:
+        logger.warning("%s", note)
     progress.info("starting %s", counted(num_ranks, "rank"))
     exit_code = train_locally(_rank_config(resolved, resume=resume, estimate=estimate), num_ranks)
     return TrainedRun(run.folder, exit_code)

@@ -36,6 +36,11 @@ class SectionReader:
         """Return the shape of every tensor by name."""
         return {name: parts[0].shape for name, parts in self._saved.items()}
 
+    @property
+    def dtypes(self) -> dict[str, torch.dtype]:
+        """Return the dtype of every tensor by name."""
+        return {name: torch_dtype(parts[0].dtype) for name, parts in self._saved.items()}
+
     def require(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Raise CheckpointError unless the tensors have exactly these names and shapes."""
         own = self.shapes

@@ -125,11 +125,11 @@ def _tokens(
 
 
 class TextStream:
-    """Decoder of ids into pieces of text, whose concatenation is the whole text."""
+    """Decoder of ids that follow a prompt into pieces of text, whose concatenation is the whole text after it."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._shown: list[int] = []
+        self._shown = list(prompt)
         self._pending: list[int] = []
 
     def add(self, token: int) -> str:

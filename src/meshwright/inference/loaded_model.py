@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from meshwright.checkpoint.checkpoint import load_parameters
 from meshwright.checkpoint.format.find_checkpoint import is_hugging_face
-from meshwright.checkpoint.hf.folder import CONFIG, read_json
-from meshwright.checkpoint.hf.side_files import GENERATION_CONFIG, TOKENIZER
+from meshwright.checkpoint.hf.side_files import GENERATION_CONFIG
+from meshwright.checkpoint.hf.weight_index import CONFIG, read_json
 from meshwright.checkpoint.hf.weights import load_hf_parameters
 from meshwright.checkpoint.saved_model import SavedModel, find_saved_model
 from meshwright.data.tokenizer import BYTES, Tokenizer, load_tokenizer
+from meshwright.data.tokenizer_files import TOKENIZER
 from meshwright.errors import ConfigError
 from meshwright.extras import import_extra
 from meshwright.models.build import build_architecture, build_model

@@ -1,8 +1,11 @@
 """Export and import by several processes: the bytes of one process, an even share each, one error for all."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,13 +13,15 @@ import torch
 
 import meshwright as mw
 from hf_models import architecture, moe_architecture, write_run
+from meshwright.app.conversion_ranks import preemptible, share
 from meshwright.checkpoint.checkpoint import load_parameters
 from meshwright.checkpoint.hf.export import ExportFormat, ExportRequest, export, export_together
 from meshwright.checkpoint.hf.import_ import import_folder
+from meshwright.checkpoint.hf.output_folder import output_folder
 from meshwright.checkpoint.peers import GroupPeers
 from meshwright.cli.main import run
 from meshwright.config.write import to_toml
-from meshwright.errors import CheckpointError
+from meshwright.errors import CheckpointError, Preempted
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.units import format_count
 from own_models import own_job, write_own_run
@@ -89,7 +94,25 @@ def test_the_commands_start_the_ranks(tmp_path: Path, capsys: pytest.CaptureFixt
     assert len(list((tmp_path / "again" / "checkpoints" / "step-0").glob("rank-*.bin"))) == 2
     capsys.readouterr()
     assert run(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--ranks", "2"]) == 2
-    assert "exists, and export never overwrites" in capsys.readouterr().err
+    assert "exists, and export replaces nothing" in capsys.readouterr().err
+
+
+def stops_the_command(command: int, target: Path, peers: GroupPeers) -> None:
+    """Send SIGTERM to the process `command` while `target` is half written."""
+    with output_folder(target, 1, peers) as new:
+        (new.path / f"rank-{peers.rank}").write_text("half")
+        if peers.rank == 0:
+            os.kill(command, signal.SIGTERM)
+        time.sleep(60)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_sigterm_leaves_nothing(tmp_path: Path, ranks: int) -> None:
+    out = tmp_path / "out"
+    message = r"SIGTERM: .*out was not written, and what was begun is removed: start the command again"
+    with pytest.raises(Preempted, match=message), preemptible(out):
+        share(stops_the_command, {"command": os.getpid(), "target": out}, ranks, out)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.long
@@ -102,7 +125,7 @@ def test_the_ranks_of_torchrun_share_the_work_and_one_of_them_speaks(tmp_path: P
     assert done.stdout.count("29.3k parameters in float32") == 1
     assert contents(tmp_path / "out") == contents(tmp_path / "alone")
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert again.stderr.count("out exists, and export never overwrites") == 1
+    assert again.stderr.count("out exists, and export replaces nothing") == 1
 
 
 def test_ranks_share_an_own_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

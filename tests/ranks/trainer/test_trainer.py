@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
+from hf_models import write_run
 from meshwright.checkpoint.hf.export import export
 from meshwright.errors import ExitCode
+from meshwright.spec.job.sections import ModelSection
+from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.run.run import Manifest, Run
 from run_ranks import run_ranks
 from training_runs import FinishedRun, tiny_job, train_on_ranks, train_on_this_rank
@@ -113,3 +117,18 @@ def test_a_run_goes_on_from_hugging_face_weights(tmp_path: Path) -> None:
     still = {"learning_rate": 1e-30, "weight_decay": 0.0}
     job = tiny_job(tmp_path, model={"initial_weights": str(tmp_path / "exported")}, optimizer=still, train={"steps": 2})
     assert train_on_ranks(job, tmp_path / "second", 2).parameter_hash == first.parameter_hash
+
+
+def test_weights_that_are_not_finite_are_named_in_the_error(tmp_path: Path) -> None:
+    model = tiny_job(tmp_path)["model"]
+    architecture = resolve_architecture(ModelSection(**model))
+    assert architecture is not None
+    write_run(tmp_path / "first", architecture)
+    export(tmp_path / "first", tmp_path / "exported")
+    weights = load_file(tmp_path / "exported" / "model.safetensors")
+    weights["model.norm.weight"][0] = float("nan")
+    save_file(weights, tmp_path / "exported" / "model.safetensors")
+    job = tiny_job(tmp_path, model={**model, "initial_weights": str(tmp_path / "exported")}, train={"steps": 1})
+    message = r"step 1: loss = nan, .* model\.initial_weights = '.*exported' holds NaN or infinity, so take other"
+    with pytest.raises(AssertionError, match=message):
+        run_ranks(train_on_this_rank, 2, job, str(tmp_path / "run"), False)

@@ -40,7 +40,7 @@ def test_bfloat16_overwriting_and_models_that_transformers_lacks(tmp_path: Path)
     assert done.num_bytes < 3 * done.num_parameters
     suffixes = [path.suffix or path.name for path in (tmp_path / "out").iterdir()]
     assert sorted(suffixes) == [".distcp"] * done.num_files + [".metadata"]
-    with pytest.raises(ConfigError, match="exists, and export never overwrites"):
+    with pytest.raises(ConfigError, match="exists, and export replaces nothing"):
         export_dcp(tmp_path / "run", tmp_path / "out")
     export_dcp(tmp_path / "run", tmp_path / "out", overwrite=True)
     with pytest.raises(ConfigError, match="is nothing that export writes"):

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import resource
 import shutil
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from hf_models import architecture, write_hf, write_run
 from meshwright.checkpoint.checkpoint import save
+from meshwright.checkpoint.format.leftovers import hold
 from meshwright.checkpoint.hf.export import export
 from meshwright.checkpoint.hf.import_ import import_folder
 from meshwright.checkpoint.hf.safetensors_file import SafetensorsFile
@@ -72,7 +74,7 @@ def test_an_index_without_a_file_and_its_keys_is_an_error(theirs: Path) -> None:
     with pytest.raises(CheckpointError, match=rf"holds {THIRD}, which {INDEX} does not name: copy"):
         load_hf_parameters(theirs, architecture())
     (theirs / THIRD).unlink()
-    with pytest.raises(CheckpointError, match=r"\d missing: model\.layers"):
+    with pytest.raises(ConfigError, match=r"\d missing: model\.layers"):
         load_hf_parameters(theirs, architecture())
 
 
@@ -157,6 +159,37 @@ def test_overwrite_replaces_what_the_command_wrote_and_nothing_else(tmp_path: Pa
     import_folder(tmp_path / "out", tmp_path / "imported", overwrite=True)
     assert (tmp_path / "notes" / "thesis.txt").read_text() == "years of work"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "imported", "notes", "out", "run"]
+
+
+def test_leftovers_of_a_killed_command_are_removed_and_others_stay(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_run(tmp_path / "run", architecture())
+    names = ("out", "1"), ("out", "2"), ("o", "3")
+    stale, alive, other = (tmp_path / f"{name}.tmp-{digit * 32}" for name, digit in names)
+    for folder in (stale, alive, other):
+        folder.mkdir()
+    held = hold(alive)
+    export(tmp_path / "run", tmp_path / "out")
+    os.close(held)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["run", "out", alive.name, other.name])
+    assert caplog.messages == [f"removed {stale}, which a command that was stopped had left"]
+
+
+def test_a_link_stays_and_what_it_points_to_is_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_run(tmp_path / "run", architecture())
+    link, folder = tmp_path / "link", tmp_path / "elsewhere" / "out"
+    link.symlink_to(folder)
+    export(tmp_path / "run", link)
+    assert sorted(path.name for path in folder.glob("*.safetensors")) == ["model.safetensors"]
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="link exists, and export replaces nothing without --overwrite"):
+        export(tmp_path / "run", link)
+    export(tmp_path / "run", link, overwrite=True)
+    assert link.is_symlink()
+    assert (folder / "model.safetensors").is_file()
+    assert [path.name for path in folder.parent.iterdir()] == ["out"]
+    assert not caplog.records
 
 
 def test_overwrite_keeps_files_that_the_command_does_not_know(tmp_path: Path) -> None:

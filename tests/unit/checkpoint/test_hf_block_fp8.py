@@ -138,7 +138,7 @@ def test_values_without_scales_and_scales_without_values_are_errors(tmp_path: Pa
     with pytest.raises(UnsupportedError, match=rf"holds {name} as F8_E4M3, but only .* with block scales"):
         import_folder(tmp_path / "theirs", tmp_path / "run")
     save_file({**tensors, name: tensors[name].bfloat16()}, file)
-    with pytest.raises(CheckpointError, match=f"1 unknown: {name}_scale_inv"):
+    with pytest.raises(ConfigError, match=f"1 unknown: {name}_scale_inv"):
         import_folder(tmp_path / "theirs", tmp_path / "run")
 
 
@@ -151,5 +151,5 @@ def test_layers_that_predict_further_tokens_are_dropped_by_name(tmp_path: Path) 
     imported = import_folder(tmp_path / "theirs", tmp_path / "run")
     assert list(imported.dropped.values()) == [sorted(further)]
     change_config(tmp_path / "theirs", num_nextn_predict_layers=0)
-    with pytest.raises(CheckpointError, match=r"2 unknown: model\.layers\.3\.enorm"):
+    with pytest.raises(ConfigError, match=r"2 unknown: model\.layers\.3\.enorm"):
         import_folder(tmp_path / "theirs", tmp_path / "again")

@@ -160,7 +160,9 @@ def test_all_files_are_as_readable_as_each_other(tmp_path: Path) -> None:
 def test_an_existing_folder_is_not_touched(tmp_path: Path) -> None:
     write_run(tmp_path / "run", architecture())
     (tmp_path / "out").mkdir()
-    with pytest.raises(ConfigError, match="out exists, and export never overwrites: name a new folder"):
+    with pytest.raises(
+        ConfigError, match="out exists, and export replaces nothing without --overwrite: name a new folder"
+    ):
         export(tmp_path / "run", tmp_path / "out")
 
 

@@ -15,6 +15,7 @@ from meshwright.checkpoint.checkpoint import load, load_parameters, read_metadat
 from meshwright.checkpoint.hf.export import export
 from meshwright.checkpoint.hf.import_ import import_folder
 from meshwright.checkpoint.hf.weights import load_hf_parameters
+from meshwright.checkpoint.torch_formats.dcp_export import export_dcp
 from meshwright.config.load import load_job
 from meshwright.errors import CheckpointError, ConfigError, UnsupportedError
 from meshwright.inference.loaded_model import build_with, load_model
@@ -109,7 +110,7 @@ def test_an_imported_run_is_not_resumed(theirs: Path, tmp_path: Path) -> None:
 
 def test_an_existing_run_folder_is_not_touched(theirs: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    with pytest.raises(ConfigError, match="run exists, and import never overwrites"):
+    with pytest.raises(ConfigError, match="run exists, and import replaces nothing"):
         import_folder(theirs, tmp_path / "run")
 
 
@@ -139,7 +140,7 @@ def test_unknown_and_missing_keys_are_listed(theirs: Path) -> None:
     bias = "model__layers__0__self_attn__q_proj__bias"
     rewrite(theirs, **{bias: torch.zeros(32), "model__norm__weight": None})
     with pytest.raises(
-        CheckpointError,
+        ConfigError,
         match=r"1 unknown: model\.layers\.0\.self_attn\.q_proj\.bias; 1 missing: model\.norm\.weight",
     ):
         load_hf_parameters(theirs, architecture())
@@ -162,7 +163,7 @@ def test_a_tied_model_may_store_its_head_if_it_is_the_embedding(tmp_path: Path) 
     rewrite(folder, lm_head__weight=embedding.clone())
     assert "head.weight" not in load_hf_parameters(folder, architecture(tie_embeddings=True))
     rewrite(folder, lm_head__weight=embedding + 1)
-    with pytest.raises(CheckpointError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight"):
+    with pytest.raises(ConfigError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight"):
         load_hf_parameters(folder, architecture(tie_embeddings=True))
 
 
@@ -186,6 +187,72 @@ def test_what_sizes_do_not_show_is_remarked(theirs: Path, caplog: pytest.LogCapt
         assert not caplog.records
         load_hf_parameters(theirs, architecture(rope_theta=20_000.0, norm_eps=1e-6))
     assert "the weights were trained with rope_theta = 10000.0, the model has 20000.0" in caplog.text
+
+
+def test_a_copy_of_the_config_counts_in_place_of_the_own(
+    theirs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = json.loads((theirs / "config.json").read_text())
+    (tmp_path / "copy.json").write_text(json.dumps(config))
+    (tmp_path / "copies").mkdir()
+    shutil.copy(tmp_path / "copy.json", tmp_path / "copies" / "config.json")
+    (theirs / "generation_config.json").write_text("{}")
+    (theirs / "config.json").write_text(json.dumps({**config, "use_blocks": True}))
+    with pytest.raises(UnsupportedError, match=r"config\.json has use_blocks, of which"):
+        import_folder(theirs, tmp_path / "run")
+    for i, copy in enumerate(("copy.json", "copies")):
+        imported = import_folder(theirs, tmp_path / f"run-{i}", config=tmp_path / copy)
+        assert json.loads((imported.run.folder / "config.json").read_text()) == config
+        assert (imported.run.folder / "generation_config.json").read_text() == "{}"
+    assert "trained with use_blocks = True, the model has nothing of that name" in caplog.text
+
+
+def test_weights_that_are_not_finite_are_remarked(
+    theirs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong = torch.ones(264, 32)
+    wrong[3, 1] = float("nan")
+    rewrite(theirs, model__embed_tokens__weight=wrong, model__norm__weight=torch.full((32,), float("inf")))
+    import_folder(theirs, tmp_path / "run")
+    assert len(caplog.records) == 1
+    assert "holds NaN or infinity in 2 tensors, the first is model.embed_tokens.weight: a loss" in caplog.text
+
+
+def test_a_tokenizer_that_is_not_read_is_remarked(
+    theirs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (theirs / "vocab.json").write_text("{}")
+    (theirs / "merges.txt").write_text("")
+    import_folder(theirs, tmp_path / "run")
+    [imported] = caplog.messages
+    assert "theirs has vocab.json and merges.txt and no tokenizer.json, so the run's data.tokenizer is" in imported
+    assert f"AutoTokenizer.from_pretrained('{theirs}').save_pretrained('{theirs}')` of transformers" in imported
+    caplog.clear()
+    export(tmp_path / "run", tmp_path / "out")
+    [exported] = caplog.messages
+    assert "run has no tokenizer.json, so the export has no tokenizer: `AutoTokenizer" in exported
+
+
+def test_other_weights_next_to_the_model_are_named(
+    theirs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("adapter_model.safetensors", "adapter_config.json", "pytorch_model.bin", "training_args.bin"):
+        (theirs / name).write_text("")
+    import_folder(theirs, tmp_path / "run")
+    [message] = caplog.messages
+    names = "adapter_config.json, adapter_model.safetensors, pytorch_model.bin"
+    assert f"theirs also holds {names}, which is not read: only model*.safetensors are" in message
+
+
+def test_an_export_says_that_it_rounds_float64(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_hf(tmp_path / "theirs", "llama", dtype=torch.float64)
+    import_folder(tmp_path / "theirs", tmp_path / "run")
+    caplog.clear()
+    export(tmp_path / "run", tmp_path / "out")
+    export_dcp(tmp_path / "run", tmp_path / "dcp")
+    said = [message for message in caplog.messages if "tensors in float64, the first is" in message]
+    assert len(said) == 2
+    assert all(message.endswith(": the export rounds them") for message in said)
 
 
 def test_what_no_export_can_describe_is_not_imported(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from meshwright.checkpoint.hf.export import ExportFormat, export
 from meshwright.checkpoint.hf.import_ import import_folder
 from meshwright.checkpoint.hf.side_files import keep_side_files
 from meshwright.checkpoint.hf.weights import load_hf_parameters
-from meshwright.errors import CheckpointError, UnsupportedError
+from meshwright.errors import ConfigError, UnsupportedError
 from meshwright.inference.generate import Sampling, generate
 from meshwright.inference.loaded_model import load_model
 from meshwright.inference.transformers_parity import max_logits_difference
@@ -151,7 +151,7 @@ def test_gpt_oss_without_yarn_or_window_stays_so(tmp_path: Path, options: dict[s
 
 def test_a_missing_expert_is_named(tmp_path: Path) -> None:
     write_hf(tmp_path / "theirs", "mixtral")
-    with pytest.raises(CheckpointError, match=r"6 missing: .*experts\.6\.w1\.weight"):
+    with pytest.raises(ConfigError, match=r"6 missing: .*experts\.6\.w1\.weight"):
         load_hf_parameters(tmp_path / "theirs", moe_architecture(num_experts=7))
 
 

@@ -21,7 +21,7 @@ from hf_models import NARROW, architecture, some_tokens, write_hf
 from meshwright.checkpoint.checkpoint import load_parameters
 from meshwright.checkpoint.hf.import_ import import_folder
 from meshwright.checkpoint.torch_formats.dcp_metadata import read_dcp_metadata
-from meshwright.errors import CheckpointError, ConfigError, UnsupportedError
+from meshwright.errors import CheckpointError, ConfigError, DamagedCheckpoint, UnsupportedError
 from meshwright.inference.loaded_model import load_model
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.hf.hf_config import architecture_to_hf
@@ -133,10 +133,11 @@ def test_names_of_hugging_face_with_the_prefix_of_a_wrapper(tmp_path: Path, kind
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "deepseek_v3"])
-def test_fused_experts_of_transformers_5_are_those_of_its_folder(tmp_path: Path, kind: str) -> None:
-    state = write_hf(tmp_path / "theirs", kind).state_dict()
-    if not any(name.endswith("experts.gate_up_proj") for name in state):
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "phi3"])
+def test_fused_tensors_of_transformers_5_are_those_of_its_folder(tmp_path: Path, kind: str) -> None:
+    options = {"pad_token_id": None} if kind == "phi3" else {}
+    state = write_hf(tmp_path / "theirs", kind, **options).state_dict()
+    if kind != "phi3" and not any(name.endswith("experts.gate_up_proj") for name in state):
         pytest.skip("transformers 4 does not fuse experts")
     import_folder(tmp_path / "theirs", tmp_path / "expected")
     torch.save(state, tmp_path / "a.pt")
@@ -158,14 +159,14 @@ def test_what_does_not_fit_is_an_error(tmp_path: Path) -> None:
         torch.save({**state, **changes}, tmp_path / "meta" / "a.pt")
         import_folder(tmp_path / "meta" / "a.pt", tmp_path / "run")
 
-    with pytest.raises(CheckpointError, match=r"1 unknown: layers\.0\.attention\.bias"):
+    with pytest.raises(ConfigError, match=r"1 unknown: layers\.0\.attention\.bias"):
         imported(**{"layers.0.attention.bias": torch.ones(1)})
     with pytest.raises(ConfigError, match=r"norm\.weight is \[31\], the architecture has \[32\]"):
         imported(**{"norm.weight": torch.ones(31)})
     with pytest.raises(UnsupportedError, match=r"holds norm\.weight as torch\.int64"):
         imported(**{"norm.weight": torch.ones(32, dtype=torch.int64)})
     torch.save({"weight": torch.ones(1)}, tmp_path / "meta" / "a.pt")
-    with pytest.raises(CheckpointError, match=r"holds weight, but no embedding under a name that is known"):
+    with pytest.raises(ConfigError, match=r"holds weight, but no embedding under a name that is known"):
         import_folder(tmp_path / "meta" / "a.pt", tmp_path / "run")
     (tmp_path / "meta" / "config.json").unlink()
     with pytest.raises(ConfigError, match=r"has no config\.json, and .*a\.pt does not describe .*--config FOLDER"):
@@ -259,3 +260,48 @@ def test_a_damaged_shard_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"__0_0\.distcp cannot be read \(No such file"):
         import_folder(tmp_path / "meta", tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def flip_a_weight(file: Path, tensor: Tensor) -> None:
+    """Change one bit of the tensor's bytes in a file that holds them as they are."""
+    content = bytearray(file.read_bytes())
+    content[content.index(tensor.numpy().tobytes()) + 5] ^= 0x40
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("save", WRITERS)
+def test_a_flipped_bit_is_damage(tmp_path: Path, save: Callable[[dict[str, Any], Path], Path]) -> None:
+    model = architecture()
+    state = meta_state(model)
+    write_config(tmp_path / "meta", model)
+    source = save(state, tmp_path / "meta")
+    file = source if source.is_file() else source / "__0_0.distcp"
+    flip_a_weight(file, state["layers.1.attention.wq.weight"])
+    with pytest.raises(DamagedCheckpoint, match=rf"{file.name}: the bytes of .*data.* do not have the checksum"):
+        import_folder(source, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("kind", ["legacy", "no checksums"])
+def test_a_file_without_checksums_is_read_with_a_warning(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_config(tmp_path, architecture())
+    torch.serialization.set_crc32_options(kind == "legacy")
+    try:
+        options = {"_use_new_zipfile_serialization": kind != "legacy"}
+        torch.save(meta_state(architecture()), tmp_path / "a.pt", **options)
+    finally:
+        torch.serialization.set_crc32_options(True)
+    import_folder(tmp_path / "a.pt", tmp_path / "run")
+    assert "a.pt has no checksums, so a change of its bytes would not be noticed" in caplog.text
+    assert load_parameters(tmp_path / "run" / "checkpoints" / "step-0")
+
+
+def test_a_text_file_is_said_to_be_no_file_of_torch(tmp_path: Path) -> None:
+    write_config(tmp_path, architecture())
+    (tmp_path / "a.pt").write_text("hello")
+    with pytest.raises(
+        CheckpointError, match=r"\(it is no file that torch\.save wrote, or is damaged\): copy it again"
+    ):
+        import_folder(tmp_path / "a.pt", tmp_path / "run")

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_models import architecture, moe_architecture
-from meshwright.checkpoint.hf.maps.families import name_map, stored_shapes
+from meshwright.checkpoint.hf.maps.families import name_map
 from meshwright.checkpoint.hf.maps.llama import LLAMA
 from meshwright.checkpoint.hf.maps.moe import MIXTRAL
-from meshwright.errors import CheckpointError
+from meshwright.checkpoint.hf.maps.shapes import stored_shapes
+from meshwright.errors import CheckpointError, ConfigError
 from meshwright.spec.model.hf.hf_config import hf_model_type
 from meshwright.spec.model.hf.name_map import Drop, NameMap, Rename
 from meshwright.spec.model.presets import PRESETS
@@ -84,7 +85,7 @@ def test_exactly_the_expected_keys_are_accounted_for() -> None:
     ],
 )
 def test_every_other_key_is_named(present: list[str], message: str) -> None:
-    with pytest.raises(CheckpointError, match=re.escape(message)) as caught:
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
         MAP.account(present, OURS, "FOLDER")
     assert str(caught.value).startswith("the tensors of FOLDER are not those of its architecture")
 

@@ -103,7 +103,7 @@ def test_a_copy_is_dropped_if_it_is_one(tmp_path: Path) -> None:
     assert done.dropped == {"tied": ["head.weight"], "constant": ["layers.0.inv_freq"]}
     more["head.weight"][3, 2] += 1
     save_file(more, path)
-    with pytest.raises(CheckpointError, match=r"head\.weight differs from embed\.weight"):
+    with pytest.raises(ConfigError, match=r"head\.weight differs from embed\.weight"):
         import_folder(tmp_path / "out", tmp_path / "not", job=own_job("EveryRow"))
     assert not (tmp_path / "not").exists()
 
@@ -208,11 +208,11 @@ def test_a_folder_of_other_tensors_is_an_error_that_names_them(tmp_path: Path) -
     path, job = tmp_path / "out" / "model.safetensors", own_job("EveryRow")
     whole = load_file(path)
     for change, error, message in (
-        ({"k.weight": None}, CheckpointError, r"1 missing: k\.weight"),
-        ({"more": torch.ones(1)}, CheckpointError, r"1 unknown: more"),
+        ({"k.weight": None}, ConfigError, r"1 missing: k\.weight"),
+        ({"more": torch.ones(1)}, ConfigError, r"1 unknown: more"),
         ({"k.weight": torch.ones(4, 6)}, ConfigError, r"k\.weight is \[4, 6\], the architecture has \[12, 6\]"),
         ({"k.weight": torch.ones(12, 6).bfloat16()}, CheckpointError, r"the parts of qkv, .* have several dtypes"),
-        ({"experts.3.w1.weight": torch.ones(5, 6)}, CheckpointError, r"1 unknown: experts\.3\.w1\.weight"),
+        ({"experts.3.w1.weight": torch.ones(5, 6)}, ConfigError, r"1 unknown: experts\.3\.w1\.weight"),
     ):
         save_file({name: t for name, t in {**whole, **change}.items() if t is not None}, path)
         with pytest.raises(error, match=message):

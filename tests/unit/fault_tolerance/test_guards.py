@@ -18,6 +18,12 @@ def test_a_non_finite_step_stops_with_its_numbers(loss: float, norm: float) -> N
         require_finite(7, loss, norm)
 
 
+def test_the_advice_of_a_non_finite_step_is_asked_for_only_then() -> None:
+    with pytest.raises(NonFiniteError, match="the last checkpoint is unchanged: take other weights"):
+        require_finite(7, float("nan"), 1.0, lambda: "take other weights")
+    require_finite(7, 1.0, 1.0, lambda: pytest.fail("not asked for"))
+
+
 def test_a_finite_step_passes() -> None:
     require_finite(1, 3.0, 0.0)
 

@@ -1,5 +1,8 @@
 """TextStream: pieces add up to the text, and none ends in the middle of a character."""
 
+from pathlib import Path
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,3 +33,15 @@ def test_half_a_character_is_shown_at_the_end() -> None:
     stream = TextStream(BYTES)
     assert [stream.add(byte) for byte in "ä".encode()[:1]] == [""]
     assert stream.end() == "\ufffd"
+
+
+def test_a_space_before_the_first_word_after_the_prompt_is_kept(tmp_path: Path) -> None:
+    library = pytest.importorskip("tokenizers")
+    # As in Llama 2: the decoder drops the space at the start of a text.
+    words = library.models.WordLevel({"▁one": 0, "▁two": 1, "</s>": 2, "[UNK]": 3}, unk_token="[UNK]")
+    theirs = library.Tokenizer(words)
+    theirs.pre_tokenizer, theirs.decoder = library.pre_tokenizers.Metaspace(), library.decoders.Metaspace()
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(str(tmp_path / "tokenizer.json"))
+    stream = TextStream(tokenizer, [int(token) for token in tokenizer.encode("one")])
+    assert [stream.add(1), stream.add(0), stream.end()] == [" two", " one", ""]

@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from meshwright.app.job.initial_weights import weight_problems
 from meshwright.app.job.object_problems import object_problems
 from meshwright.app.job.remote_checkpoints import remote_problems
 from meshwright.config.load import ResolvedJob
@@ -18,7 +19,6 @@ from meshwright.spec.job.validity import has_wrong_degree
 from meshwright.spec.layout.schedule.action import read_schedule
 from meshwright.spec.layout.schedule.schedule import build_schedule
 from meshwright.spec.model.hf.hf_config import hf_obstacles
-from meshwright.spec.model.hf.hub_cache import hub_advice, local_path
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.problem import distinct
 from meshwright.spec.run.run import Run
@@ -95,12 +95,7 @@ def _model_problems(resolved: ResolvedJob) -> list[str]:
     problems = problems_raised_by(lambda: resolve_architecture(section))
     if is_object_source(section.source):
         problems += object_problems("model", section, resolved.folder, resolved.job)
-    weights = section.initial_weights
-    if weights is not None and not (local_path(weights) / "config.json").is_file():
-        problems.append(
-            f"model.initial_weights = {weights!r} is no Hugging Face folder (it holds no config.json): "
-            f"name one, or leave it out to start from random weights{hub_advice(weights)}"
-        )
+    problems += weight_problems(section)
     return problems
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 
+from meshwright.app.job.initial_weights import tokenizer_note
 from meshwright.config.load import DEFAULT, ResolvedJob
 from meshwright.hardware.catalogue import LOCAL, load_device
 from meshwright.hardware.choice import named_cluster
@@ -202,6 +203,8 @@ def _notes(resolved: ResolvedJob, layout: Layout | None) -> Iterator[tuple[str, 
     if job.optimizer.warmup_steps > job.train.steps:
         yield "note", f"the warmup of {job.optimizer.warmup_steps} steps is longer than the run's {job.train.steps}"
     if (note := dropout_note(resolve_architecture(job.model))) is not None:
+        yield "note", note
+    if (note := tokenizer_note(resolved)) is not None:
         yield "note", note
     device = _named_device(job)
     if device is not None and (note := precision_note(resolved, device)) is not None:

@@ -16,6 +16,11 @@ def temporary_sibling(folder: Path, kind: str = "tmp") -> Path:
     return folder.with_name(f"{folder.name}.{kind}-{uuid.uuid4().hex}")
 
 
+def is_temporary_of(path: Path, folder: Path) -> bool:
+    """Return whether `path` has a name that `temporary_sibling` gives for `folder`."""
+    return _TEMPORARY.fullmatch(path.name) is not None and path.name.rpartition(".tmp-")[0] == folder.name
+
+
 def fsync_folder(folder: Path) -> None:
     """Make the directory entries of `folder` durable."""
     descriptor = os.open(folder, os.O_RDONLY)

@@ -28,6 +28,11 @@ def model_folder(source: Path) -> Path:
     return folder
 
 
+def config_file(source: Path) -> Path:
+    """Return the config.json that `source` is, or that lies in the folder or hub id that it names."""
+    return source if source.is_file() else model_folder(source) / "config.json"
+
+
 def find_checkpoint(source: Path, step: int | None = None) -> tuple[Run, Path]:
     """Return the run and the checkpoint that `source` is or holds: its newest, or that of `step`.
 

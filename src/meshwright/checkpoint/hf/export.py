@@ -10,10 +10,11 @@ import torch
 
 from meshwright.checkpoint.format.find_checkpoint import is_hugging_face
 from meshwright.checkpoint.hf.find_hf_model import hf_model
-from meshwright.checkpoint.hf.folder import CONFIG, WEIGHT_FILES, read_json
 from meshwright.checkpoint.hf.output_folder import Replaceable, output_folder, require_target
+from meshwright.checkpoint.hf.rounding import warn_of_float64
 from meshwright.checkpoint.hf.side_files import SIDE_FILES, write_side_files
 from meshwright.checkpoint.hf.weight_files import divide, output_tensors, write_files
+from meshwright.checkpoint.hf.weight_index import CONFIG, WEIGHT_FILES, read_json
 from meshwright.checkpoint.peers import GroupPeers
 from meshwright.checkpoint.saved_model import SavedModel, find_saved_model
 from meshwright.checkpoint.section import SectionReader
@@ -93,6 +94,8 @@ def export_together(
     _remark_other_type(model, config["model_type"])
     saved = SectionReader(model.checkpoint, "model")
     saved.require(shapes)
+    if peers.rank == 0:
+        warn_of_float64(saved.dtypes, model.checkpoint)
     # A router's bias stays float32, as in transformers.
     dtypes = {name: torch.float32 if name.startswith(BUFFER) else DTYPES[weights.dtype] for name in shapes}
     outputs = output_tensors(described.name_map(), shapes, dtypes)

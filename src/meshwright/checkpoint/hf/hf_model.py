@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from meshwright.checkpoint.hf.maps.families import family_map, stored_shapes
+from meshwright.checkpoint.hf.maps.families import family_map
+from meshwright.checkpoint.hf.maps.shapes import stored_shapes
 from meshwright.spec.model.architecture import LlamaArchitecture
-from meshwright.spec.model.hf.hf_config import architecture_from_hf, architecture_to_hf
+from meshwright.spec.model.hf.hf_config import architecture_from_hf, architecture_to_hf, unknown_keys_of
 from meshwright.spec.model.hf.name_map import BUFFER, NameMap
 from meshwright.spec.model.unseen_fields import fields_unseen_in_shapes
 
@@ -62,9 +63,15 @@ class BuiltInModel(HfModel):
         return architecture_to_hf(self.architecture)
 
     def differences(self, config: Config, source: str) -> dict[str, tuple[Any, Any]]:
-        """Return the fields of the architecture that differ and cannot be seen in shapes."""
+        """Return the fields of the architecture that differ and cannot be seen in shapes, and keys that are unknown."""
+        unknown = unknown_keys_of(config)
+        known = {key: value for key, value in config.items() if key not in unknown}
         theirs, ours = (
-            fields_unseen_in_shapes(architecture_from_hf(dict(config), source)),
+            fields_unseen_in_shapes(architecture_from_hf(known, source)),
             fields_unseen_in_shapes(self.architecture),
         )
-        return {name: (theirs[name], ours[name]) for name in theirs.keys() & ours.keys() if theirs[name] != ours[name]}
+        differing = [name for name in theirs.keys() & ours.keys() if theirs[name] != ours[name]]
+        return {
+            **{name: (theirs[name], ours[name]) for name in differing},
+            **{key: (config[key], "nothing of that name") for key in unknown},
+        }

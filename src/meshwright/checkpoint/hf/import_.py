@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import prod
@@ -12,25 +13,24 @@ from meshwright.checkpoint.checkpoint import read_metadata
 from meshwright.checkpoint.format.boxes import Box
 from meshwright.checkpoint.format.dtypes import dtype_name
 from meshwright.checkpoint.format.durable import write_durably
-from meshwright.checkpoint.format.find_checkpoint import model_folder
-from meshwright.checkpoint.hf.find_hf_model import hf_model
-from meshwright.checkpoint.hf.folder import CONFIG, read_json
-from meshwright.checkpoint.hf.hf_model import BuiltInModel, HfModel
+from meshwright.checkpoint.hf.import_source import ImportSource, find_source, open_weights
 from meshwright.checkpoint.hf.maps.layouts import row_ranges, share_of
 from meshwright.checkpoint.hf.output_folder import Replaceable, output_folder, require_target
-from meshwright.checkpoint.hf.side_files import SIDE_FILES, TOKENIZER, copy_side_files
-from meshwright.checkpoint.hf.weights import HfWeights, load_hf_weights
+from meshwright.checkpoint.hf.side_files import SIDE_FILES, copy_side_files
+from meshwright.checkpoint.hf.weight_index import CONFIG
+from meshwright.checkpoint.hf.weights import HfWeights
 from meshwright.checkpoint.peers import GroupPeers
 from meshwright.checkpoint.saved_model import IMPORTED_FROM, MODEL_FIELDS
 from meshwright.checkpoint.saving import Extent, SaveRequest, with_bytes, write_checkpoint
 from meshwright.checkpoint.shards import Shard
-from meshwright.checkpoint.torch_formats.torch_weights import is_torch_checkpoint, load_torch_parameters, require_index
+from meshwright.checkpoint.torch_formats.checksums import verify_checksums
 from meshwright.config.write import to_toml
-from meshwright.errors import CheckpointError, ConfigError, ExitCode, UnsupportedError
+from meshwright.data.tokenizer_files import TOKENIZER, advice_to_make_one, other_tokenizer_files
+from meshwright.errors import CheckpointError, ExitCode
+from meshwright.log import logger
 from meshwright.spec.job.job import Job
-from meshwright.spec.job.user_object import is_object_source, module_dir
+from meshwright.spec.job.user_object import module_dir
 from meshwright.spec.model.architecture import LlamaArchitecture
-from meshwright.spec.model.hf.hf_config import architecture_from_hf, hf_obstacles
 from meshwright.spec.model.hf.hf_quantization import QUANTIZATION
 from meshwright.spec.model.unseen_fields import fields_unseen_in_shapes
 from meshwright.spec.run.run import Manifest, Run
@@ -63,39 +63,34 @@ def import_folder(
     """Write the weights of `source`, bitwise unchanged, as checkpoint step-0 of the new run `run_folder`.
 
     `source` is a Hugging Face folder, whose block-fp8 weights become bfloat16, the hub id of a downloaded model, a
-    torch.save file or a torch.distributed.checkpoint folder; `config` is the folder of its config.json and tokenizer,
-    if another. `job` names a class of the user's, whose attribute `hugging_face` maps the tensors of a Hugging Face
-    folder; without it config.json says what the model is. A collective of `peers`, which share the work; None is this
-    process alone. Memory is that of the largest tensor whose layout changes, or of some 64 MiB. The run is created
-    atomically; with `overwrite` it may replace an imported run that was not trained. Raises ConfigError if `run_folder`
-    exists, CheckpointError for a damaged source or a full disk, UnsupportedError for an unknown model, or a class
-    without a table.
+    torch.save file or a torch.distributed.checkpoint folder; `config` is its config.json, or the folder of that and the
+    tokenizer, if another. `job` names a class of the user's, whose attribute `hugging_face` maps the tensors of a
+    Hugging Face folder; without it config.json says what the model is. A collective of `peers`, which share the
+    work; None is this process alone. Memory is that of the largest tensor whose layout changes, or of some 64 MiB. The
+    run is created atomically; with `overwrite` it may replace an imported run that was not trained. Raises ConfigError
+    if `run_folder` exists, CheckpointError for a damaged source or a full disk, UnsupportedError for an unknown model,
+    or a class without a table.
     """
     require_target(run_folder, "import", _REPLACEABLE if overwrite else None)
-    require_index(source)
-    is_hf = not is_torch_checkpoint(source)
-    folder = model_folder(source) if is_hf else source
-    side = config or (source.parent if source.is_file() else folder)
-    if not is_hf and not (side / CONFIG).is_file():
-        raise ConfigError(
-            f"{side} has no {CONFIG}, and {source} does not describe its model: give --config FOLDER, the folder of one"
-        )
-    side = model_folder(side)
-    values = read_json(side / CONFIG)
-    model, weights = _opened(folder, values, side / CONFIG, job)
+    found = find_source(source, config)
+    peers = peers or GroupPeers(is_alone=True)
+    share = (peers.rank, peers.num_ranks)
+    has_checksums = not source.is_file() or peers.on_all(lambda: verify_checksums(source, source, share))
+    model, weights = open_weights(found, job)
+    if peers.rank == 0:
+        _remark(found, has_checksums=has_checksums)
     shapes, count = model.shapes, model.num_parameters
     num_bytes = sum(prod(shape) * weights.dtype(name).itemsize for name, shape in shapes.items())
-    with output_folder(run_folder, num_bytes, peers or GroupPeers(is_alone=True)) as new:
+    with output_folder(run_folder, num_bytes, peers) as new:
         run = Run(new.path)
 
         # Training starts from Hugging Face folders only.
-        start, has_tokenizer = str(source) if is_hf else None, (side / TOKENIZER).is_file()
+        start, has_tokenizer = str(source) if found.is_hf else None, (found.side / TOKENIZER).is_file()
         of_run = _own_job(job, start) if job else _job(start, run_folder, has_tokenizer=has_tokenizer)
 
         def describe() -> None:
-            copy_side_files(side, run.folder)
-            if QUANTIZATION in values:
-                _write_config(values, run.folder / CONFIG)
+            copy_side_files(found.side, run.folder)
+            _write_config(found, run.folder / CONFIG)
             manifest = Manifest(
                 job=of_run,
                 module_dir=module_dir(of_run.model.source),
@@ -110,38 +105,18 @@ def import_folder(
         fields = None if model.architecture is None else fields_unseen_in_shapes(model.architecture)
         metadata = {"step": 0, IMPORTED_FROM: str(source), MODEL_FIELDS: fields}
         _write_weights(weights, shapes, run.checkpoint(0), metadata, new.peers)
+        weights.warn_of_not_finite(new.peers)
     dtypes = sorted({dtype_name(weights.dtype(name)) for name in shapes})
     return Imported(Run(run_folder), of_run, model.architecture, count, dtypes, weights.dropped)
 
 
-def _opened(folder: Path, values: dict[str, Any], config: Path, job: Job | None) -> tuple[HfModel, HfWeights]:
-    """Return the model and the checked weights of `folder`; `values` are those of the file `config`."""
-    is_torch = is_torch_checkpoint(folder)
-    if job is not None:
-        if is_torch or not is_object_source(job.model.source):
-            what = f"{folder} is none" if is_torch else f"model.source = {job.model.source!r} is none"
-            raise ConfigError(
-                f"--job imports a Hugging Face folder into a class of your own (my_module:MyModel), and {what}: leave "
-                "--job out for a built-in model, which config.json describes"
-            )
-        model = hf_model(job.model)
-        return model, load_hf_weights(folder, model, dtype=None)
-    architecture = architecture_from_hf(values, str(config))
-    _require_way_back(architecture, config)
-    built_in = BuiltInModel(architecture)
-    if is_torch:
-        return built_in, load_torch_parameters(folder, architecture)
-    return built_in, load_hf_weights(folder, built_in, dtype=None)
-
-
-def _require_way_back(architecture: LlamaArchitecture, config: Path) -> None:
-    """Raise UnsupportedError for a model that `export` would refuse."""
-    if obstacles := hf_obstacles(architecture):
-        raise UnsupportedError(
-            f"{config} has a model with {' and '.join(obstacles)}, which no export can describe again, so nothing was "
-            "imported: to train from these weights, name this file in model.source and its folder in "
-            "model.initial_weights"
-        )
+def _remark(found: ImportSource, *, has_checksums: bool) -> None:
+    """Log a warning of each thing about the source that the imported run will not show."""
+    if not has_checksums:
+        logger.warning("%s has no checksums, so a change of its bytes would not be noticed", found.path)
+    if others := other_tokenizer_files(found.side):
+        given = (found.side, " and ".join(others), TOKENIZER, advice_to_make_one(str(found.side), str(found.side)))
+        logger.warning("%s has %s and no %s, so the run's data.tokenizer is bytes: %s, to be imported again", *given)
 
 
 def _write_weights(
@@ -197,9 +172,12 @@ def _extents(
         raise
 
 
-def _write_config(config: dict[str, Any], path: Path) -> None:
-    """Replace a copied config by `config` without its quantisation."""
-    plain = {key: value for key, value in config.items() if key != QUANTIZATION}
+def _write_config(found: ImportSource, path: Path) -> None:
+    """Write the source's config.json, bit by bit unless it names a quantisation, which the weights no longer have."""
+    if QUANTIZATION not in found.values:
+        shutil.copyfile(found.config, path)
+        return
+    plain = {key: value for key, value in found.values.items() if key != QUANTIZATION}
     path.write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
 
 

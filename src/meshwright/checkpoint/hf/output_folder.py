@@ -1,5 +1,6 @@
 """output_folder: a new folder that is written next to its final name and renamed when it is complete."""
 
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from meshwright.checkpoint.format.durable import commit, remove, temporary_sibling
+from meshwright.checkpoint.format.leftovers import hold, remove_leftovers
 from meshwright.checkpoint.peers import GroupPeers
 from meshwright.errors import CheckpointError, ConfigError
 from meshwright.units import first_of, format_bytes
@@ -38,7 +40,8 @@ def require_target(target: Path, verb: str, replaceable: Replaceable | None) -> 
         return
     if replaceable is None:
         raise ConfigError(
-            f"{target} exists, and {verb} never overwrites: name a new folder, move it away, or give --overwrite"
+            f"{target} exists, and {verb} replaces nothing without --overwrite: name a new folder, move it away, or "
+            "give --overwrite"
         )
     if not target.is_dir() or not (replaceable.is_one(target) or not any(target.iterdir())):
         raise ConfigError(
@@ -81,21 +84,28 @@ class NewFolder:
 def output_folder(target: Path, num_bytes: int, peers: GroupPeers) -> Iterator[NewFolder]:
     """Yield an empty folder that becomes `target` at the end of the block, atomically; an older one is then removed.
 
-    A collective of `peers`. On any error the new folder is removed and `target` is as it was. Raises CheckpointError
-    if the disk has less than `num_bytes` free.
+    A `target` that is a link stays one: the folder that it points to is written. A collective of `peers`. On any error
+    the new folder is removed and `target` is as it was. Raises CheckpointError if the disk has less than `num_bytes`
+    free.
     """
-    temporary: Path | None = None
+    temporary, held = None, None
+    if target.is_symlink():
+        target = Path(os.path.realpath(target))
     try:
         temporary = Path(peers.publish(peers.act_together(lambda: str(_make(target, num_bytes)), on_rank=0)))
+        held = hold(temporary) if peers.rank == 0 else None
         folder = NewFolder(target, temporary, peers)
         yield folder
         folder.write(lambda: _put_in_place(folder.path, target), on_rank=0)
     finally:
         if temporary is not None and peers.rank == 0:
             shutil.rmtree(temporary, ignore_errors=True)
+        if held is not None:
+            os.close(held)
 
 
 def _make(target: Path, num_bytes: int) -> Path:
+    remove_leftovers(target)
     temporary = temporary_sibling(target)
     try:
         temporary.mkdir(parents=True)
@@ -117,10 +127,11 @@ def _put_in_place(temporary: Path, target: Path) -> None:
     if not target.exists():
         commit(temporary, target)
         return
-    aside = target.rename(temporary_sibling(target))
+    # Another kind, since it is no leftover until the new folder is in place.
+    aside = target.rename(temporary_sibling(target, "old"))
     try:
         commit(temporary, target)
-    except OSError:
+    except BaseException:
         aside.rename(target)
         raise
     remove(aside)

@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from meshwright.checkpoint.hf.hf_model import Config, HfModel
-from meshwright.checkpoint.hf.maps.families import tensor_shapes
+from meshwright.checkpoint.hf.maps.shapes import tensor_shapes
 from meshwright.errors import ConfigError, MeshwrightError, UnsupportedError
 from meshwright.spec.job.user_object import place_of
 from meshwright.spec.model.hf.hugging_face_format import HuggingFaceFormat

@@ -1,10 +1,22 @@
-"""rounded: a tensor in the dtype of an export, refused where that has no such large values."""
+"""rounded: a tensor in the dtype of an export, refused where that has no such large values; float64 is remarked."""
+
+from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from meshwright.checkpoint.format.dtypes import dtype_name
 from meshwright.errors import CheckpointError
+from meshwright.log import logger
+from meshwright.units import counted
+
+
+def warn_of_float64(saved: Mapping[str, torch.dtype], source: Path) -> None:
+    """Log a warning if tensors of `source` are in float64, which no export has."""
+    if names := [name for name, dtype in saved.items() if dtype == torch.float64]:
+        given = source, counted(len(names), "tensor"), names[0]
+        logger.warning("%s has %s in float64, the first is %s: the export rounds them", *given)
 
 
 def rounded(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from meshwright.checkpoint.hf.safetensors_file import DTYPES, LENGTH_BYTES
+from meshwright.checkpoint.hf.safetensors_file import DTYPES
+from meshwright.checkpoint.hf.safetensors_header import LENGTH_BYTES
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _ALIGNMENT = 8

@@ -6,11 +6,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from meshwright.checkpoint.hf.folder import CONFIG, read_json
 from meshwright.checkpoint.hf.hf_model import HfModel
+from meshwright.checkpoint.hf.weight_index import CONFIG, read_json
 from meshwright.checkpoint.saved_model import SavedModel
 from meshwright.data.tokenizer import BYTES, Tokenizer
+from meshwright.data.tokenizer_files import TOKENIZER, advice_to_make_one
 from meshwright.errors import ConfigError
+from meshwright.log import logger
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.user_object import is_object_source
 from meshwright.spec.model.hf.hf_config import architecture_to_hf, hf_obstacles
@@ -19,7 +21,6 @@ from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.run.run import Run
 
 GENERATION_CONFIG = "generation_config.json"
-TOKENIZER = "tokenizer.json"
 TOKENIZER_FILES = (
     TOKENIZER,
     "tokenizer_config.json",
@@ -51,6 +52,12 @@ def write_side_files(model: SavedModel, described: HfModel, folder: Path, dtype:
         shutil.copyfile(model.run.folder / GENERATION_CONFIG, folder / GENERATION_CONFIG)
     else:
         _write(folder / GENERATION_CONFIG, ids)
+    if tokenizer is None and model.is_imported:
+        source = model.job.model.initial_weights or "ORIGINAL"
+        logger.warning(
+            "%s has no %s, so the export has no tokenizer: %s",
+            *(model.run.folder, TOKENIZER, advice_to_make_one(source, "EXPORT")),
+        )
     if tokenizer is not None:
         _write_tokenizer(model, tokenizer, folder, described.max_seq_len)
 
@@ -78,8 +85,8 @@ def keep_side_files(job: Job, run: Run) -> None:
 
 
 def copy_side_files(source: Path, target: Path) -> None:
-    """Copy the configs and the tokenizer's files that `source` has."""
-    for name in (CONFIG, GENERATION_CONFIG, *TOKENIZER_FILES):
+    """Copy the generation config and the tokenizer's files that `source` has."""
+    for name in (GENERATION_CONFIG, *TOKENIZER_FILES):
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
 

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from meshwright.checkpoint.format.durable import write_durably
-from meshwright.checkpoint.hf.folder import INDEX, SINGLE
 from meshwright.checkpoint.hf.maps.layouts import (
     PIECE_BYTES,
     row_ranges,
@@ -27,6 +26,7 @@ from meshwright.checkpoint.hf.maps.layouts import (
 from meshwright.checkpoint.hf.output_folder import NewFolder
 from meshwright.checkpoint.hf.rounding import rounded
 from meshwright.checkpoint.hf.safetensors_writer import create, safetensors_header, write_at
+from meshwright.checkpoint.hf.weight_index import INDEX, SINGLE
 from meshwright.checkpoint.saving import bytes_of
 from meshwright.checkpoint.section import SectionReader
 from meshwright.spec.model.hf.name_map import NameMap, Rename

@@ -8,15 +8,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from meshwright.checkpoint.hf.folder import CONFIG, HfFolder, read_json
+from meshwright.checkpoint.hf.folder import HfFolder
 from meshwright.checkpoint.hf.hf_model import BuiltInModel, HfModel
 from meshwright.checkpoint.hf.maps.layouts import joined, row_ranges, to_ours
 from meshwright.checkpoint.hf.tensor_source import TensorSource
+from meshwright.checkpoint.hf.weight_index import CONFIG, read_json
+from meshwright.checkpoint.peers import GroupPeers
 from meshwright.errors import CheckpointError, ConfigError, UnsupportedError
 from meshwright.log import logger
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.hf.name_map import NameMap, Rename
-from meshwright.units import first_of
+from meshwright.units import counted, first_of
 
 _NUM_NAMED = 4
 _NO_TENSOR = "no tensor, such as a number of the training state"
@@ -32,6 +34,7 @@ class HfWeights(Mapping[str, Tensor]):
         self.folder = folder
         self.table = table
         self._theirs, self._dtype = theirs, dtype
+        self._not_finite: dict[str, None] = {}
 
     def __getitem__(self, name: str) -> Tensor:
         return self.read(name)
@@ -67,10 +70,26 @@ class HfWeights(Mapping[str, Tensor]):
         start, end = rows if rows and renames[0].is_stacked else (0, each)
         of_theirs = rows if renames[0].keeps_rows and not renames[0].is_stacked else None
         parts = [
-            to_ours(rename, [self.folder.read(one, of_theirs) for one in theirs[i * each + start : i * each + end]])
+            to_ours(rename, [self._read(one, of_theirs) for one in theirs[i * each + start : i * each + end]])
             for i, rename in enumerate(renames)
         ]
         return joined(renames, parts).to(self.dtype(name))
+
+    def warn_of_not_finite(self, peers: GroupPeers) -> None:
+        """Log a warning if a tensor that was read on any rank holds NaN or infinity; a collective."""
+        found = list(dict.fromkeys(name for names in peers.gather(list(self._not_finite)) for name in names))
+        if found and peers.rank == 0:
+            logger.warning(
+                "%s holds NaN or infinity in %s, the first is %s: a loss computed with them is not finite",
+                *(self.folder.path, counted(len(found), "tensor"), found[0]),
+            )
+
+    def _read(self, name: str, rows: tuple[int, int] | None) -> Tensor:
+        """Return one tensor of the folder or its `rows`, and remember whether it is finite."""
+        tensor = self.folder.read(name, rows)
+        if not tensor.isfinite().all():
+            self._not_finite[name] = None
+        return tensor
 
 
 def load_hf_parameters(
@@ -92,13 +111,15 @@ def load_hf_weights(
     """Return the whole tensors of `hf_folder` by our names, all or only `names`, in `dtype` (None: as stored).
 
     All names and shapes are checked at once; each tensor is read on access, those in block-fp8 as bfloat16. Raises
-    CheckpointError for unknown, missing or damaged tensors, ConfigError for those of another architecture,
-    UnsupportedError for other quantised ones.
+    ConfigError for tensors of another architecture, CheckpointError for damaged ones, UnsupportedError for other
+    quantised ones.
     """
     path = Path(hf_folder).expanduser()
     folder = HfFolder(path)
     config = read_json(path / CONFIG) if (path / CONFIG).is_file() else None
     folder.require_floats()
+    if others := folder.unread_weights:
+        logger.warning("%s also holds %s, which is not read: only model*.safetensors are", path, first_of(others))
     weights = checked_weights(folder, model.name_map(config).spelled_as(folder.names), model.shapes, dtype)
     for field, given in sorted((model.differences(config, str(path / CONFIG)) if config is not None else {}).items()):
         logger.warning("%s: the weights were trained with %s = %s, the model has %s", path, field, *given)
@@ -161,7 +182,7 @@ def _require_copy(source: TensorSource, embedding: str, head: str) -> None:
     if source.shape(head) != shape or not all(
         torch.equal(source.read(head, rows), source.read(embedding, rows)) for rows in ranges
     ):
-        raise CheckpointError(
+        raise ConfigError(
             f"{source.path}: {head} differs from {embedding}, but the architecture ties the two: "
             "set tie_word_embeddings to false in config.json (or model.options.tie_embeddings = false in the job)"
         )

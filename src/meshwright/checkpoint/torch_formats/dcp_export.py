@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from meshwright.checkpoint.hf.export import DTYPES, ExportDType, Exported
 from meshwright.checkpoint.hf.hf_model import BuiltInModel
 from meshwright.checkpoint.hf.output_folder import Replaceable, output_folder, require_target
-from meshwright.checkpoint.hf.rounding import rounded
+from meshwright.checkpoint.hf.rounding import rounded, warn_of_float64
 from meshwright.checkpoint.hf.side_files import SIDE_FILES, write_side_files
 from meshwright.checkpoint.peers import GroupPeers
 from meshwright.checkpoint.saved_model import find_saved_model
@@ -57,6 +57,7 @@ def export_dcp(
     described = BuiltInModel(model.architecture)
     shapes = described.shapes
     saved.require(shapes)
+    warn_of_float64(saved.dtypes, model.checkpoint)
     dtypes = {name: torch.float32 if name.startswith(BUFFER) else DTYPES[dtype] for name in shapes}
     ours = {name.removeprefix(BUFFER): name for name in shapes}
     state = {name: torch.empty(shapes[own], dtype=dtypes[own], device="meta") for name, own in ours.items()}
@@ -83,6 +84,7 @@ def _save(state: dict[str, Tensor], folder: Path, read: Callable[[str], Tensor])
         except CheckpointException as error:
             # The only rank's own error, with its traceback as text.
             cause = next(iter(error.failures.values()))[0]
-            if isinstance(cause, (CheckpointError, OSError)):
+            # A signal's exception is none of torch's, and passes as it is.
+            if isinstance(cause, (CheckpointError, OSError)) or not isinstance(cause, Exception):
                 raise cause from None
             raise CheckpointError(f"{folder.parent} could not be written to ({cause}): free space there") from error

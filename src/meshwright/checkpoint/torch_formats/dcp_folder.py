@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from meshwright.checkpoint.format.boxes import Box, intersection
+from meshwright.checkpoint.torch_formats.checksums import verify_checksums
 from meshwright.checkpoint.torch_formats.dcp_metadata import DcpShard, DcpTensor, read_dcp_metadata
 from meshwright.checkpoint.torch_formats.torch_file import load_tensors
 from meshwright.errors import CheckpointError
@@ -59,6 +60,7 @@ class DcpFolder:
                 data = file.read(shard.num_bytes)
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read ({error.strerror}): copy the whole folder again") from error
+        verify_checksums(io.BytesIO(data), path)
         loaded = load_tensors(io.BytesIO(data), path)
         if not isinstance(loaded, Tensor) or (loaded.dtype, tuple(loaded.shape)) != (tensor.dtype, shard.box.shape):
             raise CheckpointError(

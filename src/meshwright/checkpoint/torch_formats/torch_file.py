@@ -76,5 +76,8 @@ def _reason(error: Exception) -> str:
         return "it is damaged or holds more than tensors): copy it again, or save a plain dict of tensors"
     if isinstance(error, EOFError) and not text:
         text = "it ends too early"
-    reason = text.partition("\n")[0].partition(". ")[0] or type(error).__name__
+    reason = text.partition("\n")[0].partition(". ")[0]
+    if " " not in reason:
+        # An opcode or a key that the unpickler does not know.
+        reason = "it is no file that torch.save wrote, or is damaged"
     return f"{reason}): copy it again, or save a plain dict of tensors"

@@ -8,11 +8,12 @@ from meshwright.checkpoint.hf.hf_model import BuiltInModel
 from meshwright.checkpoint.hf.maps.families import name_map, with_tied_head
 from meshwright.checkpoint.hf.maps.meta_llama import meta_map
 from meshwright.checkpoint.hf.maps.moe import FUSED_EXPERTS, with_fused_experts
+from meshwright.checkpoint.hf.tensor_source import TensorSource
 from meshwright.checkpoint.hf.weights import HfWeights, checked_weights
 from meshwright.checkpoint.torch_formats.dcp_folder import DcpFolder
 from meshwright.checkpoint.torch_formats.dcp_metadata import FILE_NAME
 from meshwright.checkpoint.torch_formats.torch_file import TorchFile
-from meshwright.errors import CheckpointError
+from meshwright.errors import CheckpointError, ConfigError
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.hf.name_map import BUFFER, Drop, NameMap, Rename
 from meshwright.spec.model.moe_architecture import MoEArchitecture
@@ -38,24 +39,31 @@ def require_index(source: Path) -> None:
         )
 
 
-def load_torch_parameters(source: Path, architecture: LlamaArchitecture) -> HfWeights:
+def load_torch_parameters(source: Path, architecture: LlamaArchitecture, model_type: str | None = None) -> HfWeights:
     """Return the tensors of `source` by our names, as stored; each is read on access.
 
-    Names may be ours, those of Hugging Face or, for a Llama, Meta's, with a prefix of a wrapper. Raises CheckpointError
-    for other names, missing or unknown tensors and damaged files, ConfigError for tensors of another architecture.
+    Names may be ours, those of the Hugging Face model of `model_type` (None: that of an export) or, for a Llama,
+    Meta's, with a prefix of a wrapper. Raises ConfigError for other names and tensors of another architecture,
+    CheckpointError for damaged files.
     """
     opened = TorchFile(source) if source.is_file() else DcpFolder(source)
     shapes = BuiltInModel(architecture).shapes
-    table = _table_for(opened.names, architecture, shapes, source)
+    table = _table_for(opened, architecture, shapes, model_type)
     drops = [Drop(f"{name}.{{rest}}", "training state, which an import leaves out") for name in _TRAINING_STATE]
     table = replace(table, drops=(*table.drops, *drops))
     return checked_weights(opened, table, shapes)
 
 
-def _table_for(names: set[str], architecture: LlamaArchitecture, shapes: Collection[str], source: Path) -> NameMap:
-    """Return the name map whose name of the embedding is in `names`, with its prefix."""
-    theirs = name_map(architecture)
-    if isinstance(architecture, MoEArchitecture) and any(name.endswith(FUSED_EXPERTS) for name in names):
+def _table_for(
+    opened: TensorSource, architecture: LlamaArchitecture, shapes: Collection[str], model_type: str | None
+) -> NameMap:
+    """Return the name map whose name of the embedding `opened` has, with its prefix."""
+    names = opened.names
+    theirs = name_map(architecture, model_type)
+    is_fused = any(name.endswith(FUSED_EXPERTS) for name in names)
+    # GPT-OSS has them fused in its folders, too.
+    of_folder = any(rename.theirs.endswith(FUSED_EXPERTS) for rename in theirs.renames)
+    if isinstance(architecture, MoEArchitecture) and is_fused and not of_folder:
         theirs = with_fused_experts(theirs)
     tables = [NameMap(tuple(Rename(name, name.removeprefix(BUFFER)) for name in shapes)), theirs]
     if type(architecture) is LlamaArchitecture and not (architecture.qk_norm or architecture.qkv_bias):
@@ -67,7 +75,7 @@ def _table_for(names: set[str], architecture: LlamaArchitecture, shapes: Collect
                 drops = tuple(replace(drop, theirs=f"{prefix}{drop.theirs}") for drop in table.drops)
                 return NameMap(renames, drops)
     expected = [table.theirs("embedding.weight")[0] for table in tables]
-    raise CheckpointError(
-        f"{source} holds {first_of(sorted(names)) or 'no tensor'}, but no embedding under a name that is known "
+    raise ConfigError(
+        f"{opened.path} holds {first_of(sorted(names)) or 'no tensor'}, but no embedding under a name that is known "
         f"({', '.join(expected)}): rename its tensors to those of Hugging Face first"
     )

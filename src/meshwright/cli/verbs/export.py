@@ -20,7 +20,7 @@ from meshwright.cli.result_command import print_json, result_command
     type=click.Choice(["float32", "bfloat16"]),
     default="float32",
     show_default=True,
-    help="Format of the weights; float32 loses nothing.",
+    help="Format of the weights; float32 rounds only what was float64.",
 )
 @click.option(
     "--format",
@@ -56,19 +56,20 @@ def command(
         raise click.UsageError(f"{what} of --format hf only: leave one out")
     # Before torch is imported, which takes seconds.
     find_checkpoint(run, step)
-    from meshwright.app.conversion_ranks import is_under_torchrun, share_under_torchrun
+    from meshwright.app.conversion_ranks import is_under_torchrun, preemptible, share_under_torchrun
     from meshwright.app.exchange import Export, export, export_as_peer, export_dcp
     from meshwright.checkpoint.hf.export import ExportFormat, ExportRequest
 
     arguments: dict[str, Any] = {"step": step, "dtype": dtype, "overwrite": overwrite}
     done: Export | None
-    if format_ == "dcp":
-        done = export_dcp(run, out, **arguments)
-    elif is_under_torchrun():
-        request = ExportRequest(run, out, step, ExportFormat(dtype), overwrite)
-        done = share_under_torchrun(export_as_peer, {"request": request, "verify": verify}, ranks)
-    else:
-        done = export(run, out, verify=verify, ranks=ranks, **arguments)
+    with preemptible(out):
+        if format_ == "dcp":
+            done = export_dcp(run, out, **arguments)
+        elif is_under_torchrun():
+            request = ExportRequest(run, out, step, ExportFormat(dtype), overwrite)
+            done = share_under_torchrun(export_as_peer, {"request": request, "verify": verify}, ranks)
+        else:
+            done = export(run, out, verify=verify, ranks=ranks, **arguments)
     if done is None:  # rank 0 says it
         return
     if as_json:

@@ -48,7 +48,7 @@ def command(
     ids = loaded.encode_prompt(prompt)
     assert loaded.tokenizer is not None
     tokens = generate(loaded.model, ids, sampling, stop=loaded.stop, num_tokens=loaded.tokenizer.vocab_size)
-    stream = TextStream(loaded.tokenizer)
+    stream = TextStream(loaded.tokenizer, ids)
     if not as_json:
         click.echo(prompt, nl=False)
     pieces, started_s = [prompt], time.perf_counter()

@@ -127,11 +127,15 @@ class MoEArchitecture(LlamaArchitecture):
             )
         if self.latent is not None:
             width = self.latent.plain_head_dim + self.latent.rope_head_dim
-            if self.head_dim != width or self.num_kv_heads != self.num_heads:
+            if self.head_dim != width:
                 raise ValueError(
-                    f"head_dim = {self.head_dim} and num_kv_heads = {self.num_kv_heads} do not fit latent attention: "
-                    f"set head_dim to plain_head_dim + rope_head_dim = {width} and num_kv_heads to num_heads = "
-                    f"{self.num_heads}"
+                    f"head_dim = {self.head_dim} does not fit latent attention: set it to plain_head_dim + "
+                    f"rope_head_dim = {width}"
+                )
+            if self.num_kv_heads != self.num_heads:
+                raise ValueError(
+                    f"num_kv_heads = {self.num_kv_heads} does not fit latent attention, in which each head has a key "
+                    f"of its own: set it to num_heads = {self.num_heads}"
                 )
         return self
 

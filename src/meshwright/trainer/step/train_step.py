@@ -23,7 +23,7 @@ from meshwright.parallelism.loss import NextTokenLoss, counted_share
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.pipeline.pipeline import Observe, Pipeline, StageInput, ignore
 from meshwright.parallelism.pipeline.stages import Stages
-from meshwright.parallelism.torch_private.torch_compat import canonical_parameters
+from meshwright.parallelism.torch_private.torch_compat import canonical_parameters, local_box
 from meshwright.spec.job.job import Job
 from meshwright.trainer.step.expert_load import ExpertLoad
 from meshwright.trainer.step.optimizer import learning_rate
@@ -78,7 +78,7 @@ class TrainStep:
             self.observe_gradients(self.model)
         grad_norm = self.gradients.clip(self.job.optimizer.max_grad_norm)
         loss = self._mean_loss(total_loss, len(microbatches))
-        require_finite(step, loss, grad_norm.item())
+        require_finite(step, loss, grad_norm.item(), partial(self._advice, step))
         self._observe("optimizer")
         if self.before_update is not None:
             self.before_update()
@@ -105,6 +105,21 @@ class TrainStep:
         mean = total / (num_microbatches * layout.dp * layout.cp * layout.tp)
         dist.all_reduce(mean)
         return mean.item()
+
+    def _advice(self, step: int) -> str:
+        """Return what to do about a loss of `step` that is not finite; a collective."""
+        wrong = [not local_box(parameter)[0].isfinite().all() for parameter in self.model.parameters()]
+        count = torch.tensor(float(any(wrong)), device=self.meshes.device_type)
+        dist.all_reduce(count)
+        weights = self.job.model.initial_weights
+        if not count or weights is None:
+            return _ADVICE
+        if step == 1:
+            return f"model.initial_weights = {weights!r} holds NaN or infinity, so take other weights"
+        return (
+            "parameters held NaN or infinity before the step: if the start of the run warned that "
+            f"model.initial_weights = {weights!r} holds them, take other weights, otherwise {_ADVICE}"
+        )
 
     def _stage_inputs(self, step: int, microbatches: Sequence[Microbatch]) -> list[StageInput]:
         """Return this rank's shard of the microbatches, on its device; a collective if targets may be ignored."""
@@ -153,17 +168,19 @@ def seed_everything(seed: int, step: int, first_slot: int) -> None:
     random.seed(mixed)
 
 
-def require_finite(step: int, loss: float, grad_norm: float) -> None:
+_ADVICE = "lower optimizer.learning_rate, lengthen optimizer.warmup_steps, or look at the data of this step"
+
+
+def require_finite(step: int, loss: float, grad_norm: float, advice: Callable[[], str] = lambda: _ADVICE) -> None:
     """Raise NonFiniteError if the loss or the gradient norm is NaN or infinite.
 
-    Both are equal on every rank, so all ranks stop before the optimizer step.
+    Both are equal on every rank, so all ranks stop before the optimizer step, and `advice` may be a collective.
     """
     if math.isfinite(loss) and math.isfinite(grad_norm):
         return
     raise NonFiniteError(
         f"step {step}: loss = {loss}, gradient norm = {grad_norm}: not finite, so the optimizer step was skipped "
-        "and the last checkpoint is unchanged: lower optimizer.learning_rate, lengthen optimizer.warmup_steps, "
-        "or look at the data of this step"
+        f"and the last checkpoint is unchanged: {advice()}"
     )
 
 

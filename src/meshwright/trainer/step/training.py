@@ -13,6 +13,7 @@ from meshwright.checkpoint.checkpoint import load, load_newest
 from meshwright.checkpoint.hf.hf_model import BuiltInModel, HfModel
 from meshwright.checkpoint.hf.own_model import OwnModel, has_format
 from meshwright.checkpoint.hf.weights import load_hf_weights
+from meshwright.checkpoint.peers import GroupPeers
 from meshwright.checkpoint.saved_model import MODEL_FIELDS
 from meshwright.data.dataset import Dataset, build_dataset
 from meshwright.data.loader import Loader
@@ -204,7 +205,7 @@ def described_for_hf(job: Job, whole: nn.Module) -> HfModel | None:
 
 
 def fill_from_hf(model: nn.Module, section: ModelSection, described: HfModel | None) -> None:
-    """Copy the weights of model.initial_weights, if set, into this rank's shards of `model`."""
+    """Copy the weights of model.initial_weights, if set, into this rank's shards of `model`; a collective."""
     if section.initial_weights is None or described is None:
         return
     names, buffers = [name for name, _ in canonical_parameters(model)], persistent_buffers(model)
@@ -213,6 +214,7 @@ def fill_from_hf(model: nn.Module, section: ModelSection, described: HfModel | N
     fill_from(model, weights.__getitem__)
     for name, buffer in buffers.items():
         buffer.copy_(weights[f"{BUFFER}{name}"])
+    weights.warn_of_not_finite(GroupPeers())
 
 
 def require_positions(job: Job, model: nn.Module) -> None:

@@ -464,7 +464,7 @@ def test_a_host_has_no_workspace_and_nothing_reserved_besides() -> None:
     of_host = replace(of_host, cluster=of_host.cluster.replace(device=of_host.cluster.device.replace(is_host=True)))
     host = memory_use(footprint(Configurations.of_one(of_host, layout)), 0)
     assert host.fragmentation_bytes == 0 < use.fragmentation_bytes
-    assert use.workspace_bytes - host.workspace_bytes == WORKSPACE_BYTES
+    assert use.workspace_bytes - host.workspace_bytes == 2 * WORKSPACE_BYTES
 
 
 @pytest.mark.parametrize("schedule", ["GPipe", "LoopedBFS"])

@@ -1,21 +1,16 @@
-"""Name map and tensor shapes of each supported architecture family."""
+"""Name map of each supported architecture family; needs no torch."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import nn
-
 from meshwright.checkpoint.hf.maps.gpt2 import GPT2
 from meshwright.checkpoint.hf.maps.llama import LLAMA
 from meshwright.checkpoint.hf.maps.moe import DEEPSEEK_V3, GPT_OSS, MIXTRAL, QWEN3_MOE
 from meshwright.checkpoint.hf.maps.phi3 import phi3_map
-from meshwright.models.build import build_architecture
-from meshwright.parallelism.torch_private.torch_compat import canonical_parameters, persistent_buffers
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.hf.hf_config import hf_model_type
-from meshwright.spec.model.hf.name_map import BUFFER, Drop, NameMap
+from meshwright.spec.model.hf.name_map import Drop, NameMap
 
 _OUR_HEAD, _EMBEDDING = "head.weight", "embedding.weight"
 _COPY = "a copy of the embedding, checked to be equal before it is dropped"
@@ -66,15 +61,3 @@ def with_tied_head(table: NameMap) -> NameMap:
         renames=tuple(rename for rename in table.renames if rename.ours != _OUR_HEAD),
         drops=(*table.drops, *(Drop(head, _COPY, copy_of=_EMBEDDING) for head in heads)),
     )
-
-
-def stored_shapes(architecture: LlamaArchitecture) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the model of `architecture`, as `tensor_shapes` does."""
-    with torch.device("meta"):
-        return tensor_shapes(build_architecture(architecture))
-
-
-def tensor_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each tensor by its name in a checkpoint, in the model's order: buffers last."""
-    buffers = {f"{BUFFER}{name}": buffer for name, buffer in persistent_buffers(model).items()}
-    return {name: tuple(tensor.shape) for name, tensor in {**dict(canonical_parameters(model)), **buffers}.items()}

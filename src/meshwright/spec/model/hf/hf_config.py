@@ -6,6 +6,7 @@ names are defined in spec/model/hf/hf_families.py.
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -16,10 +17,10 @@ from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.gpt2_architecture import GPT2Architecture
 from meshwright.spec.model.gpt_oss_architecture import GptOssArchitecture
 from meshwright.spec.model.hf.hf_families import ALIASES, FAMILIES
-from meshwright.spec.model.hf.hf_family import ELSEWHERE, HARMLESS, ONLY, WIDTH_OF_HEADS, Family
+from meshwright.spec.model.hf.hf_family import ELSEWHERE, WIDTH_OF_HEADS, Family
+from meshwright.spec.model.hf.hf_keys import refuse_unsupported, require_sizes, unknown_keys
 from meshwright.spec.model.hf.hf_layers import layers_from_hf, layers_to_hf, window_obstacles
-from meshwright.spec.model.hf.hf_quantization import QUANTIZATION, require_readable
-from meshwright.spec.model.hf.hf_rope import ROPE_KEYS, rope_from_hf, rope_to_hf, yarn_obstacle
+from meshwright.spec.model.hf.hf_rope import rope_from_hf, rope_to_hf, yarn_obstacle
 from meshwright.spec.model.moe_architecture import MoEArchitecture
 
 _GPT2_DROPOUT = 0.1
@@ -41,8 +42,8 @@ def architecture_from_hf(config: dict[str, Any], source: str = "config.json") ->
     family = FAMILIES[model_type]
     written = {ALIASES.get(model_type, {}).get(key, key): key for key in config}
     config = {key: config[own] for key, own in written.items()}
-    _refuse_unsupported(config, family, source)
-    _require_sizes(config, written, family, source)
+    refuse_unsupported(config, family, source)
+    require_sizes(config, written, family, source)
     fields = {ours: config[theirs] for theirs, ours in family.sizes.items()}
     fields |= _defaults(config, family, fields, source)
     fields |= {ours: config[theirs] for theirs, ours in family.optional.items() if config.get(theirs) is not None}
@@ -53,8 +54,19 @@ def architecture_from_hf(config: dict[str, Any], source: str = "config.json") ->
         return family.architecture.from_dict(_nested(fields))
     except ValidationError as error:
         theirs = {ours: written.get(key, key) for key, ours in {**family.sizes, **family.optional}.items()}
+        # Of a part, the messages of an architecture name some fields without it.
+        theirs |= {ours.rpartition(".")[2]: key for ours, key in theirs.items()}
         problems = [_explain(problem, source, theirs, family.architecture) for problem in error.errors()]
         raise ConfigError("\n".join(dict.fromkeys(problems))) from None
+
+
+def unknown_keys_of(config: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a config of a known family for which `architecture_from_hf` refuses it as unknown."""
+    model_type = str(config.get("model_type"))
+    if model_type not in FAMILIES:
+        return []
+    aliases = ALIASES.get(model_type, {})
+    return [key for key in unknown_keys(config, FAMILIES[model_type]) if key not in aliases]
 
 
 def architecture_to_hf(architecture: LlamaArchitecture) -> dict[str, Any]:
@@ -126,45 +138,6 @@ def hf_obstacles(architecture: LlamaArchitecture) -> list[str]:
     yarn = architecture.yarn
     obstacle = None if yarn is None else yarn_obstacle(yarn.mscale, yarn.mscale_all_dim)
     return obstacles if obstacle is None else [*obstacles, obstacle]
-
-
-def _require_sizes(config: dict[str, Any], written: dict[str, str], family: Family, source: str) -> None:
-    """Raise ConfigError for a size that every config of the family has and this one has not, or not as a size."""
-    absent = [key for key in family.sizes if key not in config]
-    wrong = [key for key in family.sizes if key in config and (type(config[key]) is not int or config[key] < 1)]
-    problems = []
-    if absent:
-        problems.append(
-            f"{source} has no {', '.join(absent)}, which every {config['model_type']} config has: "
-            "take the whole config.json of the model"
-        )
-    problems += [
-        f"{source} has {written[key]} = {json.dumps(config[key])}, which must be a whole number, 1 or more: correct it"
-        for key in wrong
-    ]
-    if problems:
-        raise ConfigError("\n".join(problems))
-
-
-def _refuse_unsupported(config: dict[str, Any], family: Family, source: str) -> None:
-    require_readable(config, source)
-    only = {**ONLY, **family.only}
-    if family.has_window_switch:
-        only.pop("use_sliding_window")
-    for key, allowed in only.items():
-        if config.get(key, allowed) != allowed:
-            raise UnsupportedError(
-                f"{source} has {key} = {config[key]!r}, which Meshwright does not compute: it would have to be "
-                f"{allowed!r}; {ELSEWHERE}"
-            )
-    of_family = {*family.sizes, *family.optional, *family.dropouts, *family.only, *family.harmless}
-    known = {*of_family, *ONLY, *ROPE_KEYS, *HARMLESS, QUANTIZATION}
-    unknown = sorted(key for key in config if key not in known and not key.startswith("_"))
-    if unknown:
-        raise UnsupportedError(
-            f"{source} has {', '.join(unknown)}, of which Meshwright does not know whether the model changes with it: "
-            "if it does not, remove it from a copy of the file and name the copy in model.source"
-        )
 
 
 def _defaults(config: dict[str, Any], family: Family, sizes: dict[str, Any], source: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from meshwright.spec.model.architecture import LlamaArchitecture
 
 WIDTH_OF_HEADS = "hidden_size / num_attention_heads"
 """Marks the default that is computed."""
-ELSEWHERE = "choose another model.source, or bring the model as my_module:MyModel"
+ELSEWHERE = "choose another model, or bring it as a class of your own (model.source = my_module:MyModel)"
 """What a user can do about a model that is not computed here."""
 
 SIZES = {
@@ -76,7 +76,10 @@ HARMLESS = frozenset(
         *("architectures", "model_type", "dtype", "torch_dtype", "transformers_version", "initializer_range"),
         *("use_cache", "pretraining_tp", "bos_token_id", "eos_token_id", "pad_token_id", "chunk_size_feed_forward"),
         *("id2label", "label2id", "problem_type", "return_dict", "output_hidden_states", "output_attentions"),
-        *("max_length", "temperature", "top_p", "top_k", "do_sample"),
+        *("max_length", "temperature", "top_p", "top_k", "do_sample", "use_auth_token", "attn_implementation"),
+        *("max_sequence_length", "tie_encoder_decoder", "finetuning_task", "tokenizer_class"),
+        # Of SmolLM (that it is a Llama, and the dtype for transformers.js) and of unsloth.
+        *("is_llama_config", "transformers.js_config", "unsloth_fixed", "unsloth_version"),
         # These count only with use_sliding_window; layer_types is looked into on its own.
         *("sliding_window", "max_window_layers", "layer_types"),
     }

@@ -207,7 +207,7 @@ class NameMap:
     ) -> dict[str, list[str]]:
         """Return their names of each of our tensors; `present` must be exactly these and ignored ones.
 
-        `expected` are our shapes by name. Raises CheckpointError that lists unknown and missing keys of `source`.
+        `expected` are our shapes by name. Raises ConfigError that lists unknown and missing keys of `source`.
         """
         theirs = {name: self.theirs(name, shape) for name, shape in expected.items()}
         known = {part for parts in theirs.values() for part in parts}
@@ -219,7 +219,7 @@ class NameMap:
         if missing:
             problems.append(f"{len(missing)} missing: {first_of(missing, _NUM_NAMED)}")
         if problems:
-            raise CheckpointError(
+            raise ConfigError(
                 f"the tensors of {source} are not those of its architecture ({'; '.join(problems)}): "
                 "make the architecture (config.json, or [model] of the job) match the weights, or take the whole folder"
             )

@@ -80,6 +80,29 @@ def test_what_is_not_computed_is_refused_by_name(
     assert "folder/config.json" in str(raised.value)
 
 
+def test_unknown_keys_that_switch_nothing_on_are_accepted() -> None:
+    off = {"use_mrope": False, "pruned": None, "extra": {}, "rope_interleaved": False, "names": [], "word": ""}
+    known = {"is_llama_config": True, "transformers.js_config": {"dtype": "q4"}, "unsloth_fixed": True}
+    known |= {"max_sequence_length": 2048, "finetuning_task": "a", "attn_implementation": "eager"}
+    assert architecture_from_hf({**LLAMA, **off, **known}) == PRESETS["llama3.1-8b"]
+    for value in (True, 0, 1.5):
+        with pytest.raises(UnsupportedError, match=r"has use_mrope, of which .*--config of `meshwright import`"):
+            architecture_from_hf({**LLAMA, "use_mrope": value})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_group": 3}, r"n_group = 3 with topk_group = 4 does not fit n_routed_experts = 256"),
+        ({"topk_group": 1, "num_experts_per_tok": 60}, r"is more than topk_group = 1 groups .*: raise topk_group$"),
+        ({"num_key_value_heads": 4}, r"num_key_value_heads = 4 does not .*: set it to num_attention_heads = 128$"),
+    ],
+)
+def test_errors_name_the_keys_of_the_file(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        architecture_from_hf({**architecture_to_hf(PRESETS["deepseek-v3"]), **changes})
+
+
 def test_qwen3_normalises_queries_and_keys() -> None:
     assert architecture_from_hf(QWEN3).qk_norm
     assert QWEN3["architectures"] == ["Qwen3ForCausalLM"]
