@@ -33,7 +33,9 @@ def test_every_large_example_names_its_cluster() -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(path, marks=(pytest.mark.long,) if path.stem == "deepseek-v3" else (), id=path.stem)
+        pytest.param(
+            path, marks=(pytest.mark.long,) if path.stem in ("deepseek-v3", "llama3-405b-16k") else (), id=path.stem
+        )
         for path in ON_CLUSTERS
     ],
 )

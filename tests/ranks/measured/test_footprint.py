@@ -127,7 +127,9 @@ def _predicted_bytes(case: Case) -> float:
         load_stack("meshwright"),
     )
     # The CPU has no library that wants a workspace.
-    return float(footprint(Configurations.of_one(setup, layout_table([layout]))).allocated_bytes[0]) - 2 * WORKSPACE_BYTES
+    return (
+        float(footprint(Configurations.of_one(setup, layout_table([layout]))).allocated_bytes[0]) - 2 * WORKSPACE_BYTES
+    )
 
 
 def _measure_all() -> list[int]:
