@@ -26,6 +26,9 @@ def test_check_finds_nothing_wrong(path: Path, monkeypatch: pytest.MonkeyPatch) 
 ON_CLUSTERS = [path for path in sorted(EXAMPLES.glob("*.toml")) if load_job(str(path)).job.cluster.name != "local"]
 
 
+SLOW = ("deepseek-v3", "llama3-405b-16k")
+
+
 def test_every_large_example_names_its_cluster() -> None:
     assert {path.stem for path in ON_CLUSTERS} >= {"llama3-8b", "llama3-70b", "llama3-405b-16k", "deepseek-v3"}
 

@@ -69,6 +69,9 @@ ONLY: dict[str, Any] = {
     "use_sliding_window": False,
     "is_encoder_decoder": False,
     "partial_rotary_factor": 1.0,
+    "use_mrope": False,
+    "rope_interleaved": False,
+    "tie_encoder_decoder": False,
 }
 
 HARMLESS = frozenset(
@@ -77,7 +80,7 @@ HARMLESS = frozenset(
         *("use_cache", "pretraining_tp", "bos_token_id", "eos_token_id", "pad_token_id", "chunk_size_feed_forward"),
         *("id2label", "label2id", "problem_type", "return_dict", "output_hidden_states", "output_attentions"),
         *("max_length", "temperature", "top_p", "top_k", "do_sample", "use_auth_token", "attn_implementation"),
-        *("max_sequence_length", "tie_encoder_decoder", "finetuning_task", "tokenizer_class"),
+        *("max_sequence_length", "finetuning_task", "tokenizer_class"),
         # Of SmolLM (that it is a Llama, and the dtype for transformers.js) and of unsloth.
         *("is_llama_config", "transformers.js_config", "unsloth_fixed", "unsloth_version"),
         # These count only with use_sliding_window; layer_types is looked into on its own.

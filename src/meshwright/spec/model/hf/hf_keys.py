@@ -53,9 +53,9 @@ def refuse_unsupported(config: dict[str, Any], family: Family, source: str) -> N
 def unknown_keys(config: Mapping[str, Any], family: Family) -> list[str]:
     """Return the keys, sorted, of which it is not known whether the model changes with them.
 
-    One that is false, null or empty switches nothing on.
+    One that is null or empty says nothing. One that is false may switch off what is on without it.
     """
     of_family = {*family.sizes, *family.optional, *family.dropouts, *family.only, *family.harmless}
     known = {*of_family, *ONLY, *ROPE_KEYS, *HARMLESS, QUANTIZATION}
     given = [key for key in config if key not in known and not key.startswith("_")]
-    return sorted(key for key in given if config[key] is not False and config[key] not in _EMPTY)
+    return sorted(key for key in given if config[key] not in _EMPTY)

@@ -80,14 +80,16 @@ def test_what_is_not_computed_is_refused_by_name(
     assert "folder/config.json" in str(raised.value)
 
 
-def test_unknown_keys_that_switch_nothing_on_are_accepted() -> None:
+def test_keys_that_say_nothing_are_accepted_and_no_others_that_are_unknown() -> None:
     off = {"use_mrope": False, "pruned": None, "extra": {}, "rope_interleaved": False, "names": [], "word": ""}
     known = {"is_llama_config": True, "transformers.js_config": {"dtype": "q4"}, "unsloth_fixed": True}
     known |= {"max_sequence_length": 2048, "finetuning_task": "a", "attn_implementation": "eager"}
     assert architecture_from_hf({**LLAMA, **off, **known}) == PRESETS["llama3.1-8b"]
-    for value in (True, 0, 1.5):
-        with pytest.raises(UnsupportedError, match=r"has use_mrope, of which .*--config of `meshwright import`"):
-            architecture_from_hf({**LLAMA, "use_mrope": value})
+    with pytest.raises(UnsupportedError, match="use_mrope = True, which Meshwright does not compute"):
+        architecture_from_hf({**LLAMA, "use_mrope": True})
+    for value in (True, False, 0, 1.5):
+        with pytest.raises(UnsupportedError, match=r"has use_rope, of which .*--config of `meshwright import`"):
+            architecture_from_hf({**LLAMA, "use_rope": value})
 
 
 @pytest.mark.parametrize(
