@@ -132,11 +132,12 @@ def _predicted_bytes(case: Case) -> float:
     )
 
 
-def _measure_all() -> list[int]:
-    return [_measured_bytes(case) for case in CASES]
+def _measure_all(cases: list[int]) -> list[int]:
+    return [_measured_bytes(CASES[case]) for case in cases]
 
 
-def test_peak_of_a_step_is_the_predicted_one() -> None:
-    (measured,) = run_ranks(_measure_all, 1)
-    errors = [_predicted_bytes(case) / peak - 1 for case, peak in zip(CASES, measured, strict=True)]
-    assert errors == pytest.approx([0.0] * len(CASES), abs=0.1)
+@pytest.mark.parametrize("cases", [[0, 2], pytest.param([1, 3, 4], marks=pytest.mark.long)])
+def test_peak_of_a_step_is_the_predicted_one(cases: list[int]) -> None:
+    (measured,) = run_ranks(_measure_all, 1, cases)
+    errors = [_predicted_bytes(CASES[case]) / peak - 1 for case, peak in zip(cases, measured, strict=True)]
+    assert errors == pytest.approx([0.0] * len(cases), abs=0.1)
