@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -25,6 +27,7 @@ from meshwright.parallelism.collectives import all_gather_dim, all_reduce_sum, e
 from meshwright.spec.machine.device import CollectiveKind, MemoryOp
 
 _NUM_ROUNDS = 3
+_PROBED_SIZE, _MOST_TIMES_FLOAT32 = 512, 8
 # Waits between ranks of a CPU are random, with a mean of several times the minimum (all-gather of 256 KiB by 2 ranks on
 # 2 cores, 2026-11-21: minimum 0.2 ms, mean 1.1 ms). A step has hundreds of waits, so the mean matters.
 _MANY_WAITS_S = 0.1
@@ -55,7 +58,8 @@ def measure(device_type: str, sizes: SizeGrid, duration_s: float, num_threads: i
     torch.set_num_threads(num_threads)
     device = torch.device(device_type, torch.cuda.current_device()) if device_type == "cuda" else torch.device("cpu")
     watch = Stopwatch(device, duration_s / sizes.num_points / _NUM_ROUNDS)
-    rounds = [_round(sizes, watch) for _ in range(_NUM_ROUNDS)]
+    slowdowns = _slowdowns(sizes.dtypes, watch)
+    rounds = [_round(sizes, watch, slowdowns) for _ in range(_NUM_ROUNDS)]
     best, usual = _combine(rounds, min), _combine(rounds, statistics.median)
     return replace(best, collective_s=usual.collective_s, block_step_s=usual.block_step_s)
 
@@ -65,16 +69,40 @@ def mean_of(ranks: Sequence[Measurements]) -> Measurements:
     return _combine(ranks, statistics.fmean)
 
 
-def _round(sizes: SizeGrid, watch: Stopwatch) -> Measurements:
+def _slowdowns(dtypes: Sequence[str], watch: Stopwatch) -> dict[str, int]:
+    """Return how many times longer than in float32 matmuls take in each dtype that this processor has no kernels for.
+
+    An AVX2 processor multiplies bfloat16 at 1 GFLOP/s a core: the largest sizes alone would take minutes.
+    """
+    found = {}
+    operands = [torch.randn(_PROBED_SIZE, _PROBED_SIZE, device=watch.device) for _ in range(3)]
+    float32_s = watch.seconds(partial(_products, *operands))
+    for dtype in set(dtypes) - {"float32"} if watch.device.type == "cpu" else ():
+        took_s = watch.seconds(partial(_products, *(each.to(DTYPES[dtype]) for each in operands)))
+        if (times := watch.agree(took_s / float32_s)) > _MOST_TIMES_FLOAT32:
+            found[dtype] = times
+    return found
+
+
+def _with_slow(took_s: dict[Any, Any], slowdowns: dict[str, int]) -> dict[Any, Any]:
+    """Return times by keys that begin with a dtype, and those of slow dtypes as multiples of float32's."""
+    of_float32 = {at[1:]: np.array(took) for at, took in took_s.items() if at[0] == "float32"}
+    return took_s | {
+        (dtype, *at): (times * took).tolist() for dtype, times in slowdowns.items() for at, took in of_float32.items()
+    }
+
+
+def _round(sizes: SizeGrid, watch: Stopwatch, slowdowns: dict[str, int]) -> Measurements:
     own = together = watch
     if watch.device.type == "cpu":
         own = replace(watch, clock=time.thread_time)
         together = replace(watch, shortest_sample_s=_MANY_WAITS_S)
-    attention = attention_seconds(sizes, own)
+    quick = replace(sizes, dtypes=tuple(dtype for dtype in sizes.dtypes if dtype not in slowdowns))
+    attention = _with_slow(attention_seconds(quick, own), slowdowns)
     memory_ops = memory_op_seconds(sizes, own)
     has_peers = dist.get_world_size() > 1
     return Measurements(
-        matmul_s=matmul_seconds(sizes, own),
+        matmul_s=_with_slow(matmul_seconds(quick, own), slowdowns),
         forward_attention_s={at: forward for at, (forward, _) in attention.items()},
         backward_attention_s={at: backward for at, (_, backward) in attention.items()},
         forward_memory_op_s={at: forward for at, (forward, _) in memory_ops.items()},

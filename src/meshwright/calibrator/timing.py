@@ -55,8 +55,8 @@ class Stopwatch:
         cycle = _CallCycle(calls)
         for _ in calls:
             first_s = self._sample(cycle, 1)
-        num_calls = min(self._agree(self.shortest_sample_s / first_s), _MOST_CALLS)
-        num_samples = min(self._agree(self.budget_s / (num_calls * first_s)), _MOST_SAMPLES)
+        num_calls = min(self.agree(self.shortest_sample_s / first_s), _MOST_CALLS)
+        num_samples = min(self.agree(self.budget_s / (num_calls * first_s)), _MOST_SAMPLES)
         dist.barrier()
         return statistics.median(self._sample(cycle, num_calls) for _ in range(num_samples))
 
@@ -75,7 +75,7 @@ class Stopwatch:
         self._wait()
         return max(self.clock() - started_s, _CLOCK_TICK_S) / num_calls
 
-    def _agree(self, wanted: float) -> int:
+    def agree(self, wanted: float) -> int:
         """Return the smallest count of all ranks, at least 1; a collective."""
         count = torch.tensor(max(1, round(wanted)), device=self.device)
         dist.all_reduce(count, op=dist.ReduceOp.MIN)
