@@ -427,6 +427,9 @@ def different_ranks(folder: Path) -> list[str]:
         loaded: dict[str, Any] = {"norm": nn.BatchNorm1d(3), f"rng{rank}": torch.full((3,), -1), f"name{rank}": ""}
         checkpoints.load(loaded)
         found.append(f"{loaded['norm'].running_mean.tolist()} {loaded[f'rng{rank}'].tolist()} {loaded[f'name{rank}']}")
+        checkpoints.save(own, 3)
+        with pytest.raises(ConfigError, match="ranks name different steps: 2 on rank 0, 3 on rank 1"):
+            checkpoints.load(loaded, step=2 + rank)
         try:
             checkpoints.load({"norm": batch_norm} if rank else {"norm": batch_norm, "zz": 1})
             found.append("loaded")
@@ -440,7 +443,7 @@ def test_ranks_that_differ_are_refused_by_all(tmp_path: Path) -> None:
     for problems, name in zip(zip(first, second, strict=True), ("x/value", "n", "model/weight"), strict=False):
         assert all(problem.startswith(f"ranks hold different values of {name}") for problem in problems)
     assert first[3] == second[3]
-    assert "ranks save into different steps: 5 on rank 0, 6 on rank 1" in first[3]
+    assert "ranks name different steps: 5 on rank 0, 6 on rank 1" in first[3]
     assert first[4] == second[4]
     assert "a function at x" in first[4]
     means = torch.randn(8, 3, generator=torch.Generator().manual_seed(0)).mean(0).mul(0.1)

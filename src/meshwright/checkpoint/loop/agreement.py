@@ -25,14 +25,14 @@ from meshwright.units import first_of
 _NUM_COMPARED = 4096
 
 
-def require_same_save(folder: str, step: int, peers: GroupPeers) -> None:
-    """Raise ConfigError on all ranks that save different steps, or into different folders."""
+def require_same_place(folder: str, step: int | str, peers: GroupPeers) -> None:
+    """Raise ConfigError on all ranks that save or load different steps, or name different folders."""
     for what, values in zip(("step", "folder"), zip(*peers.gather((step, folder)), strict=True), strict=True):
         other = next((rank for rank, value in enumerate(values) if value != values[0]), None)
         if other is not None:
             raise ConfigError(
-                f"ranks save into different {what}s: {values[0]} on rank 0, {values[other]} on rank {other}: "
-                f"give save the same {what} on all ranks"
+                f"ranks name different {what}s: {values[0]} on rank 0, {values[other]} on rank {other}: "
+                f"give the same {what} on all ranks"
             )
 
 

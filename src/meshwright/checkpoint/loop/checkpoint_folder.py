@@ -20,7 +20,7 @@ from meshwright.checkpoint.checkpoint import load, newest_intact, read_metadata,
 from meshwright.checkpoint.loop.agreement import (
     agreed_values,
     require_equal_replicas,
-    require_same_save,
+    require_same_place,
     share_sections,
 )
 from meshwright.checkpoint.loop.folder_lock import FolderLock
@@ -96,7 +96,7 @@ class CheckpointFolder:
         """
         peers = GroupPeers(self._group)
         opened, folder, own = peers.on_all(lambda: self._asked(state, step, metadata))
-        require_same_save(str(self._run.folder), int(folder.name.removeprefix("step-")), peers)
+        require_same_place(str(self._run.folder), int(folder.name.removeprefix("step-")), peers)
         values = agreed_values(opened, peers)
         require_equal_replicas(opened, peers)
         share_sections(opened, peers)
@@ -123,6 +123,7 @@ class CheckpointFolder:
         if self._saver is not None:
             self._take(self._saver.drain())
         opened = peers.on_all(lambda: LoopState(state, is_filled=True))
+        require_same_place(str(self._run.folder), step if step == "latest" else str(step), peers)
 
         def load_one(folder: Path) -> dict[str, Any]:
             return self._load_one(folder, opened, peers)
