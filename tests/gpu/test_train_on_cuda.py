@@ -17,11 +17,12 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
-def test_one_cuda_device_trains_and_resumes_to_the_same_bits(tmp_path: Path, compute: str) -> None:
+@pytest.mark.parametrize(("compute", "mode"), [("float32", "sync"), ("bfloat16", "sync"), ("bfloat16", "async")])
+def test_one_cuda_device_trains_and_resumes_to_the_same_bits(tmp_path: Path, compute: str, mode: str) -> None:
 
     sections = {
         "precision": {"compute": compute},
+        "checkpoint": {"mode": mode},
         "run": {"device": "cuda", "deterministic": True, "dir": str(tmp_path / "straight")},
     }
     job_file = tmp_path / "job.toml"
