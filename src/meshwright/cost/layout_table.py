@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar, get_args
 
@@ -215,3 +215,14 @@ def _value(layout: Layout, name: str) -> Any:
     if name == "kept_on":
         return layout.reshard_after_forward if isinstance(layout.reshard_after_forward, int) else 0
     return getattr(layout, name)
+
+
+def distinct_rows(columns: Iterable[NDArray[Any]]) -> tuple[Ints, Ints]:
+    """Return the first row of each combination of values in integer or boolean columns, and each row's combination."""
+    which: Ints = np.zeros(0, np.int64)
+    for column in columns:
+        _, value = np.unique(column, return_inverse=True)
+        _, first, which = np.unique(
+            value if not len(which) else which * len(value) + value, return_index=True, return_inverse=True
+        )
+    return first, which

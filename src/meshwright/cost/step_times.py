@@ -55,21 +55,19 @@ def step_pricer(configs: Configurations) -> StepPricer:
     return HostStepPricer(configs) if kinds == {True} else StepPricer(configs)
 
 
-def unit_shares(config: Configurations) -> list[float]:
-    """Return what each unit that a stage can hold (embedding, blocks, norm with head and loss) takes of a microbatch's
-    time through the whole model, of one configuration.
+def unit_shares(configs: Configurations) -> list[list[float]]:
+    """Return for each configuration, all of one model, what each unit that a stage can hold (embedding, blocks, norm
+    with head and loss) takes of a microbatch's time through the whole model.
 
     Without gathers and reductions: a pipeline's stages gather ahead and reduce when they are done.
     """
-    model = config.setups[config.setup_index[0]].model
-    passes = step_pricer(config).block_passes(fitted_constants())
+    model = configs.setups[configs.setup_index[0]].model
+    passes = step_pricer(configs).block_passes(fitted_constants())
     seconds_of = {
-        group.ops: float(one.total[0] - one.dp[0])
-        for group, (_, one) in zip(model.distinct_groups, passes, strict=True)
+        group.ops: (one.total - one.dp).tolist() for group, (_, one) in zip(model.distinct_groups, passes, strict=True)
     }
-    seconds = [seconds_of[group.ops] for group in model.groups for _ in range(group.count)]
-    total_s = sum(seconds)
-    return [unit_s / total_s for unit_s in seconds]
+    units = [seconds_of[group.ops] for group in model.groups for _ in range(group.count)]
+    return [[unit_s / sum(seconds) for unit_s in seconds] for seconds in zip(*units, strict=True)]
 
 
 class HostStepPricer(StepPricer):

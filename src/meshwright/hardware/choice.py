@@ -6,6 +6,7 @@ of that device: the one whose file says `is_usual = true`, a user's own before o
 
 import tomllib
 from difflib import get_close_matches
+from functools import lru_cache
 
 from meshwright.errors import ConfigError
 from meshwright.hardware.catalogue import (
@@ -111,9 +112,13 @@ def _devices_by_name() -> dict[str, str]:
 def _values(entry: Entry) -> dict[str, object]:
     """Return what an entry's file says, unchecked: an entry that is chosen is loaded, and checked, afterwards."""
     try:
-        return tomllib.loads(entry.file.read_text(encoding="utf-8"))
+        return _parsed(entry.file.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
         return {}
+
+
+# The whole catalogue is looked through for each name: half a second.
+_parsed = lru_cache(maxsize=512)(tomllib.loads)
 
 
 def _short_names(values: dict[str, object]) -> list[str]:

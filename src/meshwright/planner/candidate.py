@@ -10,6 +10,7 @@ docs/accuracy.md), as an independent error:
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from meshwright.cost.pipeline.stage import recompute_passes
 from meshwright.cost.stack_factors import GENERIC, load_stack
 from meshwright.cost.training_setup import TrainingSetup
 from meshwright.planner.request import PlanRequest, dense_peak
-from meshwright.planner.search.bubble import num_actions, num_microbatches_of, replayed_step
+from meshwright.planner.search.bubble import num_actions, num_microbatches_of, replay_inputs, replayed_step
 from meshwright.planner.search.price import Priced, price
 from meshwright.spec.layout.layout import SPLIT_BACKWARD_SCHEDULES, Layout
 from meshwright.spec.run.layout_plan import Candidate
@@ -57,8 +58,9 @@ def candidate_at(priced: Priced, row: int, request: PlanRequest, max_actions: fl
         return priced.known[row]
     layout = layout_at(priced.layouts, row, request)
     step, is_replayed = priced.step.decomposition(row), num_actions(layout, request) <= max_actions
-    if is_replayed:
-        step = replayed_step(step, layout, request)
+    if is_replayed and layout.pp > 1:
+        prepare_replays(priced, [row], request)
+        step = replayed_step(step, layout, request, priced.replay_inputs[row])
     unmeasured = unmeasured_features(layout, request.setup)
     has_peak = dense_peak(request.cluster.device, request.workload.matmul_dtype) is not None
     mfu = step.model_flops_at_peak_s / step.total_s if has_peak else None
@@ -77,6 +79,14 @@ def candidate_at(priced: Priced, row: int, request: PlanRequest, max_actions: fl
     if is_replayed:
         priced.known[row] = candidate
     return candidate
+
+
+def prepare_replays(priced: Priced, rows: Sequence[int], request: PlanRequest) -> None:
+    """Compute at once what replays of the pipelines at `rows` need, which takes hardly longer than for one."""
+    rows = [row for row in rows if priced.layouts.pp[row] > 1 and row not in priced.known | priced.replay_inputs]
+    if rows:
+        layouts = [layout_at(priced.layouts, row, request) for row in rows]
+        priced.replay_inputs.update(zip(rows, replay_inputs(layouts, request), strict=True))
 
 
 def judge(layout: Layout, request: PlanRequest) -> Candidate:

@@ -20,7 +20,7 @@ from meshwright.planner.candidate import judge, recomputed_share
 from meshwright.planner.explain.contrasts import LATENCIES, scaled_network
 from meshwright.planner.explain.infeasible import invalid_neighbours
 from meshwright.planner.plan import make_plan
-from meshwright.planner.search.bubble import BackwardShares, StageShare, replayed_share, replayed_step
+from meshwright.planner.search.bubble import BackwardShares, StageShare, replay_inputs, replayed_share, replayed_step
 from meshwright.planner.search.finalists import RANKING_ERROR
 from meshwright.planner.search.menu import menu_of
 from meshwright.planner.search.price import price, steps_of_each_s
@@ -220,9 +220,9 @@ def test_a_replayed_pipeline_is_near_its_closed_form(every: int) -> None:
     table = layout_space(question, menu_of(question))
     rows = range(0, len(table), every)
     priced = price(table.take(list(rows)), question, only_fitting=False)  # type: ignore[arg-type]
-    for row in range(len(priced)):
-        layout = priced.layouts.layout(row)
-        replayed = replayed_step(priced.step.decomposition(row), layout, question).total_s
+    layouts = [priced.layouts.layout(row) for row in range(len(priced))]
+    for row, (layout, inputs) in enumerate(zip(layouts, replay_inputs(layouts, question), strict=True)):
+        replayed = replayed_step(priced.step.decomposition(row), layout, question, inputs).total_s
         assert replayed == pytest.approx(priced.total_s[row], rel=0.35), layout
 
 
@@ -284,7 +284,7 @@ def test_no_pipeline_is_faster_than_its_busiest_rank(schedule: str) -> None:
     question = ask("qwen3-0.6b", 16, seq_len=4096, batch=32)
     layout = Layout(pp=8, dp_shard=2, schedule=schedule, compile=True, activation_checkpoint="full")
     step = judge(layout, question).estimate.step
-    head = unit_shares(question.configs(layout_table([layout])))[-1]
+    head = unit_shares(question.configs(layout_table([layout])))[0][-1]
     steady_s = step.total_s - step.pipeline_bubble_s - step.pipeline_p2p_s - step.optimizer_s - step.stragglers_s
     assert head > 1.1 / layout.pp
     assert step.total_s > 0.98 * head * layout.pp * steady_s
@@ -296,7 +296,7 @@ def test_a_pipeline_of_one_microbatch_takes_all_its_stages_and_both_transfers() 
     step = judge(layout, question).estimate.step
     steady_s = step.total_s - step.pipeline_bubble_s - step.pipeline_p2p_s - step.optimizer_s - step.stragglers_s
     # Each rank is a node of its own.
-    transfer_s = hops_of(question.configs(layout_table([layout])), fitted_constants()).hop_s[1]
+    transfer_s = hops_of(question.configs(layout_table([layout])), fitted_constants())[0].hop_s[1]
     assert transfer_s > 0.001 * steady_s
     # Of steady_s, the mean of both ranks, all is done one after the other.
     assert step.pipeline_bubble_s + step.pipeline_p2p_s == pytest.approx(steady_s + 2 * transfer_s, rel=5e-3)

@@ -72,17 +72,22 @@ class PipelineP2P:
         steady = share * num_microbatches * layouts.stages_per_rank * slowest
         return 2 * (steady + (layouts.pp - 1) * mean) + waits + self._tied_s(fabric)
 
-    def hops(self, fabric: Fabric, c: Constants) -> Hops:
-        """Return how long messages are on their way between the pipeline ranks of the only configuration."""
+    def hops(self, fabric: Fabric, c: Constants) -> list[Hops]:
+        """Return how long messages are on their way between the pipeline ranks of each configuration."""
         group, added_s = self._group(fabric), self._added_s(fabric, c)
-        ranks = np.arange(self.layouts.pp[0])
+        borders_s = np.stack([one + added_s for one in hops_by_border_s(self._bytes(), group, fabric)], axis=1)
         per_domain = np.maximum(fabric.domain_size // group.stride, 1)
-        return Hops(
-            hop_s=tuple(float((one + added_s)[0]) for one in hops_by_border_s(self._bytes(), group, fabric)),
-            domains=tuple((ranks // per_domain).astype(int).tolist()),
-            pods=tuple((ranks * group.stride // fabric.nonblocking_devices).astype(int).tolist()),
-            tied_s=float(self._tied_s(fabric)[0]),
-        )
+        columns = (self.layouts.pp, group.stride, per_domain, fabric.nonblocking_devices, self._tied_s(fabric))
+        rows = zip(borders_s.tolist(), *np.broadcast_arrays(*columns), strict=True)
+        return [
+            Hops(
+                hop_s=tuple(hop_s),
+                domains=tuple((np.arange(pp) // per_domain).astype(int).tolist()),
+                pods=tuple((np.arange(pp) * stride // per_pod).astype(int).tolist()),
+                tied_s=float(tied_s),
+            )
+            for hop_s, pp, stride, per_domain, per_pod, tied_s in rows
+        ]
 
     def _group(self, fabric: Fabric) -> RankGroup:
         return group_of(self.layouts.num_ranks // self.layouts.pp, self.layouts.pp, fabric)
@@ -106,8 +111,8 @@ class PipelineP2P:
         return np.where(self.tied_bytes > 0, 2 * send_s(self.tied_bytes, self._group(fabric), fabric), 0.0)
 
 
-def hops_of(configs: Configurations, constants: Constants) -> Hops:
-    """Return how long messages are on their way between the pipeline ranks of the only configuration."""
+def hops_of(configs: Configurations, constants: Constants) -> list[Hops]:
+    """Return how long messages are on their way between the pipeline ranks of each configuration."""
     fabrics = [fabric_of(setup.cluster, FabricConstants()) for setup in configs.setups]
     fabric = stacks_of(configs).slowed(stack_fabrics(fabrics, configs.setup_index), constants)
     return PipelineP2P(configs, work_of(configs)).hops(fabric, constants)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.layout_table import Bools, Floats, Ints, LayoutTable
+from meshwright.cost.layout_table import Bools, Floats, Ints, LayoutTable, distinct_rows
 from meshwright.cost.memory.footprint_stages import fullest_moments
 from meshwright.spec.layout.layout import SCHEDULES, SPLIT_BACKWARD_SCHEDULES, V_SCHEDULES, Layout
 from meshwright.spec.layout.schedule.schedule_orders import order_of_rank
@@ -54,13 +54,18 @@ def held_bytes(
     most = np.max(at_moments, axis=0)
     at_loss = most.copy()
     number = np.maximum(np.ceil(num_microbatches), 1).astype(np.int64)
-    for row in np.flatnonzero(_is_uneven(layouts, blocks)).tolist():
+    rows = np.flatnonzero(_is_uneven(layouts, blocks))
+    columns = [
+        column[rows] for column in (layouts.schedule, layouts.stages_per_rank, layouts.pp, number, pp_rank, *blocks)
+    ]
+    first, which = distinct_rows(columns)
+    for place, row in enumerate(rows[first].tolist()):
         stages, schedule = int(layouts.stages_per_rank[row]), SCHEDULES[layouts.schedule[row]]
         rank = _Rank(schedule, stages, int(layouts.pp[row]), int(number[row]), int(pp_rank[row]))
-        moments = _moments(rank, tuple(blocks[:stages, row].tolist()))
-        of_row = [float(size[row]) for size in chunk]
-        most[row] = (moments.every @ of_row).max()
-        at_loss[row] = (moments.at_loss @ of_row).max() if rank.has_last_stage else most[row]
+        moments, same = _moments(rank, tuple(blocks[:stages, row].tolist())), rows[which == place]
+        sizes = np.array([size[same] for size in chunk])
+        most[same] = (moments.every @ sizes).max(axis=0)
+        at_loss[same] = (moments.at_loss @ sizes).max(axis=0) if rank.has_last_stage else most[same]
     return HeldBytes(most, at_loss)
 
 

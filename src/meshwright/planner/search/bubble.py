@@ -87,7 +87,26 @@ def least_waiting(layouts: LayoutTable, pipelines: Sequence[tuple[str, int]], re
     return np.asarray(np.where(distinct.pp > 1, least, 0.0)[which])
 
 
-def replayed_step(step: StepDecomposition, layout: Layout, request: PlanRequest) -> StepDecomposition:
+class ReplayInputs(NamedTuple):
+    """What a replay of a pipeline needs of the cost model, which prices many layouts in the time of one."""
+
+    units: tuple[float, ...]
+    """Of a microbatch's time, what each unit takes that a stage can hold: by FLOPs a head would count for more than it
+    takes where blocks communicate or wait for memory, and a dense block for more than a mixture of experts."""
+    hops: Hops
+    """Not only what is exposed: the replay itself finds what hides a transfer."""
+
+
+def replay_inputs(layouts: Sequence[Layout], request: PlanRequest) -> list[ReplayInputs]:
+    """Return what replayed_step needs for each of the layouts."""
+    configs = request.configs(layout_table(layouts))
+    units = [tuple(map(_rounded, shares)) for shares in unit_shares(configs)]
+    return list(map(ReplayInputs, units, hops_of(configs, fitted_constants())))
+
+
+def replayed_step(
+    step: StepDecomposition, layout: Layout, request: PlanRequest, inputs: ReplayInputs
+) -> StepDecomposition:
     """Return the step with the bubble of its schedule as a replay of every action finds it."""
     if layout.pp == 1:
         return step
@@ -96,12 +115,7 @@ def replayed_step(step: StepDecomposition, layout: Layout, request: PlanRequest)
         # Gradients are reduced when all of a stage's backwards are done: for others there is nothing to wait for.
         steady_s -= step.dp_communication_s
     number = num_microbatches_of(layout, request)
-    # Not only what is exposed: the replay itself finds what hides a transfer.
-    configs = request.configs(layout_table([layout]))
-    hops = hops_of(configs, fitted_constants())
-    # By FLOPs a head would count for more than it takes where blocks communicate or wait for memory, and a dense block
-    # for more than a mixture of experts.
-    units = tuple(_rounded(share) for share in unit_shares(configs))
+    units, hops = inputs
     boundaries = layout.stage_boundaries
     if boundaries is None:
         boundaries = best_boundaries(request.setup.model, request.workload.seq_len, layout.num_stages)

@@ -14,15 +14,15 @@ Simple is what takes least to understand, run and debug, compared from left to r
 Of equally simple layouts the fastest is taken, or one less than 1 % slower that leaves clearly more memory.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
 import numpy as np
 
 from meshwright.cost.constants import fixed_constant
-from meshwright.cost.layout_table import CONTEXT_METHODS, Ints, LayoutTable, layout_table
-from meshwright.planner.candidate import candidate_at, layout_at
+from meshwright.cost.layout_table import CONTEXT_METHODS, Ints, LayoutTable, distinct_rows, layout_table
+from meshwright.planner.candidate import candidate_at, layout_at, prepare_replays
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.bubble import num_actions
 from meshwright.planner.search.price import Priced
@@ -31,6 +31,8 @@ from meshwright.spec.run.layout_plan import Candidate
 PIPELINE_KEYS = ("pp", "cp", "tp", "ep", "etp", "microbatch_size", "schedule", "stages_per_rank")
 """Layouts that differ in none of these have the same pipeline, but for what its stages recompute."""
 _MOST_SEEN = 400
+_AT_ONCE = 16
+"""Pipelines whose replays are prepared together."""
 _TOO_HARSH = 1.05
 """Where the closed form is harsh on a pipeline, it is by a twentieth at most, of those that are among the fastest."""
 SHORT_PIPELINE = 1_500
@@ -43,15 +45,16 @@ def best_of(priced: Priced, rows: Ints, pick: Candidate, request: PlanRequest, m
     One of each pipeline is replayed, until `most_actions` were, or none of the rest can be faster than the best.
     """
     best: list[Candidate] = []
-    seen, num_replayed = set(), 0
-    for row in rows[:_MOST_SEEN].tolist():
+    num_replayed = 0
+    pipelines = distinct(priced, PIPELINE_KEYS, rows[:_MOST_SEEN])
+    for place, row in enumerate(pipelines):
         slower = priced.total_s[row] / best[0].step_s if best else 0.0
         if slower >= _TOO_HARSH or num_replayed > most_actions:
             break
-        pipeline = tuple(getattr(priced.layouts, key)[row].item() for key in PIPELINE_KEYS)
-        if pipeline in seen or (slower >= 1 and pipeline[0] == 1):
+        if slower >= 1 and priced.layouts.pp[row] == 1:
             continue
-        seen.add(pipeline)
+        if place % _AT_ONCE == 0:
+            prepare_replays(priced, pipelines[place : place + _AT_ONCE], request)
         candidate = replayed_if_fast(priced, row, pick, request)
         num_replayed += num_actions(candidate.layout, request)
         best = [min((*best, candidate), key=lambda one: one.step_s)]
@@ -85,7 +88,9 @@ def finalists(priced: Priced, request: PlanRequest) -> list[Finalist]:
     """Return the fastest layouts of different partitions and pipelines, in the order of their replayed steps."""
     found: list[Finalist] = []
     actions: dict[tuple[int, str, int], int] = {}
-    for row in distinct(priced, PIPELINE_KEYS, _NUM_REPLAYED):
+    rows = distinct(priced, PIPELINE_KEYS, priced.by_time)[:_NUM_REPLAYED]
+    prepare_replays(priced, rows, request)
+    for row in rows:
         layout = layout_at(priced.layouts, row, request)
         # Replays are cached.
         count = num_actions(layout, request)
@@ -96,22 +101,15 @@ def finalists(priced: Priced, request: PlanRequest) -> list[Finalist]:
     return sorted(found, key=lambda finalist: finalist.candidate.step_s)[:_NUM_FINALISTS]
 
 
-def distinct(priced: Priced, keys: tuple[str, ...], count: int) -> Iterator[int]:
-    """Yield the rows of the `count` fastest layouts that differ in one of `keys`, fastest first."""
-    seen = set()
-    for row in priced.by_time.tolist():
-        values = tuple(getattr(priced.layouts, key)[row].item() for key in keys)
-        if values in seen:
-            continue
-        seen.add(values)
-        yield row
-        if len(seen) == count:
-            return
+def distinct(priced: Priced, keys: tuple[str, ...], rows: Ints) -> list[int]:
+    """Return those of `rows` that differ from all before them in one of `keys`."""
+    first, _ = distinct_rows(getattr(priced.layouts, key)[rows] for key in keys)
+    return list(rows[np.sort(first)].tolist())
 
 
-def distinct_splits(priced: Priced, count: int) -> Iterator[int]:
-    """Yield the rows of the `count` fastest layouts of different splits over the ranks."""
-    return distinct(priced, SPLIT_KEYS, count)
+def distinct_splits(priced: Priced, count: int) -> list[int]:
+    """Return the rows of the `count` fastest layouts of different splits over the ranks."""
+    return distinct(priced, SPLIT_KEYS, priced.by_time)[:count]
 
 
 RANKING_ERROR = fixed_constant("ranking_error")
@@ -136,7 +134,7 @@ def simplest(priced: Priced, finalists: list[Finalist], fastest: Candidate, requ
     order = np.lexsort((priced.total_s[rows], *columns[::-1]))
     own = complexity_of(best)
     simpler = takewhile(lambda at: tuple(columns[:, at].tolist()) <= own, order)
-    first = next(_replayed(priced, (int(rows[at]) for at in simpler), limit_s, request), best)
+    first = next(_replayed(priced, [int(rows[at]) for at in simpler], limit_s, request), best)
     best = min(first, best, key=_complexity_and_time)
     alike = rows[np.all(np.equal(columns.T, complexity_of(best)), axis=1)]
     return _roomiest(priced, alike, best, limit_s, request)
@@ -148,13 +146,15 @@ def _roomiest(priced: Priced, rows: Ints, best: Candidate, limit_s: float, reque
     limit_s = min(limit_s, best.step_s * (1 + _ALIKE))
     rows = rows[(priced.free_bytes[rows] >= least) & (priced.total_s[rows] <= limit_s)]
     order = np.lexsort((priced.total_s[rows], -priced.free_bytes[rows]))
-    return next(_replayed(priced, iter(rows[order].tolist()), limit_s, request), best)
+    return next(_replayed(priced, rows[order].tolist(), limit_s, request), best)
 
 
-def _replayed(priced: Priced, rows: Iterator[int], limit_s: float, request: PlanRequest) -> Iterator[Candidate]:
+def _replayed(priced: Priced, rows: Sequence[int], limit_s: float, request: PlanRequest) -> Iterator[Candidate]:
     """Yield the layouts at `rows` whose replayed step is at most `limit_s`, until enough pipelines were replayed."""
     num_replayed = 0
-    for row in rows:
+    for place, row in enumerate(rows):
+        if place % _AT_ONCE == 0:
+            prepare_replays(priced, rows[place : place + _AT_ONCE], request)
         candidate = candidate_at(priced, row, request)
         if candidate.step_s <= limit_s:
             yield candidate

@@ -18,7 +18,7 @@ from meshwright.cost.step import StepTerms
 from meshwright.cost.step_times import step_times
 from meshwright.cost.training_setup import Configurations
 from meshwright.planner.request import PlanRequest
-from meshwright.planner.search.bubble import with_bubbles
+from meshwright.planner.search.bubble import ReplayInputs, with_bubbles
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.run.layout_plan import Candidate
 from meshwright.spec.step.estimate import MemoryUse
@@ -35,6 +35,8 @@ class Priced:
     step: StepTerms
     known: dict[int, Candidate] = field(default_factory=dict, repr=False, compare=False)
     """The candidates that were made of layouts, by position: to replay a pipeline takes much longer than to look."""
+    replay_inputs: dict[int, ReplayInputs] = field(default_factory=dict, repr=False, compare=False)
+    """What replays of pipelines need, by position, for those that were prepared."""
 
     def __len__(self) -> int:
         return len(self.layouts)
