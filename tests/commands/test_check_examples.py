@@ -37,7 +37,9 @@ def test_every_large_example_names_its_cluster() -> None:
     "path",
     [
         pytest.param(
-            path, marks=(pytest.mark.long,) if path.stem in ("deepseek-v3", "llama3-405b-16k") else (), id=path.stem
+            path,
+            marks=(pytest.mark.long,) if path.stem in (*SLOW, "llama3-70b") else (),
+            id=path.stem,
         )
         for path in ON_CLUSTERS
     ],

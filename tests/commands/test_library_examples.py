@@ -27,6 +27,7 @@ TINY = repr(str(EXAMPLES / "tiny.toml"))
 SMALL_PLAN = 'model="llama-1m", cluster="h100:4", seq_len=256, global_batch_size=8'
 
 
+@pytest.mark.long
 def test_a_script_without_a_main_guard_starts_processes(tmp_path: Path) -> None:
     expressions = (
         f"mw.prove({TINY}, 'tp=2', steps=1).holds",

@@ -117,7 +117,8 @@ def test_shards_of_fsdp_are_filled_up() -> None:
     assert 2 < priced["dp", ""] / sent_by_formulas(of)["dp", ""] < 4
 
 
-@pytest.mark.parametrize("routing", [pytest.param("zipf:1.2", marks=pytest.mark.long), "worst"])
+@pytest.mark.long
+@pytest.mark.parametrize("routing", ["zipf:1.2", "worst"])
 def test_uneven_routing_costs_bytes_and_memory(routing: str) -> None:
     keys = ("layout.dp_shard=8", "layout.ep=4", "train.global_batch_size=16", "train.seq_len=64")
     even, uneven = (

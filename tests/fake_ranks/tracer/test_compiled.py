@@ -72,6 +72,7 @@ def compiled() -> Trace:
     return traced("layout.activation_checkpoint=full", "layout.compile=true")
 
 
+@pytest.mark.long
 def test_what_is_fused_is_one_record(compiled: Trace) -> None:
     found = ops(compiled)
     assert any(name.startswith("inductor.fused(") and "rsqrt" in name for name in found)
@@ -129,7 +130,7 @@ def test_recomputed_blocks_of_several_stages_are_compiled() -> None:
     ("backend", "device"),
     [
         ("inductor", "simgpu"),
-        ("aot_eager", "cpu"),
+        pytest.param("aot_eager", "cpu", marks=pytest.mark.long),
         pytest.param("inductor", "cpu", marks=pytest.mark.long),
         pytest.param("aot_eager", "simgpu", marks=pytest.mark.long),
     ],

@@ -44,6 +44,7 @@ def test_a_program_of_a_user_is_simulated(program: str) -> None:
         assert parts["pipeline_bubble_s"] > parts["other_communication_s"]
 
 
+@pytest.mark.long
 def test_the_first_version_of_fsdp_is_refused() -> None:
     found = simulated("fsdp1")
     assert found.returncode == 2

@@ -85,7 +85,7 @@ def test_what_is_committed_is_the_state_at_the_call(tmp_path: Path, num_ranks: i
 @pytest.mark.parametrize(
     ("failing_rank", "how"),
     [
-        (0, "full"),
+        pytest.param(0, "full", marks=pytest.mark.long),
         (1, "killed"),
         pytest.param(0, "killed", marks=pytest.mark.long),
         pytest.param(1, "full", marks=pytest.mark.long),

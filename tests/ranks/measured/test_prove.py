@@ -85,6 +85,7 @@ def test_layouts_of_a_dense_model_hold(tmp_path: Path, capsys: pytest.CaptureFix
     assert told.splitlines()[-1].startswith("[3/3] pp=2,microbatch_size=2,schedule=ZBVZeroBubble: holds (")
 
 
+@pytest.mark.long
 def test_learned_positions_hold_in_every_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = {"vocab_size": 288, "n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 256}
     (tmp_path / "gpt2.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))

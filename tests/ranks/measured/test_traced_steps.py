@@ -31,9 +31,9 @@ QUICK = {
     "fsdp, recomputed": (*SMALL, FEW_BLOCKS, "layout.dp_shard=2", "layout.activation_checkpoint=full"),
     "tp": (*SMALL, FEW_BLOCKS, "layout.tp=2"),
     "pp": (*SMALL, FEW_BLOCKS, "layout.pp=2"),
-    "ep": (*EXPERTS, "layout.dp_shard=2", "layout.ep=2"),
 }
 LONG = {
+    "ep": (*EXPERTS, "layout.dp_shard=2", "layout.ep=2"),
     "cp": (*SMALL, "layout.cp=2"),
     "fsdp": (*SMALL, "layout.dp_shard=2"),
     "fsdp, gathered once": (*SMALL, "layout.dp_shard=2", "layout.reshard_after_forward=never"),

@@ -191,7 +191,7 @@ def check(case: Case, num_ranks: int, degrees: dict[str, Any], num_steps: int = 
         (2, {"tp": 2}),
         (2, {"tp": 2, "ep": 2}),
         (2, {"tp": 2, "etp": 2}),
-        (4, {"dp_shard": 2, "tp": 2, "ep": 2, "etp": 2}),
+        pytest.param(4, {"dp_shard": 2, "tp": 2, "ep": 2, "etp": 2}, marks=pytest.mark.long),
         (4, {"dp_replicate": 2, "tp": 2, "ep": 2}),
         pytest.param(8, {"dp_replicate": 2, "cp": 2, "tp": 2, "ep": 2}, marks=pytest.mark.long),
     ],

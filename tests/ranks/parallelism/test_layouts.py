@@ -17,12 +17,12 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, FinishedR
 @pytest.mark.parametrize(
     ("num_ranks", "layout"),
     [
-        (2, {"dp_shard": 2}),
-        (4, {"dp_shard": 4, "reshard_after_forward": "never"}),
-        (2, {"dp_shard": 1, "dp_replicate": 2}),
+        pytest.param(2, {"dp_shard": 2}, marks=pytest.mark.long),
+        pytest.param(4, {"dp_shard": 4, "reshard_after_forward": "never"}, marks=pytest.mark.long),
+        pytest.param(2, {"dp_shard": 1, "dp_replicate": 2}, marks=pytest.mark.long),
         (4, {"dp_shard": 2, "dp_replicate": -1, "microbatch_size": 2}),
         (2, {"dp_shard": 2, "activation_checkpoint": "full", "microbatch_size": 4}),
-        (2, {"dp_shard": 2, "activation_checkpoint": "selective"}),
+        pytest.param(2, {"dp_shard": 2, "activation_checkpoint": "selective"}, marks=pytest.mark.long),
         (2, {"dp_shard": 2, "activation_checkpoint_blocks": ["full", "selective"]}),
         (1, {"dp_shard": 1, "microbatch_size": 8}),
     ],

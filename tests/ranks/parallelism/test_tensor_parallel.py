@@ -51,6 +51,7 @@ def test_ranks_find_what_one_process_finds(
     _assert_as_one_process(layout, changes, dtype, loss_bar, gradient_bar)
 
 
+@pytest.mark.long
 def test_compiled_ranks_find_in_float64_what_one_process_finds() -> None:
     _assert_as_one_process({"tp": 2, "dp_shard": 2, **_COMPILED}, {}, torch.float64, 1e-13, 1e-11)
 

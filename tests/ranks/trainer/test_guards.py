@@ -88,7 +88,7 @@ def norms(job: dict[str, Any]) -> tuple[float, float]:
     return reported, torch.stack([gradient.double().norm() for gradient in by_name.values()]).norm().item()
 
 
-@pytest.mark.parametrize("layout", ["pp=2,dp_shard=2,ep=2", "cp=2,tp=2,etp=2"])
+@pytest.mark.parametrize("layout", ["pp=2,dp_shard=2,ep=2", pytest.param("cp=2,tp=2,etp=2", marks=pytest.mark.long)])
 def test_the_gradient_norm_counts_every_element_once(tmp_path: Path, layout: str) -> None:
     # Experts and the rest lie on different meshes, a tied embedding on two stages, norms whole on each rank.
     job = job_for(tmp_path, MIXTURE, layout)
@@ -109,7 +109,9 @@ def holds(layout: str, **request: Any) -> None:
     assert proven.holds, (proven.problem, proven.worst, proven.repeats)
 
 
-@pytest.mark.parametrize("layout", ["pp=2,cp=2,cp_method=ring", "tp=2,cp=2,cp_method=ulysses"])
+@pytest.mark.parametrize(
+    "layout", ["pp=2,cp=2,cp_method=ring", pytest.param("tp=2,cp=2,cp_method=ulysses", marks=pytest.mark.long)]
+)
 def test_the_same_ranks_give_the_same_bits_again(layout: str) -> None:
     holds(layout, repeat=True)
 
@@ -145,9 +147,10 @@ def collectives_of_a_step(job: dict[str, Any]) -> dict[str, int]:
     ("layout", "kinds"),
     [
         ("dp_shard=2,reshard_after_forward=never,gradient_sync=step", {"allgather", "reduce_scatter"}),
-        (
+        pytest.param(
             "dp_replicate=2,dp_shard=2,reshard_after_forward=never,gradient_sync=step",
             {"allgather", "reduce_scatter", "allreduce"},
+            marks=pytest.mark.long,
         ),
         ("pp=2,dp_shard=2,schedule=ZBVZeroBubble", {"allgather", "reduce_scatter"}),
     ],

@@ -103,7 +103,7 @@ def test_a_remote_that_vanishes_does_not_stop_training_and_is_not_forgotten(tmp_
     assert not (tmp_path / "remote").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_upload_process_is_replaced(tmp_path: Path) -> None:
     path = write_job(tmp_path, f"file://{tmp_path}/remote")
     run = Run(tmp_path / "run")

@@ -30,7 +30,8 @@ def test_both_resumes_on_the_same_layout_are_bit_equal(tmp_path: Path, mode: str
     assert [attempt.start_step for attempt in resumed.manifest.attempts] == [0, 2, 4]
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("num_ranks", [1, 4])
 def test_resume_on_other_ranks_goes_on_with_the_same_losses(tmp_path: Path, num_ranks: int) -> None:
     sections = {"train": {"steps": 12, "global_batch_size": 8}, "checkpoint": {"interval": 4, "keep": 9}}
     straight = train_on_ranks(tiny_job(tmp_path, **sections), tmp_path / "straight", 2)
