@@ -28,7 +28,7 @@ from torch import Tensor
 from meshwright.checkpoint.hf.export import export
 from meshwright.checkpoint.hf.folder import HfFolder
 from meshwright.checkpoint.hf.import_ import import_folder
-from meshwright.checkpoint.hf.weight_index import CONFIG, read_json
+from meshwright.checkpoint.safetensors.weight_index import CONFIG, read_json
 from meshwright.inference.loaded_model import load_model
 
 BAR = 1e-4

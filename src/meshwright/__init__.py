@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from meshwright import hf as hf
-    from meshwright.app import checkpoints as checkpoints
+    from meshwright.app.conversion import checkpoints as checkpoints
     from meshwright.app.check import check
     from meshwright.app.compare import compare
+    from meshwright.app.conversion.exchange import export, generate
+    from meshwright.app.conversion.import_weights import import_weights
     from meshwright.app.diagnose import diagnose
-    from meshwright.app.exchange import export, generate
-    from meshwright.app.import_weights import import_weights
     from meshwright.app.job.jobs import load_job
     from meshwright.app.plan import plan
     from meshwright.app.prove import prove
@@ -34,9 +34,9 @@ _PLACES = {
     "prove": "prove",
     "train": "train",
     "resume": "train",
-    "generate": "exchange",
-    "export": "exchange",
-    "import_weights": "import_weights",
+    "generate": "conversion.exchange",
+    "export": "conversion.exchange",
+    "import_weights": "conversion.import_weights",
     "report": "report",
     "compare": "compare",
     "diagnose": "diagnose",
@@ -64,7 +64,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Return one of the functions, imported now."""
     if name == "checkpoints":
-        return import_module("meshwright.app.checkpoints")
+        return import_module("meshwright.app.conversion.checkpoints")
     if name == "CheckpointFolder":
         return import_module("meshwright.checkpoint.loop.checkpoint_folder").CheckpointFolder
     if name == "hf":

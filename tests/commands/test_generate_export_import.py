@@ -80,7 +80,7 @@ def test_other_logits_fail_the_check(
     trained: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     require_transformers()
-    monkeypatch.setattr("meshwright.app.exchange.max_logits_difference", lambda *_: 0.25)
+    monkeypatch.setattr("meshwright.app.conversion.exchange.max_logits_difference", lambda *_: 0.25)
     assert run(["export", trained, str(tmp_path / "out"), "--verify"]) == 70
     assert "off by up to 2.5e-01 where rounding explains 1e-03" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

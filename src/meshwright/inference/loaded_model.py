@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from meshwright.checkpoint.checkpoint import load_parameters
 from meshwright.checkpoint.format.find_checkpoint import is_hugging_face
 from meshwright.checkpoint.hf.side_files import GENERATION_CONFIG
-from meshwright.checkpoint.hf.weight_index import CONFIG, read_json
 from meshwright.checkpoint.hf.weights import load_hf_parameters
+from meshwright.checkpoint.safetensors.weight_index import CONFIG, read_json
 from meshwright.checkpoint.saved_model import SavedModel, find_saved_model
 from meshwright.data.tokenizer import BYTES, Tokenizer, load_tokenizer
 from meshwright.data.tokenizer_files import TOKENIZER

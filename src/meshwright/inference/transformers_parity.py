@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from meshwright.checkpoint.hf.weight_index import CONFIG, read_json
+from meshwright.checkpoint.safetensors.weight_index import CONFIG, read_json
 from meshwright.errors import CheckpointError, UnsupportedError
 from meshwright.extras import import_extra
 from meshwright.units import counted, first_of

@@ -13,7 +13,7 @@ import torch
 
 import meshwright as mw
 from hf_models import architecture, moe_architecture, write_run
-from meshwright.app.conversion_ranks import preemptible, share
+from meshwright.app.conversion.conversion_ranks import preemptible, share
 from meshwright.checkpoint.checkpoint import load_parameters
 from meshwright.checkpoint.hf.export import ExportFormat, ExportRequest, export, export_together
 from meshwright.checkpoint.hf.import_ import import_folder

@@ -20,8 +20,8 @@ from meshwright.checkpoint.checkpoint import save
 from meshwright.checkpoint.format.leftovers import hold
 from meshwright.checkpoint.hf.export import export
 from meshwright.checkpoint.hf.import_ import import_folder
-from meshwright.checkpoint.hf.safetensors_file import SafetensorsFile
 from meshwright.checkpoint.hf.weights import load_hf_parameters
+from meshwright.checkpoint.safetensors.safetensors_file import SafetensorsFile
 from meshwright.checkpoint.torch_formats.dcp_export import export_dcp
 from meshwright.errors import CheckpointError, ConfigError, MeshwrightError
 from meshwright.models.build import build_architecture

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from meshwright.checkpoint.hf.maps.families import family_map
-from meshwright.checkpoint.hf.weight_index import CONFIG, read_json, stored_files
+from meshwright.checkpoint.safetensors.weight_index import CONFIG, read_json, stored_files
 from meshwright.config.load import DEFAULT, ResolvedJob
 from meshwright.data.tokenizer_files import TOKENIZER, advice_to_make_one, other_tokenizer_files
 from meshwright.errors import ConfigError, MeshwrightError, problems_raised_by

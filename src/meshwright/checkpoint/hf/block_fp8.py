@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshwright.checkpoint.hf.safetensors_header import StoredEntry
+from meshwright.checkpoint.safetensors.safetensors_header import StoredEntry
 from meshwright.errors import CheckpointError, ConfigError
 from meshwright.spec.model.hf.hf_quantization import BLOCK_KEY, QUANTIZATION
 

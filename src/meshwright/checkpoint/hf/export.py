@@ -11,11 +11,11 @@ import torch
 from meshwright.checkpoint.format.find_checkpoint import is_hugging_face
 from meshwright.checkpoint.hf.find_hf_model import hf_model
 from meshwright.checkpoint.hf.output_folder import Replaceable, output_folder, require_target
-from meshwright.checkpoint.hf.rounding import warn_of_float64
 from meshwright.checkpoint.hf.side_files import SIDE_FILES, write_side_files
-from meshwright.checkpoint.hf.weight_files import divide, output_tensors, write_files
-from meshwright.checkpoint.hf.weight_index import CONFIG, WEIGHT_FILES, read_json
 from meshwright.checkpoint.peers import GroupPeers
+from meshwright.checkpoint.safetensors.rounding import warn_of_float64
+from meshwright.checkpoint.safetensors.weight_files import divide, output_tensors, write_files
+from meshwright.checkpoint.safetensors.weight_index import CONFIG, WEIGHT_FILES, read_json
 from meshwright.checkpoint.saved_model import SavedModel, find_saved_model
 from meshwright.checkpoint.section import SectionReader
 from meshwright.log import logger

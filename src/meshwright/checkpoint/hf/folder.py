@@ -9,9 +9,9 @@ from torch import Tensor
 
 from meshwright.checkpoint.hf.block_fp8 import BlockScales, block_of, find_scales
 from meshwright.checkpoint.hf.mxfp4 import PackedNames, find_packed, unpack
-from meshwright.checkpoint.hf.safetensors_file import DTYPES, SafetensorsFile
-from meshwright.checkpoint.hf.safetensors_header import StoredEntry
-from meshwright.checkpoint.hf.weight_index import CONFIG, read_json, stored_files
+from meshwright.checkpoint.safetensors.safetensors_file import DTYPES, SafetensorsFile
+from meshwright.checkpoint.safetensors.safetensors_header import StoredEntry
+from meshwright.checkpoint.safetensors.weight_index import CONFIG, read_json, stored_files
 from meshwright.errors import UnsupportedError
 
 _READABLE = ("F64", "F32", "BF16", "F16")

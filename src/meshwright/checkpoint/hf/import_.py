@@ -17,9 +17,9 @@ from meshwright.checkpoint.hf.import_source import ImportSource, find_source, op
 from meshwright.checkpoint.hf.maps.layouts import row_ranges, share_of
 from meshwright.checkpoint.hf.output_folder import Replaceable, output_folder, require_target
 from meshwright.checkpoint.hf.side_files import SIDE_FILES, copy_side_files
-from meshwright.checkpoint.hf.weight_index import CONFIG
 from meshwright.checkpoint.hf.weights import HfWeights
 from meshwright.checkpoint.peers import GroupPeers
+from meshwright.checkpoint.safetensors.weight_index import CONFIG
 from meshwright.checkpoint.saved_model import IMPORTED_FROM, MODEL_FIELDS
 from meshwright.checkpoint.saving import Extent, SaveRequest, with_bytes, write_checkpoint
 from meshwright.checkpoint.shards import Shard

@@ -7,8 +7,8 @@ from typing import Any
 from meshwright.checkpoint.format.find_checkpoint import config_file, model_folder
 from meshwright.checkpoint.hf.find_hf_model import hf_model
 from meshwright.checkpoint.hf.hf_model import BuiltInModel, HfModel
-from meshwright.checkpoint.hf.weight_index import CONFIG, read_json
 from meshwright.checkpoint.hf.weights import HfWeights, load_hf_weights
+from meshwright.checkpoint.safetensors.weight_index import CONFIG, read_json
 from meshwright.checkpoint.torch_formats.torch_weights import is_torch_checkpoint, load_torch_parameters, require_index
 from meshwright.data.tokenizer_files import TOKENIZER
 from meshwright.errors import ConfigError, UnsupportedError

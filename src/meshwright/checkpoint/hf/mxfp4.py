@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from meshwright.checkpoint.hf.safetensors_header import StoredEntry
+from meshwright.checkpoint.safetensors.safetensors_header import StoredEntry
 from meshwright.errors import CheckpointError
 
 _BLOCKS, _SCALES = "_blocks", "_scales"

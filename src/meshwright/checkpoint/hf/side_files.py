@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.checkpoint.hf.hf_model import HfModel
-from meshwright.checkpoint.hf.weight_index import CONFIG, read_json
+from meshwright.checkpoint.safetensors.weight_index import CONFIG, read_json
 from meshwright.checkpoint.saved_model import SavedModel
 from meshwright.data.tokenizer import BYTES, Tokenizer
 from meshwright.data.tokenizer_files import TOKENIZER, advice_to_make_one

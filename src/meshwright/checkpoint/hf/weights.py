@@ -12,8 +12,8 @@ from meshwright.checkpoint.hf.folder import HfFolder
 from meshwright.checkpoint.hf.hf_model import BuiltInModel, HfModel
 from meshwright.checkpoint.hf.maps.layouts import joined, row_ranges, to_ours
 from meshwright.checkpoint.hf.tensor_source import TensorSource
-from meshwright.checkpoint.hf.weight_index import CONFIG, read_json
 from meshwright.checkpoint.peers import GroupPeers
+from meshwright.checkpoint.safetensors.weight_index import CONFIG, read_json
 from meshwright.errors import CheckpointError, ConfigError, UnsupportedError
 from meshwright.log import logger
 from meshwright.spec.model.architecture import LlamaArchitecture

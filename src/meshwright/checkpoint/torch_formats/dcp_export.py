@@ -15,9 +15,9 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from meshwright.checkpoint.hf.export import DTYPES, ExportDType, Exported
 from meshwright.checkpoint.hf.hf_model import BuiltInModel
 from meshwright.checkpoint.hf.output_folder import Replaceable, output_folder, require_target
-from meshwright.checkpoint.hf.rounding import rounded, warn_of_float64
 from meshwright.checkpoint.hf.side_files import SIDE_FILES, write_side_files
 from meshwright.checkpoint.peers import GroupPeers
+from meshwright.checkpoint.safetensors.rounding import rounded, warn_of_float64
 from meshwright.checkpoint.saved_model import find_saved_model
 from meshwright.checkpoint.section import SectionReader
 from meshwright.checkpoint.torch_formats.dcp_metadata import FILE_NAME

@@ -43,7 +43,7 @@ def _ls(run: Path, as_json: bool) -> None:
     States: complete; damaged (an index or a file's size is wrong); being written; set aside (damaged, renamed by a
     resume); leftover (of a save that was killed: `meshwright checkpoint gc` removes it).
     """
-    from meshwright.app.checkpoints import ls
+    from meshwright.app.conversion.checkpoints import ls
 
     found = ls(run)
     print_result(found, as_json)
@@ -59,7 +59,7 @@ def _verify(source: Path, step: int | None, verifies_all: bool, as_json: bool) -
 
     Exit code 0: intact; 70: damaged.
     """
-    from meshwright.app.checkpoints import verify
+    from meshwright.app.conversion.checkpoints import verify
 
     found = verify(source, step=step, all=verifies_all)
     print_result(found, as_json)
@@ -75,7 +75,7 @@ def _inspect(source: Path, tensor: str | None, step: int | None, as_json: bool) 
     """Show what the checkpoint PATH (or the newest of a run) holds: metadata, versions, sizes, the largest tensors; or
     where TENSOR is stored and its statistics.
     """
-    from meshwright.app.checkpoints import inspect
+    from meshwright.app.conversion.checkpoints import inspect
 
     found = inspect(source, tensor, step=step)
     print_result(found, as_json)
@@ -88,7 +88,7 @@ def _diff(left: Path, right: Path, as_json: bool) -> None:
     """Compare two checkpoints (a run names its newest): metadata, tensors added, removed and changed, with the largest
     and the mean difference. They may be of different layouts. Holds a few shards in memory at a time.
     """
-    from meshwright.app.checkpoints import diff
+    from meshwright.app.conversion.checkpoints import diff
 
     found = diff(left, right)
     print_result(found, as_json)
@@ -104,7 +104,7 @@ def _gc(run: Path, dry_run: bool, damaged: bool, as_json: bool) -> None:
     Takes the lock of the run folder that training takes. While a process trains into RUN, only set-aside checkpoints
     can be removed: that process removes the rest itself.
     """
-    from meshwright.app.checkpoints import gc
+    from meshwright.app.conversion.checkpoints import gc
 
     found = gc(run, dry_run=dry_run, damaged=damaged)
     print_result(found, as_json)
@@ -121,7 +121,7 @@ def _reshard(source: Path, destination: Path, ranks: int, as_json: bool) -> None
     data-parallel ranks then reads its own file and no other, and makes fewer files of many. The copy is verified, and
     `meshwright checkpoint diff` finds it bitwise equal.
     """
-    from meshwright.app.checkpoints import reshard
+    from meshwright.app.conversion.checkpoints import reshard
 
     found = reshard(source, destination, ranks=ranks)
     print_result(found, as_json)

@@ -56,8 +56,8 @@ def command(
         raise click.UsageError(f"{what} of --format hf only: leave one out")
     # Before torch is imported, which takes seconds.
     find_checkpoint(run, step)
-    from meshwright.app.conversion_ranks import is_under_torchrun, preemptible, share_under_torchrun
-    from meshwright.app.exchange import Export, export, export_as_peer, export_dcp
+    from meshwright.app.conversion.conversion_ranks import is_under_torchrun, preemptible, share_under_torchrun
+    from meshwright.app.conversion.exchange import Export, export, export_as_peer, export_dcp
     from meshwright.checkpoint.hf.export import ExportFormat, ExportRequest
 
     arguments: dict[str, Any] = {"step": step, "dtype": dtype, "overwrite": overwrite}

@@ -48,8 +48,8 @@ def command(
     is_hf = not (source.is_file() or (source / ".metadata").is_file())
     if is_hf:
         config_file(config or source)
-    from meshwright.app.conversion_ranks import is_under_torchrun, preemptible, share_under_torchrun
-    from meshwright.app.import_weights import Import, import_arguments, import_result, import_weights
+    from meshwright.app.conversion.conversion_ranks import is_under_torchrun, preemptible, share_under_torchrun
+    from meshwright.app.conversion.import_weights import Import, import_arguments, import_result, import_weights
     from meshwright.checkpoint.hf.import_ import import_folder
 
     options: dict[str, Any] = {"config": config, "job": job, "overwrite": overwrite}

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from meshwright.checkpoint.hf.safetensors_file import DTYPES
-from meshwright.checkpoint.hf.safetensors_header import LENGTH_BYTES
+from meshwright.checkpoint.safetensors.safetensors_file import DTYPES
+from meshwright.checkpoint.safetensors.safetensors_header import LENGTH_BYTES
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _ALIGNMENT = 8

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from meshwright.checkpoint.hf.safetensors_header import StoredEntry, read_entries, unique_keys
+from meshwright.checkpoint.safetensors.safetensors_header import StoredEntry, read_entries, unique_keys
 from meshwright.errors import CheckpointError, ConfigError
 from meshwright.units import first_of
 

@@ -24,9 +24,9 @@ from meshwright.checkpoint.hf.maps.layouts import (
     written_together,
 )
 from meshwright.checkpoint.hf.output_folder import NewFolder
-from meshwright.checkpoint.hf.rounding import rounded
-from meshwright.checkpoint.hf.safetensors_writer import create, safetensors_header, write_at
-from meshwright.checkpoint.hf.weight_index import INDEX, SINGLE
+from meshwright.checkpoint.safetensors.rounding import rounded
+from meshwright.checkpoint.safetensors.safetensors_writer import create, safetensors_header, write_at
+from meshwright.checkpoint.safetensors.weight_index import INDEX, SINGLE
 from meshwright.checkpoint.saving import bytes_of
 from meshwright.checkpoint.section import SectionReader
 from meshwright.spec.model.hf.name_map import NameMap, Rename

@@ -11,7 +11,7 @@ import torch
 from rich.text import Text
 
 from meshwright.app.arguments import NotNegative, Positive, checked
-from meshwright.app.conversion_ranks import share
+from meshwright.app.conversion.conversion_ranks import share
 from meshwright.app.progress import elapsed
 from meshwright.app.results.result import Result
 from meshwright.checkpoint.hf.export import ExportDType, ExportFormat, ExportRequest, export_together

@@ -10,7 +10,7 @@ from typing import Any
 from rich.text import Text
 
 from meshwright.app.arguments import JobSource, Positive, checked
-from meshwright.app.conversion_ranks import share
+from meshwright.app.conversion.conversion_ranks import share
 from meshwright.app.job.jobs import as_job
 from meshwright.app.progress import elapsed
 from meshwright.app.results.result import Result

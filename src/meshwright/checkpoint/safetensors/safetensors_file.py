@@ -6,7 +6,7 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from meshwright.checkpoint.hf.safetensors_header import StoredEntry, read_entries
+from meshwright.checkpoint.safetensors.safetensors_header import StoredEntry, read_entries
 from meshwright.errors import CheckpointError
 
 DTYPES: dict[str, torch.dtype] = {

@@ -1,0 +1,1 @@
+"""What becomes of a trained model: its checkpoints, import, export and generation."""
