@@ -106,7 +106,8 @@ def test_one_sequence_is_singular(capsys: pytest.CaptureFixture[str]) -> None:
     assert "\n1 sequence x 2048 tokens" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("width", [80, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("width", [80, 100])
 def test_no_figure_is_cut_on_a_narrow_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:

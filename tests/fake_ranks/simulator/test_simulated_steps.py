@@ -36,6 +36,7 @@ def test_the_step_as_it_is_ends_with_all_its_memory_told(traces: dict[int, Trace
         assert (curve.allocated_bytes <= curve.reserved_bytes).all()
 
 
+@pytest.mark.long
 def test_a_stage_without_experts_takes_part_in_their_statistics() -> None:
     keys = ("num_layers=2", "num_dense_layers=1")
     job = arguments_of("examples/tiny-moe.toml", "layout.pp=2", *(f"model.options.{key}" for key in keys))

@@ -64,6 +64,7 @@ def flops(found: Trace) -> int:
     return sum(found.signatures[position].flops for position in positions if position != NONE)
 
 
+@pytest.mark.long
 def test_what_the_compiler_joins_needs_no_stream_of_the_others(plain: Trace, joined: Trace) -> None:
     gather, scatter = "all_gather_into_tensor", "reduce_scatter_tensor"
     found, counts = collectives(joined), collectives(plain)
@@ -80,10 +81,12 @@ def test_what_the_compiler_joins_needs_no_stream_of_the_others(plain: Trace, joi
     assert counts.total() == found.total()
 
 
+@pytest.mark.long
 def test_parts_of_matmuls_are_whole_matmuls(plain: Trace, joined: Trace) -> None:
     assert flops(joined) == flops(plain) > 0
 
 
+@pytest.mark.long
 def test_gradients_of_weights_run_while_those_of_inputs_are_summed(plain: Trace) -> None:
     columns, under_way, hidden = plain.records, dict[int, int](), Counter[bool]()
     for row in rows_of(plain):

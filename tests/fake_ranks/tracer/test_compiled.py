@@ -103,7 +103,8 @@ def test_fusing_saves_traffic_and_memory(eager: Trace, compiled: Trace) -> None:
     assert compiled.live_bytes()[0] == eager.live_bytes()[0]
 
 
-@pytest.mark.parametrize("policy", ["none", pytest.param("full", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("policy", ["none", "full"])
 def test_compiled_mixtures_multiply_as_eager_ones_do(policy: str) -> None:
     keys = ("dp_shard=2", f"activation_checkpoint={policy}")
     job = ("model.options.num_layers=1", "precision.compute=bfloat16", *(f"layout.{key}" for key in keys))

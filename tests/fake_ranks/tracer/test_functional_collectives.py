@@ -38,7 +38,7 @@ def collectives(found: Trace) -> list[tuple[str, int, str]]:
     return [(IN_PLACE.get(one.op, one.op), num_bytes, one.agreed) for one, num_bytes in signatures]
 
 
-@pytest.mark.parametrize("program", ["functional", "tensor_parallel"])
+@pytest.mark.parametrize("program", ["functional", pytest.param("tensor_parallel", marks=pytest.mark.long)])
 def test_compiled_code_communicates_as_eager_code_does(folder: Path, program: str) -> None:
     eager, compiled = trace_of(folder, f"{program}/eager"), trace_of(folder, f"{program}/compiled")
     assert Counter(collectives(compiled)) == Counter(collectives(eager))
@@ -50,7 +50,7 @@ def test_compiled_code_communicates_as_eager_code_does(folder: Path, program: st
     assert started == waited != set()
 
 
-@pytest.mark.parametrize("program", ["functional", "tensor_parallel"])
+@pytest.mark.parametrize("program", ["functional", pytest.param("tensor_parallel", marks=pytest.mark.long)])
 def test_what_is_around_collectives_is_fused_and_multiplied_once(folder: Path, program: str) -> None:
     eager, compiled = ops(trace_of(folder, f"{program}/eager")), ops(trace_of(folder, f"{program}/compiled"))
     for product in ("aten.mm.default", "aten.addmm.default"):

@@ -84,7 +84,8 @@ def _pass_only(model: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
 # torch's own compiler (2.13): see test_tensor_parallel.py.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("only_pass", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("only_pass", [True, False])
 def test_matmuls_are_joined_with_their_communication(monkeypatch: pytest.MonkeyPatch, only_pass: bool) -> None:
     # No pool of compiler processes for each rank.
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")

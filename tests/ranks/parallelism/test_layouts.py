@@ -23,7 +23,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, FinishedR
         (4, {"dp_shard": 2, "dp_replicate": -1, "microbatch_size": 2}),
         (2, {"dp_shard": 2, "activation_checkpoint": "full", "microbatch_size": 4}),
         pytest.param(2, {"dp_shard": 2, "activation_checkpoint": "selective"}, marks=pytest.mark.long),
-        (2, {"dp_shard": 2, "activation_checkpoint_blocks": ["full", "selective"]}),
+        pytest.param(2, {"dp_shard": 2, "activation_checkpoint_blocks": ["full", "selective"]}, marks=pytest.mark.long),
         (1, {"dp_shard": 1, "microbatch_size": 8}),
     ],
     ids=str,

@@ -52,7 +52,7 @@ def test_a_model_that_has_no_hugging_face_format_is_refused_before_training(tmp_
         mw.check(path, "model.options.qkv_bias=true", "model.options.qk_norm=true")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_keeps_its_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     architecture = resolve_architecture(Job.from_dict(tiny_job(tmp_path)).model)
     assert architecture is not None

@@ -26,7 +26,7 @@ def read_back(text: str) -> Job:
 
 
 @pytest.mark.slow
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(jobs())
 def test_a_job_reads_back_equal(job: Job) -> None:
     assert read_back(to_toml(job)) == job
@@ -34,7 +34,7 @@ def test_a_job_reads_back_equal(job: Job) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(jobs())
 def test_a_job_survives_json(job: Job) -> None:
     assert Job.from_json(job.to_json()) == job

@@ -33,7 +33,7 @@ def total_s(of: TrainingSetup, *several: Layout) -> list[float]:
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(SOME_LAYOUTS, st.sampled_from(CLUSTERS), st.sampled_from(sorted(stacks())), st.sampled_from(PRECISIONS))
 def test_causes_are_not_negative_and_sum_to_the_step(
     case: tuple[str, Layout], cluster: str, stack: str, precision: str
@@ -97,7 +97,7 @@ def with_faster(cluster: Cluster, what: str, factor: float) -> Cluster:
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     SOME_LAYOUTS,
     st.sampled_from(CLUSTERS),
@@ -117,7 +117,7 @@ def test_better_hardware_is_never_slower(
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(SOME_LAYOUTS, st.sampled_from(sorted(stacks())))
 def test_computing_again_is_never_faster(case: tuple[str, Layout], stack: str) -> None:
     model, layout = case

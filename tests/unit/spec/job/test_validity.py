@@ -278,7 +278,7 @@ requests = (layouts, st.integers(1, 40), st.integers(1, 100), st.booleans(), st.
 
 
 @pytest.mark.slow
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(*requests)
 def test_what_is_suggested_works_on_a_number_of_ranks(
     layout: Layout, seq_len: int, batch: int, in_tokens: bool, num_ranks: int
@@ -312,7 +312,7 @@ def assert_what_is_suggested_works(layout: Layout, seq_len: int, batch: int, in_
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(layouts, st.integers(1, 100), st.integers(1, 24))
 def test_one_fix_after_the_other_ends(layout: Layout, batch: int, num_ranks: int) -> None:
     """Each check leaves fewer problems than the last, until none is left or none has a suggestion."""
@@ -327,7 +327,7 @@ def test_one_fix_after_the_other_ends(layout: Layout, batch: int, num_ranks: int
 
 @pytest.mark.slow
 @given(jobs())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_what_is_suggested_for_any_job_works(job: Job) -> None:
     problems = job.problems()
     for problem in problems:
