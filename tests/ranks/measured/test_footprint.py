@@ -108,7 +108,7 @@ def _measured_bytes(case: Case) -> int:
             pipeline.step(microbatches)
         else:
             gc.collect()
-            states = [value for state in optimizer.state.values() for value in state.values()]
+            states = [value for each in stages.parameters() for value in optimizer.state_of(each).values()]
             for tensor in (*stages.parameters(), *states):
                 peak.note(tensor)
             with peak:

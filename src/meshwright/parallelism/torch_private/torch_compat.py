@@ -2,13 +2,14 @@
 
 import warnings
 from collections.abc import Iterable, Sequence
+from itertools import product
 from typing import TypeVar
 
 from torch import Tensor, nn
 from torch._functorch import config as functorch_config
 from torch.distributed.checkpoint.state_dict import _get_fqns
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset, compute_local_shape_and_global_offset
 
 from meshwright.parallelism.pipeline.stages import Stages
 
@@ -26,6 +27,22 @@ def local_box(tensor: Tensor) -> tuple[Tensor, Sequence[int]]:
         return tensor, (0,) * tensor.dim()
     _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     return tensor.to_local(), offsets
+
+
+def boxes_along(tensor: Tensor, mesh_dims: Sequence[int]) -> list[tuple[Sequence[int], Sequence[int]]]:
+    """Return (shape, offsets) of the parts of `tensor` on this rank and those that differ along `mesh_dims` alone.
+
+    They are in the mesh's order. A plain tensor has one part, itself. DTensor's own function is private (2.13).
+    """
+    if not isinstance(tensor, DTensor):
+        return [(tensor.shape, (0,) * tensor.dim())]
+    mesh, own = tensor.device_mesh, tensor.device_mesh.get_coordinate()
+    assert own is not None
+    places = product(*(range(mesh.size(dim)) if dim in mesh_dims else [own[dim]] for dim in range(mesh.ndim)))
+    sizes = tuple(mesh.size(dim) for dim in range(mesh.ndim))
+    return [
+        _compute_local_shape_and_global_offset(tensor.shape, sizes, [*place], tensor.placements) for place in places
+    ]
 
 
 def canonical_fqn(fqn: str) -> str:

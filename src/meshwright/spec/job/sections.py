@@ -101,15 +101,39 @@ MomentDecay = Annotated[float, Field(ge=0, lt=1)]
 """Decay rate of a moving average; 1 would never forget, and divides by zero in AdamW's bias correction."""
 
 
-class OptimizerSection(Frozen):
-    """AdamW and its learning-rate schedule."""
+class ParameterGroup(Frozen):
+    """One table of [[optimizer.groups]]: what differs for some parameters."""
 
-    name: Literal["adamw"] = "adamw"
-    """The optimizer."""
+    match: str = Field(min_length=1)
+    """Pattern of whole parameter names, such as "*.bias": * is any text, ? one character."""
+    weight_decay: NonNegativeFloat | None = None
+    """Their weight decay; that of [optimizer] where it is left out, also for vectors."""
+    learning_rate_ratio: NonNegativeFloat = 1.0
+    """Their learning rate as a share of the schedule's; 0 leaves them as they are."""
+
+
+OptimizerName = Literal["adamw", "muon"]
+StateDType = Literal["float32", "bfloat16", "int8"]
+"""Formats of optimizer states."""
+
+
+class OptimizerSection(Frozen):
+    """The optimizer and its learning-rate schedule."""
+
+    name: OptimizerName = "adamw"
+    """The optimizer; muon orthogonalizes the updates of the blocks' matrices and leaves the rest to AdamW."""
+    state_dtype: StateDType = "float32"
+    """Format of the states between steps; bfloat16 is rounded stochastically, int8 needs meshwright[low-bit]."""
+    in_backward: bool = False
+    """Whether each parameter is updated in backward, as its gradient is reduced, so that no step keeps all gradients."""
+    groups: tuple[ParameterGroup, ...] = Field((), strict=False)
+    """Tables { match, weight_decay, learning_rate_ratio }; the first that matches a parameter's name counts."""
+    momentum: MomentDecay = 0.95
+    """Muon's decay rate of the momentum."""
     learning_rate: PositiveFloat = 1e-3
     """Highest learning rate, reached at the end of the warmup."""
     betas: tuple[MomentDecay, MomentDecay] = Field((0.9, 0.95), strict=False)
-    """AdamW's decay rates of the first and second moment."""
+    """AdamW's decay rates of the first and second moment; under muon of what is not a matrix of a block."""
     eps: PositiveFloat = 1e-8
     """AdamW's epsilon."""
     weight_decay: NonNegativeFloat = 0.1
@@ -131,7 +155,7 @@ DType = Literal["float32", "bfloat16", "float64"]
 
 
 class PrecisionSection(Frozen):
-    """Number formats; master weights and optimizer state are float32 (float64 where compute is float64)."""
+    """Number formats; master weights are float32 (float64 where compute is float64)."""
 
     compute: DType = "float32"
     """Format of parameters and activations in forward and backward."""

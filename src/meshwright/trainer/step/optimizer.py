@@ -1,57 +1,119 @@
-"""AdamW over sharded parameters, its state by parameter name, and its learning rate."""
+"""The optimizer of a rank's parameters, its state by parameter name, and its learning rate."""
 
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW
+from torch.optim import AdamW, Optimizer
 
 from meshwright.errors import ConfigError
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters
 from meshwright.spec.job.sections import OptimizerSection
+from meshwright.trainer.step.bfloat16_adamw import Bfloat16AdamW
+from meshwright.trainer.step.muon import Muon
+from meshwright.trainer.step.update_groups import update_groups
 
 
-def build_optimizer(model: nn.Module, section: OptimizerSection) -> AdamW:
-    """Return fused AdamW with weight decay on matrices only, not on norms and biases."""
-    trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+class ModelOptimizer:
+    """Optimizers that together update all parameters."""
+
+    def __init__(self, optimizers: Sequence[AdamW | Bfloat16AdamW | Muon]) -> None:
+        self._of_parameter = {
+            parameter: optimizer
+            for optimizer in optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        self._optimizers = optimizers
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Return the groups of all optimizers."""
+        return [group for optimizer in self._optimizers for group in optimizer.param_groups]
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Set the rate of each group: its share of `rate`."""
+        for group in self.param_groups:
+            group["lr"] = rate * group["learning_rate_ratio"]
+
+    def step(self) -> None:
+        """Update all parameters from their gradients; a collective with Muon."""
+        for optimizer in self._optimizers:
+            optimizer.step()
+
+    def zero_grad(self) -> None:
+        """Free the gradients."""
+        for optimizer in self._optimizers:
+            optimizer.zero_grad()
+
+    def state_of(self, parameter: nn.Parameter) -> Mapping[str, Tensor]:
+        """Return the state tensors of a parameter, zeros before the first step."""
+        optimizer = self._of_parameter[parameter]
+        if not optimizer.state[parameter]:
+            optimizer.state[parameter] = _initial_state(optimizer, parameter)
+        state: dict[str, Tensor] = optimizer.state[parameter]
+        return state
+
+
+def build_optimizer(model: nn.Module, section: OptimizerSection) -> ModelOptimizer:
+    """Return what updates the trainable parameters of `model` as `section` says; a collective with Muon.
+
+    Weight decay is for matrices, not for norms and biases, unless a group says otherwise.
+    """
+    trainable = [(name, parameter) for name, parameter in canonical_parameters(model) if parameter.requires_grad]
     if not trainable:
         raise ConfigError(
             "the model has no trainable parameters, but the optimizer needs one: assign an nn.Parameter, or modules "
             "that hold some, to the model in its constructor"
         )
-    # Biases of experts are vectors, stacked.
-    is_matrix = {name: parameter.dim() >= 2 and not name.endswith("bias") for name, parameter in trainable.items()}
-    matrices = [parameter for name, parameter in trainable.items() if is_matrix[name]]
-    vectors = [parameter for name, parameter in trainable.items() if not is_matrix[name]]
-    groups = [
-        {"params": matrices, "weight_decay": section.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    return AdamW(
-        [group for group in groups if group["params"]],
-        lr=section.learning_rate,
-        betas=section.betas,
-        eps=section.eps,
-        fused=True,
-    )
+    names = {parameter: name for name, parameter in trainable}
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for rule, parameters in update_groups(trainable, section):
+        group = {
+            "params": parameters,
+            "weight_decay": rule.weight_decay,
+            "learning_rate_ratio": rule.learning_rate_ratio,
+        }
+        groups.setdefault(rule.optimizer, []).append(group)
+    build = {"muon": _muon, "adamw": _adamw}
+    return ModelOptimizer([build[name](of_name, names, section) for name, of_name in groups.items()])
 
 
-def optimizer_state(model: nn.Module, optimizer: AdamW) -> dict[str, dict[str, list[Tensor]]]:
+def _adamw(
+    groups: list[dict[str, Any]], names: Mapping[nn.Parameter, str], section: OptimizerSection
+) -> AdamW | Bfloat16AdamW:
+    if section.state_dtype == "bfloat16":
+        return Bfloat16AdamW(groups, names, lr=section.learning_rate, betas=section.betas, eps=section.eps)
+    return AdamW(groups, lr=section.learning_rate, betas=section.betas, eps=section.eps, fused=True)
+
+
+def _muon(groups: list[dict[str, Any]], names: Mapping[nn.Parameter, str], section: OptimizerSection) -> Muon:
+    dtype = torch.bfloat16 if section.state_dtype == "bfloat16" else None
+    return Muon(groups, names, lr=section.learning_rate, momentum=section.momentum, state_dtype=dtype)
+
+
+def _initial_state(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
+    if isinstance(optimizer, Bfloat16AdamW | Muon):
+        return optimizer.initial_state(parameter)
+    return {
+        "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+        "exp_avg": torch.zeros_like(parameter),
+        "exp_avg_sq": torch.zeros_like(parameter),
+    }
+
+
+def optimizer_state(model: nn.Module, optimizer: ModelOptimizer) -> dict[str, dict[str, list[Tensor]]]:
     """Return the optimizer's state tensors by parameter name, zeros before the first step.
 
     Loading into them in place restores the optimizer. A parameter that several stages on this rank hold has several.
     """
     by_name: dict[str, dict[str, list[Tensor]]] = {}
     for name, parameter in canonical_parameters(model):
-        if not parameter.requires_grad:
-            continue
-        state = optimizer.state[parameter]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            state["exp_avg"] = torch.zeros_like(parameter)
-            state["exp_avg_sq"] = torch.zeros_like(parameter)
-        for key, tensor in state.items():
-            by_name.setdefault(name, {}).setdefault(key, []).append(tensor)
+        if parameter.requires_grad:
+            for key, tensor in optimizer.state_of(parameter).items():
+                by_name.setdefault(name, {}).setdefault(key, []).append(tensor)
     return by_name
 
 

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.optim import AdamW
 
 from meshwright.data.loader import Microbatch
 from meshwright.errors import MeshwrightError, NonFiniteError
@@ -26,7 +25,7 @@ from meshwright.parallelism.pipeline.stages import Stages
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters, local_box
 from meshwright.spec.job.job import Job
 from meshwright.trainer.step.expert_load import ExpertLoad
-from meshwright.trainer.step.optimizer import learning_rate
+from meshwright.trainer.step.optimizer import ModelOptimizer, learning_rate
 from meshwright.units import first_of
 
 
@@ -47,7 +46,7 @@ class TrainStep:
     may_ignore_targets = False
     """Whether the data may hold targets of -100, which the next-token loss ignores."""
 
-    def __init__(self, job: Job, model: Stages, meshes: Meshes, optimizer: AdamW, pipeline: Pipeline) -> None:
+    def __init__(self, job: Job, model: Stages, meshes: Meshes, optimizer: ModelOptimizer, pipeline: Pipeline) -> None:
         self.job, self.model, self.meshes, self.optimizer, self.pipeline = job, model, meshes, optimizer, pipeline
         self.gradients = Gradients(model, meshes)
         self.expert_load = ExpertLoad(model, meshes)
@@ -66,8 +65,7 @@ class TrainStep:
     def __call__(self, step: int, microbatches: Sequence[Microbatch]) -> StepResult:
         """Return the mean loss over the global batch of `step` after updating the parameters; a collective."""
         rate = learning_rate(step, self.job.train.steps, self.job.optimizer)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        self.optimizer.set_learning_rate(rate)
         total_loss = self.pipeline.step(self._stage_inputs(step, microbatches))
         self._observe("gradients")
         if not self._has_checked_gradients:

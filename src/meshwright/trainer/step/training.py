@@ -7,7 +7,6 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch import nn
-from torch.optim import AdamW
 
 from meshwright.checkpoint.checkpoint import load, load_newest
 from meshwright.checkpoint.hf.hf_model import BuiltInModel, HfModel
@@ -46,6 +45,7 @@ from meshwright.spec.run.run import Run
 from meshwright.trainer.launch.ranks import Ranks
 from meshwright.trainer.step.optimizer import build_optimizer, optimizer_state
 from meshwright.trainer.step.train_step import TrainStep
+from meshwright.trainer.step.update_groups import require_updatable
 
 
 class Training:
@@ -66,7 +66,7 @@ class Training:
             shuffle=job.data.shuffle,
             pin_memory=ranks.device.type == "cuda",
         )
-        self.optimizer: AdamW = build_optimizer(model, job.optimizer)
+        self.optimizer = build_optimizer(model, job.optimizer)
         self.step = TrainStep(job, model, meshes, self.optimizer, pipeline)
         self.step.may_ignore_targets = dataset.may_ignore_targets
 
@@ -137,6 +137,7 @@ def build_pipeline(job: Job, ranks: Ranks, microbatches: Sequence[int] | None = 
     """
     whole = build_unsharded(job)
     require_positions(job, whole)
+    require_updatable(job.optimizer, whole)
     num_parameters = sum(parameter.numel() for parameter in whole.parameters())
     layout = with_stage_boundaries(job, job.layout.resolve(ranks.num_ranks), whole)
     require_valid(job, layout)

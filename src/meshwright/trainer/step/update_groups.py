@@ -1,0 +1,83 @@
+"""Update groups: parameters that one optimizer updates with one weight decay and one share of the learning rate."""
+
+from collections.abc import Collection, Iterable, Iterator
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from torch import nn
+
+from meshwright.errors import ConfigError
+from meshwright.spec.job.sections import OptimizerName, OptimizerSection, ParameterGroup
+from meshwright.spec.problem import did_you_mean
+
+_BLOCKS = "blocks."
+
+
+class Rule(NamedTuple):
+    """What a job says of a parameter."""
+
+    optimizer: OptimizerName
+    weight_decay: float
+    learning_rate_ratio: float
+
+
+def update_groups(
+    named: Iterable[tuple[str, nn.Parameter]], section: OptimizerSection
+) -> Iterator[tuple[Rule, list[nn.Parameter]]]:
+    """Yield the parameters of each rule, in order of first appearance; matrices, which decay, come first."""
+    by_rule: dict[Rule, list[nn.Parameter]] = {}
+    for name, parameter in sorted(named, key=lambda each: not is_matrix(*each)):
+        by_rule.setdefault(_rule_of(name, parameter, section), []).append(parameter)
+    yield from by_rule.items()
+
+
+def is_matrix(name: str, parameter: nn.Parameter) -> bool:
+    """Return whether a parameter has rows and columns: two dims or more, and no bias of stacked experts."""
+    return parameter.dim() >= 2 and not name.endswith("bias")
+
+
+def require_updatable(section: OptimizerSection, model: nn.Module) -> None:
+    """Raise ConfigError if a pattern of optimizer.groups has no parameters of the whole model, or Muon no matrix."""
+    named = dict(model.named_parameters())
+    if section.name == "muon" and not any(is_block_matrix(name, parameter) for name, parameter in named.items()):
+        raise ConfigError(
+            'optimizer.name = "muon" updates the matrices of blocks, and the model has none: name the repeated layers '
+            'blocks (models/contract.py), or set optimizer.name to "adamw"'
+        )
+    names = [*named]
+    for index, group in enumerate(section.groups):
+        if not any(fnmatchcase(name, group.match) for name in names):
+            near = did_you_mean(group.match, names) or f": the model has {', '.join(sorted(names)[:3])}, ..."
+            raise ConfigError(
+                f"optimizer.groups[{index}].match = {group.match!r} matches none of the model's {len(names)} parameters"
+                f"{near}"
+            )
+        if hidden := _hiding(group, section.groups[:index], names):
+            raise ConfigError(
+                f"optimizer.groups[{index}].match = {group.match!r} matches only parameters that "
+                f"{hidden.match!r} above it takes, and the first group that matches counts: move it up"
+            )
+
+
+def _hiding(
+    group: ParameterGroup, above: Collection[ParameterGroup], names: Collection[str]
+) -> ParameterGroup | None:
+    """Return the first group above that takes parameters of `group`, if none are left for it."""
+    matched = [name for name in names if fnmatchcase(name, group.match)]
+    takers = [next((one for one in above if fnmatchcase(name, one.match)), None) for name in matched]
+    return None if None in takers else takers[0]
+
+
+def _rule_of(name: str, parameter: nn.Parameter, section: OptimizerSection) -> Rule:
+    optimizer: OptimizerName = "muon" if section.name == "muon" and is_block_matrix(name, parameter) else "adamw"
+    group = next((one for one in section.groups if fnmatchcase(name, one.match)), None)
+    decay = section.weight_decay if is_matrix(name, parameter) else 0.0
+    if group is None:
+        return Rule(optimizer, decay, 1.0)
+    own = section.weight_decay if group.weight_decay is None else group.weight_decay
+    return Rule(optimizer, own, group.learning_rate_ratio)
+
+
+def is_block_matrix(name: str, parameter: nn.Parameter) -> bool:
+    """Return whether Muon updates a parameter: the embedding and the head are tables of tokens, left to AdamW."""
+    return name.startswith(_BLOCKS) and is_matrix(name, parameter)
