@@ -91,7 +91,8 @@ def toml_value(value: Any) -> str:
     """Return one line of TOML for a value that TOML knows: `"full"`, `[0.9, 0.95]`, `{ num_layers = 2 }`."""
     match value:
         case Mapping():
-            inner = ", ".join(f"{toml_key(name)} = {toml_value(each)}" for name, each in value.items())
+            given = {name: each for name, each in value.items() if each is not None}
+            inner = ", ".join(f"{toml_key(name)} = {toml_value(each)}" for name, each in given.items())
             return f"{{ {inner} }}" if inner else "{}"
         case str() | bool():
             return _item(value).as_string()

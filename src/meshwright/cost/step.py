@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from meshwright.cost.optimizer_update import UpdateCost
 from meshwright.cost.achieved_rates import peaks_of, rates_of
 from meshwright.cost.block_positions import BlockPosition, block_positions
 from meshwright.cost.communication.communication import Communication
@@ -41,7 +42,6 @@ from meshwright.cost.training_setup import Configurations
 from meshwright.cost.work import BLOCK, FIRST, LAST, work_of
 from meshwright.spec.step.estimate import StepDecomposition
 
-_OPTIMIZER_BYTES = 32.0
 """Read and written for each parameter by AdamW with float32 masters: gradient, master, two moments, the new copy."""
 
 
@@ -102,7 +102,9 @@ class StepPricer:
         self.compute = ComputePricer(configs, self.parallel, self.stage.num_blocks)
         self.copies = FsdpCopies(self.parallel, self.positions)
         self.traffic = TrafficPricer(self.communication, self.parallel)
-        self.update_s = measured_update_s(configs, self.parallel.updated)
+        self.update = UpdateCost(configs, self.parallel)
+        measured_s = measured_update_s(configs, self.parallel.updated)
+        self.update_s = np.where(self.update.is_plain, measured_s, np.nan)
         self.doublings = np.maximum(np.log2(np.maximum(self.layouts.num_ranks, 1) / 8), 0)
 
     def use(self, fitted: StackFactors) -> None:
@@ -112,8 +114,9 @@ class StepPricer:
     def price(self, constants: Constants) -> StepTerms:
         """Return the step of each configuration by cause."""
         blocks, first, last = self.passes(constants)
-        memory_rate = rates_of(self.configs.setups, self.peaks, constants).memory[self.configs.setup_index]
-        return self._step(blocks, first, last, self.stacks.slowed(self.fabric, constants), memory_rate, constants)
+        rates = rates_of(self.configs.setups, self.peaks, constants)
+        rates16 = rates.memory[self.configs.setup_index], rates.matmul16[self.configs.setup_index]
+        return self._step(blocks, first, last, self.stacks.slowed(self.fabric, constants), rates16, constants)
 
     def passes(self, constants: Constants) -> tuple[RankPass, RankPass, RankPass]:
         """Return one microbatch through all blocks, through the embedding, and through norm, head and loss."""
@@ -224,8 +227,9 @@ class StepPricer:
         return c["step_s"] * self.stacks.factors(c).overhead
 
     def _step(
-        self, blocks: RankPass, first: RankPass, last: RankPass, fabric: Fabric, memory_rate: Floats, c: Constants
+        self, blocks: RankPass, first: RankPass, last: RankPass, fabric: Fabric, rates: Passes, c: Constants
     ) -> StepTerms:
+        """Return the terms of a step; `rates` are the memory's and those of matmuls in 16 bits."""
         pp, n = self.layouts.pp, self.microbatches
         mean = (blocks + first + last) * (1.0 / pp)
         slowest = self.stage.slowest_s(blocks.total, first.total, last.total)
@@ -234,9 +238,9 @@ class StepPricer:
         sends = self.p2p.exposed_s(fabric, c, n)
         exchanges = self._exchanges_s(fabric, c, slowest + bubble)
         overhead = self.stacks.factors(c).overhead
-        updated_bytes = self.parallel.updated * (_OPTIMIZER_BYTES + self.gradient_bytes)
-        optimizer = updated_bytes / memory_rate * c["optimizer_passes"]
+        optimizer = self.update.moved_bytes / rates[0] * c["optimizer_passes"]
         optimizer = np.where(np.isnan(self.update_s), optimizer, self.update_s) * overhead
+        optimizer = optimizer + self.update.matmul_s(rates[1])
         steady = mean * n
         straggling = c["straggling"] * self.doublings * (steady.total + imbalance + bubble + sends)
         return StepTerms(
@@ -251,7 +255,7 @@ class StepPricer:
             tp_communication_s=steady.tp + replicated_sums_s(self.parallel, fabric),
             cp_communication_s=steady.cp,
             ep_communication_s=steady.ep,
-            dp_communication_s=steady.dp + exchanges,
+            dp_communication_s=steady.dp + exchanges + self.update.exchange_s(fabric),
             pipeline_p2p_s=sends,
             other_communication_s=self._sums_of_numbers_s(fabric),
             pipeline_bubble_s=imbalance + bubble,

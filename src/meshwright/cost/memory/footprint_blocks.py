@@ -19,7 +19,7 @@ from meshwright.cost.memory.footprint_tensors import Bytes, Formats, Split, kept
 from meshwright.cost.training_setup import TrainingSetup
 from meshwright.spec.layout.layout import ActivationCheckpoint
 from meshwright.spec.model.model_spec import BlockGroup
-from meshwright.spec.model.op import GroupedMatmul, Head, Norm, Op
+from meshwright.spec.model.op import GroupedMatmul, Head, Matmul, Norm, Op
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT
 
 _ALL_GATHER, _RING = CONTEXT_METHODS.index("all-gather"), CONTEXT_METHODS.index("ring")
@@ -32,6 +32,8 @@ class BlockMemory:
     count: int
     """Blocks of the group in the whole model."""
     elements: Elements
+    matrices: Floats
+    """Elements of its matrices on one rank, after data-parallel ranks have divided them."""
     kept_bytes: Floats
     """Kept for backward under each of ACTIVATION_CHECKPOINTS [policies, layouts]."""
     all_kept_bytes: Floats
@@ -126,8 +128,10 @@ class ModelMemory:
             return self._bytes(lambda formats: kept_bytes(group.ops, formats, policy), is_one_graph=is_one_graph)
 
         by_policy = np.stack([kept(policy) for policy in get_args(ActivationCheckpoint)])
+        matrices = tuple(op for op in group.ops if isinstance(op, Matmul | GroupedMatmul))
         return BlockMemory(
             count=group.count,
+            matrices=elements_of(matrices, self.layouts, self.setup.stack).shared,
             elements=elements_of(group.ops, self.layouts, self.setup.stack),
             kept_bytes=by_policy,
             all_kept_bytes=by_policy[0],

@@ -75,6 +75,10 @@ class RankFootprint:
         self.all_blocks = self.elements.whole - self.outside.whole
         self.in_blocks = self.elements.shared - self.outside.shared
         """Shards of all of them."""
+        self.of_muon = self.blocks.matrices * (memory.setup.workload.optimizer == "muon")
+        """Elements of the matrices that Muon updates."""
+        self.frees_gradients = memory.setup.workload.updates_in_backward
+        """Whether a gradient is used, and freed, as soon as it is reduced."""
         self.kept = saved_activations(memory, self.blocks, self.is_last, num_microbatches, pp_rank)
         self.rounds = backward_rounds(layouts, num_microbatches, pp_rank)
         self.bytes = state_bytes(memory.setup.workload, stack)
@@ -116,7 +120,8 @@ class RankFootprint:
         return {
             "parameters_bytes": whole * size.whole_parameter + shared * size.shared_parameter,
             "gradients_bytes": whole * size.whole_gradient + shards,
-            "optimizer_state_bytes": shared * size.shared_optimizer,
+            "optimizer_state_bytes": shared * size.shared_optimizer
+            - self.of_muon * self.on_device * size.shared_moment,
         }
 
     def _loss(self) -> Moment:
@@ -208,7 +213,9 @@ class RankFootprint:
 
     def _new_shards(self, elements: Floats) -> Floats:
         """Return the bytes of those gradient shards of `elements` that are not there before the end of a step."""
-        return np.where(self.reduces_each, 0.0, elements * self.bytes.shared_gradient * self.keeps_gradients)
+        return np.where(
+            self.reduces_each | self.frees_gradients, 0.0, elements * self.bytes.shared_gradient * self.keeps_gradients
+        )
 
     def reserved(self, moments: list[Moment]) -> Floats:
         """Return what the allocator reserves for all that comes and goes: a freed block serves its own stream only.
@@ -228,7 +235,9 @@ class RankFootprint:
         # Where shards exist already, those of the next microbatch are made next to them and added, unit by unit.
         # Those that the host adds up are made on the device, too.
         unit = np.maximum(self.lasting.shared, self.block.shared) * self.bytes.shared_gradient
-        reduced = np.where(self.reduces_each | ~self.keeps_gradients, self.is_sharded * unit, shards)
+        reduced = np.where(
+            self.reduces_each | ~self.keeps_gradients | self.frees_gradients, self.is_sharded * unit, shards
+        )
         divided = self._divided(self.lasting.maximum(self.block))
         computing: list[Floats] = [total(moment.parts) - moment.elsewhere for moment in moments]
         # Logits that were freed leave a gap that is too narrow for what the loss makes of them. So do activations of

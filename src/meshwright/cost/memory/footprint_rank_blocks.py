@@ -44,6 +44,8 @@ class RankBlocks:
     """Of all of them and of what stands before and after them."""
     largest: Elements
     """Of the largest block."""
+    matrices: Floats
+    """Elements of the matrices of all blocks, after data-parallel ranks have divided them."""
     kept: Floats
     """Bytes that all of them keep from forward to backward."""
     pending: Floats
@@ -56,7 +58,7 @@ class RankBlocks:
 
 def rank_blocks(memory: ModelMemory, counts: Sequence[Floats], outside: Elements, pp_rank: Ints) -> RankBlocks:
     """Return what the blocks of rank `pp_rank` take, whose `counts` blocks_of_rank returned, next to `outside`."""
-    kept = pending = recomputed = transient = np.zeros(len(memory.layouts))
+    kept = pending = recomputed = transient = matrices = np.zeros(len(memory.layouts))
     elements, largest = outside, Elements(kept, kept)
     for block, by_policy in zip(memory.blocks, counts, strict=True):
         count = by_policy.sum(axis=0)
@@ -64,12 +66,13 @@ def rank_blocks(memory: ModelMemory, counts: Sequence[Floats], outside: Elements
         kept = kept + (by_policy * block.kept_bytes).sum(axis=0)
         pending = pending + count * block.pending_bytes
         elements = elements + block.elements * count
+        matrices = matrices + block.matrices * count
         largest = largest.maximum(block.elements * is_here)
         again = np.where(by_policy > 0, block.all_kept_bytes - block.kept_bytes, 0.0).max(axis=0)
         recomputed = np.maximum(recomputed, again)
         transient = np.maximum(transient, block.transient_bytes * is_here)
     freed = np.min([block.all_kept_bytes for block in memory.blocks], axis=0) * _num_kept_behind(memory, pp_rank)
-    return RankBlocks(elements, largest, kept, pending, (recomputed - freed).clip(0), transient)
+    return RankBlocks(elements, largest, matrices, kept, pending, (recomputed - freed).clip(0), transient)
 
 
 def _held_by_chunks(memory: ModelMemory, num_microbatches: Floats, pp_rank: Ints, chunk: ChunkBytes) -> HeldBytes:

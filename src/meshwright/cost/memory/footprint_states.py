@@ -1,6 +1,7 @@
 """What a rank holds of each parameter between steps: the parameter, its gradient, its optimizer state.
 
     parameters sharded (FSDP2)   float32 parameter, gradient and two moments, dim 0 padded to the ranks that share it
+                                 (Muon: one, for a matrix of a block); moments may be bfloat16 or int8
     optimizer sharded (ZeRO-1)   16-bit parameter, gradient as microbatches add to it, next to which a microbatch's own
                                  stands unless backward adds to it directly; float32 master and two moments over all
                                  data-parallel ranks
@@ -32,6 +33,8 @@ from meshwright.spec.step.workload import BYTES_PER_ELEMENT, Workload
 
 _FLOAT32_BYTES = 4.0
 _MOMENTS = 2.0
+_MOMENT_BYTES = {"bfloat16": 2.0, "int8": 1.0 + 4.0 / 256}
+"""Of an element of a moment that is not as wide as the parameters: codes, and a float32 scale for each 256."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +46,17 @@ class StateBytes:
     shared_parameter: float
     shared_gradient: float
     shared_optimizer: float
+    """All that the optimizer keeps."""
+    shared_moment: float
+    """One of AdamW's two moments: Muon keeps one for a matrix of a block."""
 
 
 def state_bytes(workload: Workload, stack: Stack) -> StateBytes:
     """Return the bytes of each state; under "none" what is shared is shared by one rank."""
     wide = max(_FLOAT32_BYTES, float(workload.activation_element_bytes))
+    moment = _MOMENT_BYTES.get(workload.optimizer_state_dtype, wide)
     if stack.sharding == "parameters":
-        return StateBytes(0.0, 0.0, wide, wide, _MOMENTS * wide)
+        return StateBytes(0.0, 0.0, wide, wide, _MOMENTS * moment, moment)
     element = float(workload.activation_element_bytes)
     master = _FLOAT32_BYTES if element < _FLOAT32_BYTES else 0.0
     # float16 gradients add up as they are: what loss scaling keeps in range, a sum of few microbatches is too.
@@ -57,7 +64,7 @@ def state_bytes(workload: Workload, stack: Stack) -> StateBytes:
     gradient = max(element, float(BYTES_PER_ELEMENT[stack.gradient_accumulation_dtype])) if adds_wide else element
     if not stack.fuses_gradient_sum and gradient > element:
         gradient += element
-    return StateBytes(element, gradient, 0.0, 0.0, master + _MOMENTS * wide)
+    return StateBytes(element, gradient, 0.0, 0.0, master + _MOMENTS * moment, moment)
 
 
 @dataclass(frozen=True)

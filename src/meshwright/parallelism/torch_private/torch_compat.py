@@ -9,7 +9,10 @@ from torch import Tensor, nn
 from torch._functorch import config as functorch_config
 from torch.distributed.checkpoint.state_dict import _get_fqns
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset, compute_local_shape_and_global_offset
+from torch.distributed.tensor._utils import (
+    _compute_local_shape_and_global_offset,
+    compute_local_shape_and_global_offset,
+)
 
 from meshwright.parallelism.pipeline.stages import Stages
 

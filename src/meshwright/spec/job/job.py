@@ -9,6 +9,7 @@ from pydantic import Field
 
 from meshwright.errors import ConfigError
 from meshwright.spec.frozen import Frozen
+from meshwright.spec.job.optimizer_rules import optimizer_problems
 from meshwright.spec.job.sections import (
     DEFAULT_WARMUP_STEPS,
     CheckpointSection,
@@ -69,6 +70,8 @@ class Job(Frozen):
             gradient_dtype="float64" if self.precision.compute == "float64" else self.precision.reduce,
             masks_documents=self.data.mask_documents,
             optimizer=self.optimizer.name,
+            optimizer_state_dtype=self.optimizer.state_dtype,
+            updates_in_backward=self.optimizer.in_backward,
         )
 
     def problems(self, unknown: Collection[str] = (), num_ranks: int | None = None) -> list[Problem]:
@@ -96,7 +99,13 @@ class Job(Frozen):
         def broken_rules_of(job: Job) -> list[Problem]:
             knows_split = not SPLIT_SECTIONS.intersection(unknown)
             of_layout = layout_problems(job) if knows_split else name_problems(job.layout)
-            return [*job.batch_problems(), *job._step_problems(), *job._checkpoint_problems(), *of_layout]
+            return [
+                *job.batch_problems(),
+                *job._step_problems(),
+                *optimizer_problems(job.optimizer),
+                *job._checkpoint_problems(),
+                *of_layout,
+            ]
 
         return with_working_fixes(broken_rules_of(self), lambda fix: broken_rules_of(with_fix(self, fix)))
 

@@ -40,8 +40,12 @@ class Workload(Frozen):
     """Format in which gradients are summed over ranks."""
     masks_documents: bool = False
     """Whether tokens attend within their own document only."""
-    optimizer: Literal["adamw"] = "adamw"
-    """The optimizer: AdamW with float32 moments and masters."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """The optimizer; with muon AdamW updates what is not a matrix of a block."""
+    optimizer_state_dtype: Literal["float32", "bfloat16", "int8"] = "float32"
+    """Format of the optimizer's moments between steps; masters are float32."""
+    updates_in_backward: bool = False
+    """Whether each parameter is updated as soon as its gradient is reduced."""
 
     @property
     def global_batch_tokens(self) -> int:

@@ -171,8 +171,7 @@ def _matrices(parameter: Tensor, dims: Sequence[int]) -> Iterator[ShardedMatrix]
 
 def _part(shape: Sequence[int], offsets: Sequence[int]) -> Part:
     rows, columns = (
-        slice(start, start + size)
-        for size, start in zip(shape[-_MATRIX_DIMS:], offsets[-_MATRIX_DIMS:], strict=True)
+        slice(start, start + size) for size, start in zip(shape[-_MATRIX_DIMS:], offsets[-_MATRIX_DIMS:], strict=True)
     )
     return Part(rows, columns)
 

@@ -25,7 +25,9 @@ def name_key(name: str) -> int:
     return _signed(int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little"))
 
 
-def random_bits(key: int, step: Tensor, shape: Sequence[int], local_shape: Sequence[int], offsets: Sequence[int]) -> Tensor:
+def random_bits(
+    key: int, step: Tensor, shape: Sequence[int], local_shape: Sequence[int], offsets: Sequence[int]
+) -> Tensor:
     """Return 32 random bits for each element of the box at `offsets` of a tensor of `shape`, flat, int32.
 
     `step` is a tensor without dims on the device of the result.

@@ -59,9 +59,7 @@ def require_updatable(section: OptimizerSection, model: nn.Module) -> None:
             )
 
 
-def _hiding(
-    group: ParameterGroup, above: Collection[ParameterGroup], names: Collection[str]
-) -> ParameterGroup | None:
+def _hiding(group: ParameterGroup, above: Collection[ParameterGroup], names: Collection[str]) -> ParameterGroup | None:
     """Return the first group above that takes parameters of `group`, if none are left for it."""
     matched = [name for name in names if fnmatchcase(name, group.match)]
     takers = [next((one for one in above if fnmatchcase(name, one.match)), None) for name in matched]

@@ -1,0 +1,165 @@
+"""UpdateCost: what one rank's optimizer moves, multiplies and exchanges in a step, one element a configuration.
+
+    AdamW, float32      32 bytes + gradient of each parameter: one fused kernel, and the pass that clips
+    AdamW, bfloat16     272 bytes + gradient: the fused kernel on float32 copies, random bits, two roundings
+    AdamW, int8         46 bytes + gradient: one compiled kernel, codes and scales
+    Muon                68 bytes + gradient of each element of a block's matrices (bfloat16 momentum: 244), AdamW's of
+                        the rest
+                        max(all matrices / ranks, the largest) x 5 (4 s^2 l + 2 s^3) FLOPs, s and l the matrix's sides
+                        2 all-to-alls of 2 bytes of each element of a rank's shards, in ceil(matrices / ranks) rounds
+
+over the memory's rate, the rate of bfloat16 matmuls and the links of the ranks that share the matrices: those of FSDP,
+and of tp where it cuts them. Source: the operators of trainer/step/bfloat16_adamw.py and muon.py, counted; a simulation
+prices the same from a trace (tests/fake_ranks/agreement/test_optimizers.py). Ignored: that matrices of several sizes
+divide unevenly among ranks, kernels too small for the device's rates, and the launches of Muon's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.communication.all_to_all import all_to_all_s
+from meshwright.cost.communication.collective import group_of
+from meshwright.cost.communication.data_parallel import DataParallel
+from meshwright.cost.communication.fabric import Fabric
+from meshwright.cost.layout_table import Floats, LayoutTable
+from meshwright.cost.training_setup import Configurations, TrainingSetup
+from meshwright.hardware.rates import matmul_rates
+from meshwright.spec.machine.device import Device
+from meshwright.spec.model.op import GroupedMatmul, Matmul
+from meshwright.spec.step.workload import Workload
+
+_ADAMW_BYTES = {"float32": 32.0, "bfloat16": 272.0, "int8": 46.0}
+_MUON_BYTES = {"float32": 68.0, "bfloat16": 244.0, "int8": 68.0}
+_SENT_BYTES = 2.0
+"""Of an element that is exchanged."""
+_NUM_ITERATIONS = 5
+
+
+class _Matrices(NamedTuple):
+    """Matrices of one op, one element a layout."""
+
+    owners: str
+    """Which ranks share them: matrices of equal ones are distributed together."""
+    num_matrices: Floats
+    """Of the ranks that share them."""
+    num_ranks: Floats
+    """Ranks that share them."""
+    stride: Floats
+    """Devices from one of these ranks to the next."""
+    sides: tuple[int, int]
+    """Rows and columns, the fewer first."""
+
+    @property
+    def flops(self) -> float:
+        """Return the FLOPs of one orthogonalization."""
+        short, long = self.sides
+        return _NUM_ITERATIONS * (4.0 * short**2 * long + 2.0 * short**3)
+
+
+class UpdateCost:
+    """The optimizer's work after the last backward."""
+
+    def __init__(self, configs: Configurations, parallel: DataParallel) -> None:
+        self._size = len(configs)
+        self.muon_elements, self._flops, self._measured_s = (np.zeros(self._size) for _ in range(3))
+        """Elements of matrices on a rank that Muon updates; FLOPs of the busiest rank, and their measured seconds."""
+        self._exchanges: list[tuple[NDArray[np.int64], _Matrices]] = []
+        for position, setup in enumerate(configs.setups):
+            if setup.workload.optimizer == "muon":
+                here = np.flatnonzero(configs.setup_index == position)
+                self._add(here, [*_matrices(setup, configs.layouts.take(here))], setup.cluster.device)
+        adamw, muon = (configs.each(partial(_of_state, table)) for table in (_ADAMW_BYTES, _MUON_BYTES))
+        gradient_bytes = configs.each(lambda setup: setup.stack.gradient_bytes)
+        others = parallel.updated - self.muon_elements
+        self.moved_bytes = others * (adamw + gradient_bytes) + self.muon_elements * (muon + gradient_bytes)
+        """Bytes through a rank's memory."""
+        self.is_plain = configs.has(lambda setup: is_plain(setup.workload))
+        """Whether it is AdamW with float32 states, which may have been measured."""
+
+    def matmul_s(self, flops_per_s: Floats) -> Floats:
+        """Return the seconds of the busiest rank's orthogonalizations, at a rate where none was measured."""
+        return np.where(np.isnan(self._measured_s), self._flops / flops_per_s, self._measured_s)
+
+    def exchange_s(self, fabric: Fabric) -> Floats:
+        """Return the seconds in which matrices travel to their owners and back."""
+        seconds = np.zeros(self._size)
+        for here, matrices in self._exchanges:
+            number, ranks, stride = (
+                _scattered(here, values, self._size)
+                for values in (matrices.num_matrices, matrices.num_ranks, matrices.stride)
+            )
+            group = group_of(np.maximum(stride, 1), np.maximum(ranks, 1), fabric)
+            rounds = np.maximum(np.ceil(number / np.maximum(ranks, 1)), 1)
+            sent = number * float(np.prod(matrices.sides)) * _SENT_BYTES / np.maximum(ranks, 1)
+            seconds += np.where(ranks > 1, 2 * rounds * all_to_all_s(sent / rounds, group, fabric), 0.0)
+        return seconds
+
+    def _add(self, here: NDArray[np.int64], found: list[_Matrices], device: Device) -> None:
+        for owners in dict.fromkeys(matrices.owners for matrices in found):
+            same = [matrices for matrices in found if matrices.owners == owners]
+            for total, cost_of in ((self._flops, _flops), (self._measured_s, partial(_measured_s, device))):
+                each = np.sum([one.num_matrices / one.num_ranks * cost_of(one) for one in same], axis=0)
+                total[here] += np.maximum(each, max(cost_of(one) for one in same))
+        for matrices in found:
+            held = matrices.num_matrices * float(np.prod(matrices.sides)) / matrices.num_ranks
+            self.muon_elements[here] += held
+            self._exchanges.append((here, matrices))
+
+
+def is_plain(workload: Workload) -> bool:
+    """Return whether the optimizer is AdamW with float32 states."""
+    return (workload.optimizer, workload.optimizer_state_dtype) == ("adamw", "float32")
+
+
+def _of_state(table: Mapping[str, float], setup: TrainingSetup) -> float:
+    return table[setup.workload.optimizer_state_dtype]
+
+
+def _scattered(here: NDArray[np.int64], values: Floats, size: int) -> Floats:
+    whole = np.zeros(size)
+    whole[here] = values
+    return whole
+
+
+def _flops(matrices: _Matrices) -> float:
+    return matrices.flops
+
+
+def _measured_s(device: Device, matrices: _Matrices) -> float:
+    """Return the seconds of one orthogonalization on a host, in float32; nan on a device."""
+    rate = matmul_rates(device, "float32") if device.is_host else None
+    if rate is None:
+        return math.nan
+    short, long = matrices.sides
+    products = ((short, short, long), (short, short, short), (short, long, short))
+    return _NUM_ITERATIONS * sum(2.0 * m * n * k / float(rate(*map(np.asarray, (m, n, k)))) for m, n, k in products)
+
+
+def _matrices(setup: TrainingSetup, layouts: LayoutTable) -> Iterator[_Matrices]:
+    """Yield the block matrices of the mean pipeline rank, by op."""
+    one = np.ones(len(layouts))
+    shards = np.maximum(layouts.expert_dp_shard, 1)
+    for group in setup.model.groups:
+        for op in group.ops if group.name else ():
+            count = group.count / layouts.pp
+            if isinstance(op, Matmul):
+                is_cut = op.tensor_split != "none"
+                ranks, stride = layouts.fsdp * (layouts.tp if is_cut else one), one if is_cut else layouts.tp * one
+                owners = "cut by tp" if is_cut else "whole in tp"
+            elif isinstance(op, GroupedMatmul):
+                experts = op.num_experts / layouts.ep
+                # FSDP2 shards whole experts where their number divides.
+                are_whole = experts % shards == 0
+                count = count * np.where(are_whole, experts / shards, experts)
+                ranks, stride, owners = np.where(are_whole, 1, shards) * layouts.etp * one, layouts.ep * one, "experts"
+            else:
+                continue
+            short, long = sorted((op.out_features, op.in_features))
+            yield _Matrices(owners, count * one, ranks, stride, (short, long))

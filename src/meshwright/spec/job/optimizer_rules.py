@@ -1,0 +1,76 @@
+"""What the keys of [optimizer] rule out among themselves, and what they ask of a layout."""
+
+from collections.abc import Iterator
+
+from meshwright.spec.job.sections import OptimizerSection
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.problem import Fix, Problem
+
+_NAME, _STATE, _IN_BACKWARD = "optimizer.name", "optimizer.state_dtype", "optimizer.in_backward"
+_MOMENTUM, _CLIP = "optimizer.momentum", "optimizer.max_grad_norm"
+_DEFAULT_MOMENTUM: float = OptimizerSection.model_fields["momentum"].default
+_AFTER_BACKWARD: Fix = {_IN_BACKWARD: False}
+
+
+def optimizer_problems(optimizer: OptimizerSection) -> Iterator[Problem]:
+    """Yield what is contradictory in [optimizer], whatever the layout is."""
+    is_muon = optimizer.name == "muon"
+    if not is_muon and optimizer.momentum != _DEFAULT_MOMENTUM:
+        yield Problem(
+            f'{_MOMENTUM} = {optimizer.momentum} is Muon\'s, and optimizer.name = "{optimizer.name}" has '
+            f"optimizer.betas = {list(optimizer.betas)}",
+            [{_MOMENTUM: None}, {_NAME: "muon"}],
+        )
+    if is_muon and optimizer.state_dtype == "int8":
+        yield Problem(
+            f'{_STATE} = "int8" quantizes AdamW\'s moments; optimizer.name = "muon" would orthogonalize the rounding of '
+            "its momentum",
+            [{_STATE: "bfloat16"}, {_STATE: "float32"}, {_NAME: "adamw"}],
+        )
+    if not optimizer.in_backward:
+        return
+    if optimizer.max_grad_norm:
+        yield Problem(
+            f"{_IN_BACKWARD} = true updates parameters before the norm of all gradients is known, by which "
+            f"{_CLIP} = {optimizer.max_grad_norm} clips them",
+            [{_CLIP: 0.0}, _AFTER_BACKWARD],
+        )
+    if is_muon:
+        yield Problem(
+            f'{_IN_BACKWARD} = true updates parameters one by one, but optimizer.name = "muon" exchanges the matrices '
+            "of all blocks at once",
+            [{_NAME: "adamw"}, _AFTER_BACKWARD],
+        )
+    if optimizer.state_dtype == "int8":
+        yield Problem(
+            f'{_IN_BACKWARD} = true is not built for {_STATE} = "int8"',
+            [{_STATE: "bfloat16"}, {_STATE: "float32"}, _AFTER_BACKWARD],
+        )
+
+
+def update_problems(optimizer: OptimizerSection, layout: Layout, num_microbatches: int) -> Iterator[Problem]:
+    """Yield why `optimizer` cannot update the shards of `layout`, of which a step runs `num_microbatches`."""
+    if layout.cpu_offload and (optimizer.name, optimizer.state_dtype) != ("adamw", "float32"):
+        key, value = (_NAME, optimizer.name) if optimizer.name != "adamw" else (_STATE, optimizer.state_dtype)
+        default = OptimizerSection.model_fields[key.removeprefix("optimizer.")].default
+        yield Problem(
+            f'{key} = "{value}" is not built for layout.cpu_offload = true, where the host updates parameters',
+            [{key: default}, {"layout.cpu_offload": False}],
+        )
+    if not optimizer.in_backward:
+        return
+    if num_microbatches > 1:
+        yield Problem(
+            f"{_IN_BACKWARD} = true needs the gradient of the whole batch in one backward, but a step has "
+            f"{num_microbatches} microbatches",
+            [{"layout.microbatch_size": layout.microbatch_size * num_microbatches}, _AFTER_BACKWARD],
+        )
+    for key, is_ruled_out, default, why in (
+        ("layout.pp", layout.pp > 1, 1, "whose stages reduce gradients after their last backward"),
+        ("layout.cpu_offload", layout.cpu_offload, False, "whose gradients travel to the host meanwhile"),
+    ):
+        if is_ruled_out:
+            value = str(getattr(layout, key.removeprefix("layout."))).lower()
+            yield Problem(
+                f"{_IN_BACKWARD} = true is not built for {key} = {value}, {why}", [_AFTER_BACKWARD, {key: default}]
+            )
