@@ -16,6 +16,7 @@ from meshwright.config.names import advice_for_key, meant_section
 from meshwright.config.positions import KeyPath
 from meshwright.config.write import shown, toml_path
 from meshwright.spec.job.job import SCHEMA_VERSION
+from meshwright.spec.job.sections import ParameterGroup
 from meshwright.units import parse_count
 
 
@@ -91,6 +92,9 @@ def _unknown(path: KeyPath, value: Any) -> Iterator[KeyProblem]:
 
 
 def _unknown_key_text(path: KeyPath, value: Any) -> str:
+    if path[:2] == ("optimizer", "groups"):
+        names = ", ".join(ParameterGroup.model_fields)
+        return f"optimizer.groups has {path[-1]} = {shown(value, 40)}, an unknown key: a group's are {names}"
     dotted = ".".join(path)
     given = toml_path(path) if isinstance(value, dict) else f"{toml_path(path)} = {shown(value, 40)}"
     return f"{given} is an unknown key: {advice_for_key(dotted)}"

@@ -2,7 +2,7 @@
 
     AdamW, float32      32 bytes + gradient of each parameter: one fused kernel, and the pass that clips
     AdamW, bfloat16     272 bytes + gradient: the fused kernel on float32 copies, random bits, two roundings
-    AdamW, int8         46 bytes + gradient: one compiled kernel, codes and scales
+    AdamW, int8         24 bytes + gradient of each element of a block's matrices: one kernel, 4 of the moments
     Muon                68 bytes + gradient of each element of a block's matrices (bfloat16 momentum: 244), AdamW's of
                         the rest
                         max(all matrices / ranks, the largest) x 5 (4 s^2 l + 2 s^3) FLOPs, s and l the matrix's sides
@@ -17,7 +17,7 @@ divide unevenly among ranks, kernels too small for the device's rates, and the l
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -35,8 +35,8 @@ from meshwright.spec.machine.device import Device
 from meshwright.spec.model.op import GroupedMatmul, Matmul
 from meshwright.spec.step.workload import Workload
 
-_ADAMW_BYTES = {"float32": 32.0, "bfloat16": 272.0, "int8": 46.0}
-_MUON_BYTES = {"float32": 68.0, "bfloat16": 244.0, "int8": 68.0}
+_ADAMW_BYTES = {"float32": 32.0, "bfloat16": 272.0, "int8": 24.0}
+_MUON_BYTES = {"float32": 68.0, "bfloat16": 244.0}
 _SENT_BYTES = 2.0
 """Of an element that is exchanged."""
 _NUM_ITERATIONS = 5
@@ -68,17 +68,17 @@ class UpdateCost:
 
     def __init__(self, configs: Configurations, parallel: DataParallel) -> None:
         self._size = len(configs)
-        self.muon_elements, self._flops, self._measured_s = (np.zeros(self._size) for _ in range(3))
-        """Elements of matrices on a rank that Muon updates; FLOPs of the busiest rank, and their measured seconds."""
+        self.matrix_elements, self._flops, self._measured_s = (np.zeros(self._size) for _ in range(3))
+        """Elements of the matrices of blocks on a rank; FLOPs of the busiest rank, and their measured seconds."""
         self._exchanges: list[tuple[NDArray[np.int64], _Matrices]] = []
         for position, setup in enumerate(configs.setups):
-            if setup.workload.optimizer == "muon":
+            if not is_plain(setup.workload):
                 here = np.flatnonzero(configs.setup_index == position)
-                self._add(here, [*_matrices(setup, configs.layouts.take(here))], setup.cluster.device)
-        adamw, muon = (configs.each(partial(_of_state, table)) for table in (_ADAMW_BYTES, _MUON_BYTES))
+                self._add(here, [*_matrices(setup, configs.layouts.take(here))], setup)
+        of_others, of_matrix = (configs.each(partial(_bytes_of, is_matrix)) for is_matrix in (False, True))
         gradient_bytes = configs.each(lambda setup: setup.stack.gradient_bytes)
-        others = parallel.updated - self.muon_elements
-        self.moved_bytes = others * (adamw + gradient_bytes) + self.muon_elements * (muon + gradient_bytes)
+        others = parallel.updated - self.matrix_elements
+        self.moved_bytes = others * (of_others + gradient_bytes) + self.matrix_elements * (of_matrix + gradient_bytes)
         """Bytes through a rank's memory."""
         self.is_plain = configs.has(lambda setup: is_plain(setup.workload))
         """Whether it is AdamW with float32 states, which may have been measured."""
@@ -101,16 +101,19 @@ class UpdateCost:
             seconds += np.where(ranks > 1, 2 * rounds * all_to_all_s(sent / rounds, group, fabric), 0.0)
         return seconds
 
-    def _add(self, here: NDArray[np.int64], found: list[_Matrices], device: Device) -> None:
+    def _add(self, here: NDArray[np.int64], found: list[_Matrices], setup: TrainingSetup) -> None:
+        for matrices in found:
+            held = matrices.num_matrices * float(np.prod(matrices.sides)) / matrices.num_ranks
+            self.matrix_elements[here] += held
+        if setup.workload.optimizer != "muon":
+            return
+        device = setup.cluster.device
+        self._exchanges += [(here, matrices) for matrices in found]
         for owners in dict.fromkeys(matrices.owners for matrices in found):
             same = [matrices for matrices in found if matrices.owners == owners]
             for total, cost_of in ((self._flops, _flops), (self._measured_s, partial(_measured_s, device))):
                 each = np.sum([one.num_matrices / one.num_ranks * cost_of(one) for one in same], axis=0)
                 total[here] += np.maximum(each, max(cost_of(one) for one in same))
-        for matrices in found:
-            held = matrices.num_matrices * float(np.prod(matrices.sides)) / matrices.num_ranks
-            self.muon_elements[here] += held
-            self._exchanges.append((here, matrices))
 
 
 def is_plain(workload: Workload) -> bool:
@@ -118,8 +121,13 @@ def is_plain(workload: Workload) -> bool:
     return (workload.optimizer, workload.optimizer_state_dtype) == ("adamw", "float32")
 
 
-def _of_state(table: Mapping[str, float], setup: TrainingSetup) -> float:
-    return table[setup.workload.optimizer_state_dtype]
+def _bytes_of(is_matrix: bool, setup: TrainingSetup) -> float:
+    """Return the bytes moved for an element, but for its gradient."""
+    workload = setup.workload
+    if is_matrix and workload.optimizer == "muon":
+        return _MUON_BYTES[workload.optimizer_state_dtype]
+    is_quantized = workload.optimizer_state_dtype == "int8"
+    return _ADAMW_BYTES["float32" if is_quantized and not is_matrix else workload.optimizer_state_dtype]
 
 
 def _scattered(here: NDArray[np.int64], values: Floats, size: int) -> Floats:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from meshwright.cost.optimizer_update import UpdateCost
 from meshwright.cost.achieved_rates import peaks_of, rates_of
 from meshwright.cost.block_positions import BlockPosition, block_positions
 from meshwright.cost.communication.communication import Communication
@@ -36,6 +35,7 @@ from meshwright.cost.compute.recompute import repeated_share
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import Floats, Passes
 from meshwright.cost.measured_op import measured_update_s
+from meshwright.cost.optimizer_update import UpdateCost
 from meshwright.cost.pipeline.stage import RankPass, blocks_per_rank, bubble_share
 from meshwright.cost.stack_factors import StackFactors, stacks_of
 from meshwright.cost.training_setup import Configurations

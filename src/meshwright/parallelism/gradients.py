@@ -30,19 +30,38 @@ class Gradients:
         self._tied = tied_parameters(model)
         copies_of_tied = set(self._tied.get(model.num_stages - 1, ()))
         num_ranks = meshes.layout.num_ranks // meshes.layout.pp
-        self._weights = [
-            0.0 if parameter in copies_of_tied else _num_shards(parameter) / num_ranks for parameter in self._parameters
-        ]
+        self._weights = {
+            parameter: 0.0 if parameter in copies_of_tied else _num_shards(parameter) / num_ranks
+            for parameter in self._parameters
+        }
+        self._finished: list[Tensor] = []
+        """Weighted squares of the gradients of this step that were used before the others were final."""
 
     @torch.no_grad()
     def finish(self, num_microbatches: int) -> None:
         """Turn sums over microbatches into gradients of the mean loss, in place; a collective."""
         _sum_over(self._meshes.group("tp"), _local_gradients(self.summed_over_tp))
         self._sum_tied()
-        layout = self._meshes.layout
-        scale = 1 / (num_microbatches * layout.dp * layout.cp)
+        scale = self._scale(num_microbatches)
         if scale != 1 and (gradients := _local_gradients(self._parameters)):
             torch._foreach_mul_(gradients, scale)
+
+    def final_in_backward(self) -> list[nn.Parameter]:
+        """Return the parameters whose gradients are those of the mean loss once they are reduced and scaled."""
+        later = {*self.summed_over_tp, *(parameter for copies in self._tied.values() for parameter in copies)}
+        return [parameter for parameter in self._parameters if parameter not in later]
+
+    def finish_one(self, parameter: nn.Parameter) -> None:
+        """Scale the reduced gradient of `parameter`, of the only microbatch of a step, and count it in the norm."""
+        assert parameter.grad is not None
+        gradient = _local(parameter.grad)
+        if (scale := self._scale(1)) != 1:
+            gradient.mul_(scale)
+        norm = torch.linalg.vector_norm(gradient)
+        self._finished.append(norm.double().square() * self._weights[parameter])
+
+    def _scale(self, num_microbatches: int) -> float:
+        return 1 / (num_microbatches * self._meshes.layout.dp * self._meshes.layout.cp)
 
     @torch.no_grad()
     def clip(self, max_norm: float) -> Tensor:
@@ -64,13 +83,16 @@ class Gradients:
         total = torch.zeros((), dtype=torch.float64, device=device)
         weighted = [
             (_local(parameter.grad), weight)
-            for parameter, weight in zip(self._parameters, self._weights, strict=True)
+            for parameter, weight in self._weights.items()
             if parameter.grad is not None
         ]
         if weighted:
             norms = torch.stack(torch._foreach_norm([gradient for gradient, _ in weighted])).to(device, torch.float64)
             weights = torch.tensor([weight for _, weight in weighted], dtype=torch.float64, device=device)
             total = (norms.square() * weights).sum()
+        if self._finished:
+            total = total + torch.stack(self._finished).sum()
+            self._finished.clear()
         if dist.get_world_size() > 1:
             dist.all_reduce(total)
         return total.sqrt()

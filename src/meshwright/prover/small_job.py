@@ -62,6 +62,8 @@ def small_job(job: Job, layouts: Sequence[Layout], corpus: Path, num_steps: int,
             max_grad_norm=min(job.optimizer.max_grad_norm, _MAX_GRAD_NORM),
             warmup_steps=0,
             schedule="constant",
+            # The gradients are compared, and so must outlive backward; the updates are the same bits.
+            in_backward=False,
         ),
     }
     architecture = resolve_architecture(job.model)

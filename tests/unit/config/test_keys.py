@@ -54,7 +54,7 @@ def test_a_suggestion_is_always_allowed(key: Key, value: object) -> None:
         ("precision.compute", "fp16", "bfloat16"),
         ("precision.compute", "float7", None),
         ("optimizer.name", "AdamW", "adamw"),
-        ("optimizer.name", "muon", None),
+        ("optimizer.name", "sgd", None),
         ("optimizer.learning_rate", "3e-4", 3e-4),
         ("optimizer.learning_rate", 0, None),
         ("data.validation_fraction", 5, 0.05),

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Collection, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from meshwright.app.job.initial_weights import weight_problems
@@ -14,12 +15,14 @@ from meshwright.hardware.catalogue import LOCAL, load_device
 from meshwright.hardware.choice import named_cluster
 from meshwright.hardware.machine import nearest_existing
 from meshwright.spec.job.job import SPLIT_SECTIONS, Job
+from meshwright.spec.job.optimizer_rules import group_problems
 from meshwright.spec.job.user_object import is_object_source
 from meshwright.spec.job.validity import has_wrong_degree
 from meshwright.spec.layout.schedule.action import read_schedule
 from meshwright.spec.layout.schedule.schedule import build_schedule
 from meshwright.spec.model.hf.hf_config import hf_obstacles
 from meshwright.spec.model.model_source import resolve_architecture
+from meshwright.spec.model.weight_shapes import possible_vectors, weight_shapes
 from meshwright.spec.problem import distinct
 from meshwright.spec.run.run import Run
 from meshwright.units import counted
@@ -48,6 +51,7 @@ def check_job(
         *_data_problems(resolved, knows_model="model" not in unknown),
         *remote_problems(job, resume=resume),
         *_export_problems(job),
+        *_optimizer_problems(job),
         *run_folder_problems(run_folder(resolved), resume=resume, overwrite=overwrite),
     ]
     return [resolved.located(text) for text in distinct(problems)]
@@ -111,6 +115,22 @@ def _export_problems(job: Job) -> list[str]:
     if architecture is not None and (obstacles := hf_obstacles(architecture)):
         return [f"{given}, but transformers has no model with {' and '.join(obstacles)}: {advice}"]
     return []
+
+
+def _optimizer_problems(job: Job) -> list[str]:
+    """Return why the optimizer cannot be built: an extra that is missing, patterns that match no parameter."""
+    problems: list[str] = []
+    if job.optimizer.state_dtype == "int8" and find_spec("torchao") is None:
+        problems.append(
+            'optimizer.state_dtype = "int8" needs torchao: install meshwright[low-bit], or set optimizer.state_dtype to '
+            '"bfloat16"'
+        )
+    if not job.optimizer.groups or problems_raised_by(lambda: resolve_architecture(job.model)):
+        return problems
+    # The parameters of a class of the user's own are known once it is built.
+    if (architecture := resolve_architecture(job.model)) is not None:
+        problems += group_problems(job.optimizer, [*weight_shapes(architecture), *possible_vectors(architecture)])
+    return problems
 
 
 def _problems_between(job: Job, num_ranks: int | None, unknown: Collection[str] = ()) -> list[str]:

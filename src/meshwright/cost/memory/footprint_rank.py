@@ -75,8 +75,6 @@ class RankFootprint:
         self.all_blocks = self.elements.whole - self.outside.whole
         self.in_blocks = self.elements.shared - self.outside.shared
         """Shards of all of them."""
-        self.of_muon = self.blocks.matrices * (memory.setup.workload.optimizer == "muon")
-        """Elements of the matrices that Muon updates."""
         self.frees_gradients = memory.setup.workload.updates_in_backward
         """Whether a gradient is used, and freed, as soon as it is reduced."""
         self.kept = saved_activations(memory, self.blocks, self.is_last, num_microbatches, pp_rank)
@@ -117,11 +115,12 @@ class RankFootprint:
         whole, shared, size = self.elements.whole, self.elements.shared * self.on_device, self.bytes
         # Shards of gradients exist before the end of a step only where every microbatch is reduced.
         shards = self.elements.shared * size.shared_gradient * (self.reduces_each & self.keeps_gradients)
+        # What Muon and 8 bits save is in the matrices of blocks.
+        saved = self.blocks.matrices * self.on_device * (size.shared_optimizer - size.shared_matrix_optimizer)
         return {
             "parameters_bytes": whole * size.whole_parameter + shared * size.shared_parameter,
             "gradients_bytes": whole * size.whole_gradient + shards,
-            "optimizer_state_bytes": shared * size.shared_optimizer
-            - self.of_muon * self.on_device * size.shared_moment,
+            "optimizer_state_bytes": shared * size.shared_optimizer - saved,
         }
 
     def _loss(self) -> Moment:

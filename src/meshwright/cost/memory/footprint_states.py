@@ -1,7 +1,7 @@
 """What a rank holds of each parameter between steps: the parameter, its gradient, its optimizer state.
 
     parameters sharded (FSDP2)   float32 parameter, gradient and two moments, dim 0 padded to the ranks that share it
-                                 (Muon: one, for a matrix of a block); moments may be bfloat16 or int8
+                                 (Muon: one, for a matrix of a block); moments may be bfloat16, or int8 in such matrices
     optimizer sharded (ZeRO-1)   16-bit parameter, gradient as microbatches add to it, next to which a microbatch's own
                                  stands unless backward adds to it directly; float32 master and two moments over all
                                  data-parallel ranks
@@ -33,8 +33,9 @@ from meshwright.spec.step.workload import BYTES_PER_ELEMENT, Workload
 
 _FLOAT32_BYTES = 4.0
 _MOMENTS = 2.0
-_MOMENT_BYTES = {"bfloat16": 2.0, "int8": 1.0 + 4.0 / 256}
-"""Of an element of a moment that is not as wide as the parameters: codes, and a float32 scale for each 256."""
+_BFLOAT16_BYTES = 2.0
+_INT8_BYTES = 1.0 + 4.0 / 128
+"""A code, and a float32 scale for each 128. Only matrices of blocks have codes."""
 
 
 @dataclass(frozen=True)
@@ -47,16 +48,16 @@ class StateBytes:
     shared_gradient: float
     shared_optimizer: float
     """All that the optimizer keeps."""
-    shared_moment: float
-    """One of AdamW's two moments: Muon keeps one for a matrix of a block."""
+    shared_matrix_optimizer: float
+    """The same of a matrix of a block."""
 
 
 def state_bytes(workload: Workload, stack: Stack) -> StateBytes:
     """Return the bytes of each state; under "none" what is shared is shared by one rank."""
     wide = max(_FLOAT32_BYTES, float(workload.activation_element_bytes))
-    moment = _MOMENT_BYTES.get(workload.optimizer_state_dtype, wide)
+    moments, of_matrix = _moment_bytes(workload, wide)
     if stack.sharding == "parameters":
-        return StateBytes(0.0, 0.0, wide, wide, _MOMENTS * moment, moment)
+        return StateBytes(0.0, 0.0, wide, wide, moments, of_matrix)
     element = float(workload.activation_element_bytes)
     master = _FLOAT32_BYTES if element < _FLOAT32_BYTES else 0.0
     # float16 gradients add up as they are: what loss scaling keeps in range, a sum of few microbatches is too.
@@ -64,7 +65,15 @@ def state_bytes(workload: Workload, stack: Stack) -> StateBytes:
     gradient = max(element, float(BYTES_PER_ELEMENT[stack.gradient_accumulation_dtype])) if adds_wide else element
     if not stack.fuses_gradient_sum and gradient > element:
         gradient += element
-    return StateBytes(element, gradient, 0.0, 0.0, master + _MOMENTS * moment, moment)
+    return StateBytes(element, gradient, 0.0, 0.0, master + moments, master + of_matrix)
+
+
+def _moment_bytes(workload: Workload, wide: float) -> tuple[float, float]:
+    """Return the bytes of the moments of an element, and of one in a matrix of a block."""
+    moment = _BFLOAT16_BYTES if workload.optimizer_state_dtype == "bfloat16" else wide
+    if workload.optimizer_state_dtype == "int8":
+        return _MOMENTS * moment, _MOMENTS * _INT8_BYTES
+    return _MOMENTS * moment, (1.0 if workload.optimizer == "muon" else _MOMENTS) * moment
 
 
 @dataclass(frozen=True)

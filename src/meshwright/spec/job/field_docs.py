@@ -54,7 +54,7 @@ def rule_text(schema: dict[str, Any]) -> str:
         case "array":
             items = schema.get("prefixItems")
             if items is None and "$ref" in schema["items"]:
-                return "a list of tables such as { name = value }"
+                return "a list of tables"
             if items is None:
                 return "a list of numbers, each " + rule_text(schema["items"])
             return f"a list of {len(items)} numbers, each{_bounds(items[0], step=0).removeprefix(',')}"

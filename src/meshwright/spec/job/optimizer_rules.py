@@ -1,10 +1,11 @@
 """What the keys of [optimizer] rule out among themselves, and what they ask of a layout."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
 
 from meshwright.spec.job.sections import OptimizerSection
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.problem import Fix, Problem
+from meshwright.spec.problem import Fix, Problem, did_you_mean
 
 _NAME, _STATE, _IN_BACKWARD = "optimizer.name", "optimizer.state_dtype", "optimizer.in_backward"
 _MOMENTUM, _CLIP = "optimizer.momentum", "optimizer.max_grad_norm"
@@ -46,6 +47,20 @@ def optimizer_problems(optimizer: OptimizerSection) -> Iterator[Problem]:
             f'{_IN_BACKWARD} = true is not built for {_STATE} = "int8"',
             [{_STATE: "bfloat16"}, {_STATE: "float32"}, _AFTER_BACKWARD],
         )
+
+
+def group_problems(optimizer: OptimizerSection, names: Sequence[str]) -> Iterator[Problem]:
+    """Yield which patterns of optimizer.groups take none of a model's parameters, whose `names` these are."""
+    taken: set[str] = set()
+    for number, group in enumerate(optimizer.groups, start=1):
+        matched = {name for name in names if fnmatchcase(name, group.match)}
+        given = f'optimizer.groups matches "{group.match}" in group {number}'
+        if not matched:
+            near = did_you_mean(group.match, names) or f": names are such as {names[0]} and {names[-1]}"
+            yield Problem(f"{given}, which none of the model's {len(names)} parameters is named{near}")
+        elif matched <= taken:
+            yield Problem(f"{given}, but groups above take all of these, and the first that matches counts: move it up")
+        taken |= matched
 
 
 def update_problems(optimizer: OptimizerSection, layout: Layout, num_microbatches: int) -> Iterator[Problem]:

@@ -19,6 +19,17 @@ def weight_shapes(architecture: LlamaArchitecture) -> dict[str, tuple[int, ...]]
     return shapes
 
 
+def possible_vectors(architecture: LlamaArchitecture) -> list[str]:
+    """Return the names that biases and sinks have where a model has them, as `weight_shapes` leaves out."""
+    matrices = [name for name, shape in weight_shapes(architecture).items() if len(shape) > 1]
+    biases = [
+        f"{name.removesuffix('.weight')}.bias" if name.endswith(".weight") else f"{name}_bias" for name in matrices
+    ]
+    attentions = {name.partition(".attention.")[0] for name in matrices if ".attention." in name}
+    others = ("attention.sinks.weight", "ffn.router.logit_bias")
+    return [*biases, *(f"{block}.{name}" for block in sorted(attentions) for name in others)]
+
+
 def _weights(op: Op) -> Iterator[tuple[str, tuple[int, ...]]]:
     match op:
         case Matmul():

@@ -21,6 +21,9 @@ _COMPONENT_OF_AXIS = {
     "expert_dp_shard": "dp_communication_s",
     "dp_shard": "dp_communication_s",
     "dp_replicate": "dp_communication_s",
+    # Ranks among which Muon distributes matrices that two axes cut.
+    "fsdp_tp": "dp_communication_s",
+    "expert_dp_shard_etp": "dp_communication_s",
     "pp": "pipeline_p2p_s",
 }
 """The component that communication along a mesh axis belongs to; other_communication_s for any other axis."""

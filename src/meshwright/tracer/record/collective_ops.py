@@ -22,7 +22,8 @@ COMMUNICATOR = "(communicator {})"
 _NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 _NO_COLLECTIVES = ("check_for_nan", "wait_tensor", "_wrap_tensor_autograd")
 _MESH_PREFIX, _NAMELESS = "mesh_", "dim_"
-_SHARDING, _MESSAGES, _FUNCTIONAL = ("fsdp", "expert_dp_shard"), ("pp", "cp"), ("ep", "tp", "cp")
+_SHARDING, _MESSAGES = ("fsdp", "expert_dp_shard"), ("pp", "cp")
+_FUNCTIONAL = ("ep", "tp", "cp", *_SHARDING)
 _AXES_OF_OPERATOR = {
     "_allgather_base_": _SHARDING,
     "_reduce_scatter_base_": _SHARDING,

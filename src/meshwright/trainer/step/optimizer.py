@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -12,20 +12,18 @@ from meshwright.errors import ConfigError
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters
 from meshwright.spec.job.sections import OptimizerSection
 from meshwright.trainer.step.bfloat16_adamw import Bfloat16AdamW
+from meshwright.trainer.step.int8_adamw import Int8AdamW
 from meshwright.trainer.step.muon import Muon
 from meshwright.trainer.step.update_groups import update_groups
+
+_Part: TypeAlias = AdamW | Bfloat16AdamW | Int8AdamW | Muon
 
 
 class ModelOptimizer:
     """Optimizers that together update all parameters."""
 
-    def __init__(self, optimizers: Sequence[AdamW | Bfloat16AdamW | Muon]) -> None:
-        self._of_parameter = {
-            parameter: optimizer
-            for optimizer in optimizers
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        }
+    def __init__(self, optimizers: Sequence[_Part]) -> None:
+        self._of_parameter = {each: optimizer for optimizer in optimizers for each in _parameters_of(optimizer)}
         self._optimizers = optimizers
 
     @property
@@ -36,12 +34,20 @@ class ModelOptimizer:
     def set_learning_rate(self, rate: float) -> None:
         """Set the rate of each group: its share of `rate`."""
         for group in self.param_groups:
-            group["lr"] = rate * group["learning_rate_ratio"]
+            own = rate * group["learning_rate_ratio"]
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(own)
+            else:
+                group["lr"] = own
 
     def step(self) -> None:
         """Update all parameters from their gradients; a collective with Muon."""
         for optimizer in self._optimizers:
             optimizer.step()
+
+    def step_of(self, parameter: nn.Parameter) -> None:
+        """Update one parameter, which has an optimizer of its own."""
+        self._of_parameter[parameter].step()
 
     def zero_grad(self) -> None:
         """Free the gradients."""
@@ -51,6 +57,8 @@ class ModelOptimizer:
     def state_of(self, parameter: nn.Parameter) -> Mapping[str, Tensor]:
         """Return the state tensors of a parameter, zeros before the first step."""
         optimizer = self._of_parameter[parameter]
+        if isinstance(optimizer, Int8AdamW):
+            return optimizer.saved_state(parameter)
         if not optimizer.state[parameter]:
             optimizer.state[parameter] = _initial_state(optimizer, parameter)
         state: dict[str, Tensor] = optimizer.state[parameter]
@@ -59,6 +67,8 @@ class ModelOptimizer:
 
 def build_optimizer(model: nn.Module, section: OptimizerSection) -> ModelOptimizer:
     """Return what updates the trainable parameters of `model` as `section` says; a collective with Muon.
+
+    With in_backward each parameter has an optimizer of its own.
 
     Weight decay is for matrices, not for norms and biases, unless a group says otherwise.
     """
@@ -78,20 +88,36 @@ def build_optimizer(model: nn.Module, section: OptimizerSection) -> ModelOptimiz
         }
         groups.setdefault(rule.optimizer, []).append(group)
     build = {"muon": _muon, "adamw": _adamw}
-    return ModelOptimizer([build[name](of_name, names, section) for name, of_name in groups.items()])
+    together = [(name, of_name) for name, of_name in groups.items()]
+    if section.in_backward:
+        together = [(name, [one]) for name, of_name in groups.items() for group in of_name for one in _each(group)]
+    return ModelOptimizer([build[name](of_name, names, section) for name, of_name in together])
 
 
-def _adamw(
-    groups: list[dict[str, Any]], names: Mapping[nn.Parameter, str], section: OptimizerSection
-) -> AdamW | Bfloat16AdamW:
-    if section.state_dtype == "bfloat16":
-        return Bfloat16AdamW(groups, names, lr=section.learning_rate, betas=section.betas, eps=section.eps)
-    return AdamW(groups, lr=section.learning_rate, betas=section.betas, eps=section.eps, fused=True)
+def _each(group: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a group for each parameter of `group`."""
+    return [{**group, "params": [parameter]} for parameter in group["params"]]
+
+
+def _adamw(groups: list[dict[str, Any]], names: Mapping[nn.Parameter, str], section: OptimizerSection) -> _Part:
+    match section.state_dtype:
+        case "float32":
+            return AdamW(groups, lr=section.learning_rate, betas=section.betas, eps=section.eps, fused=True)
+        case "bfloat16":
+            return Bfloat16AdamW(groups, names, lr=section.learning_rate, betas=section.betas, eps=section.eps)
+        case "int8":
+            return Int8AdamW(groups, names, lr=section.learning_rate, betas=section.betas, eps=section.eps)
 
 
 def _muon(groups: list[dict[str, Any]], names: Mapping[nn.Parameter, str], section: OptimizerSection) -> Muon:
     dtype = torch.bfloat16 if section.state_dtype == "bfloat16" else None
     return Muon(groups, names, lr=section.learning_rate, momentum=section.momentum, state_dtype=dtype)
+
+
+def _parameters_of(optimizer: _Part) -> list[nn.Parameter]:
+    if isinstance(optimizer, Int8AdamW):
+        return optimizer.parameters
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _initial_state(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:

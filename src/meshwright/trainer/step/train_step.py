@@ -26,6 +26,7 @@ from meshwright.parallelism.torch_private.torch_compat import canonical_paramete
 from meshwright.spec.job.job import Job
 from meshwright.trainer.step.expert_load import ExpertLoad
 from meshwright.trainer.step.optimizer import ModelOptimizer, learning_rate
+from meshwright.trainer.step.update_in_backward import UpdateInBackward
 from meshwright.units import first_of
 
 
@@ -50,6 +51,7 @@ class TrainStep:
         self.job, self.model, self.meshes, self.optimizer, self.pipeline = job, model, meshes, optimizer, pipeline
         self.gradients = Gradients(model, meshes)
         self.expert_load = ExpertLoad(model, meshes)
+        self.in_backward = UpdateInBackward(self.gradients, optimizer) if job.optimizer.in_backward else None
         self.positions_S = self._own_positions()
         self.observe_gradients: Callable[[nn.Module], None] | None = None
         """Called with the model once per step, with the gradients of the mean loss before clipping."""
@@ -66,19 +68,23 @@ class TrainStep:
         """Return the mean loss over the global batch of `step` after updating the parameters; a collective."""
         rate = learning_rate(step, self.job.train.steps, self.job.optimizer)
         self.optimizer.set_learning_rate(rate)
+        if self.in_backward is not None and self.before_update is not None:
+            self.before_update()
         total_loss = self.pipeline.step(self._stage_inputs(step, microbatches))
         self._observe("gradients")
         if not self._has_checked_gradients:
-            require_all_gradients(canonical_parameters(self.model))
+            updated = set() if self.in_backward is None else set(self.in_backward.parameters)
+            require_all_gradients(each for each in canonical_parameters(self.model) if each[1] not in updated)
             self._has_checked_gradients = True
         self.gradients.finish(len(microbatches))
         if self.observe_gradients is not None:
             self.observe_gradients(self.model)
         grad_norm = self.gradients.clip(self.job.optimizer.max_grad_norm)
         loss = self._mean_loss(total_loss, len(microbatches))
-        require_finite(step, loss, grad_norm.item(), partial(self._advice, step))
+        outcome = _SKIPPED if self.in_backward is None else _UPDATED
+        require_finite(step, loss, grad_norm.item(), partial(self._advice, step), outcome)
         self._observe("optimizer")
-        if self.before_update is not None:
+        if self.in_backward is None and self.before_update is not None:
             self.before_update()
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -169,17 +175,20 @@ def seed_everything(seed: int, step: int, first_slot: int) -> None:
 _ADVICE = "lower optimizer.learning_rate, lengthen optimizer.warmup_steps, or look at the data of this step"
 
 
-def require_finite(step: int, loss: float, grad_norm: float, advice: Callable[[], str] = lambda: _ADVICE) -> None:
+_SKIPPED = "so the optimizer step was skipped and the last checkpoint is unchanged"
+_UPDATED = "and backward updated parameters all the same (optimizer.in_backward): resume from the last checkpoint"
+
+
+def require_finite(
+    step: int, loss: float, grad_norm: float, advice: Callable[[], str] = lambda: _ADVICE, outcome: str = _SKIPPED
+) -> None:
     """Raise NonFiniteError if the loss or the gradient norm is NaN or infinite.
 
     Both are equal on every rank, so all ranks stop before the optimizer step, and `advice` may be a collective.
     """
     if math.isfinite(loss) and math.isfinite(grad_norm):
         return
-    raise NonFiniteError(
-        f"step {step}: loss = {loss}, gradient norm = {grad_norm}: not finite, so the optimizer step was skipped "
-        f"and the last checkpoint is unchanged: {advice()}"
-    )
+    raise NonFiniteError(f"step {step}: loss = {loss}, gradient norm = {grad_norm}: not finite, {outcome}: {advice()}")
 
 
 def require_all_gradients(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> None:

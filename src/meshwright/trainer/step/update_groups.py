@@ -1,14 +1,14 @@
 """Update groups: parameters that one optimizer updates with one weight decay and one share of the learning rate."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from torch import nn
 
 from meshwright.errors import ConfigError
-from meshwright.spec.job.sections import OptimizerName, OptimizerSection, ParameterGroup
-from meshwright.spec.problem import did_you_mean
+from meshwright.spec.job.optimizer_rules import group_problems
+from meshwright.spec.job.sections import OptimizerName, OptimizerSection
 
 _BLOCKS = "blocks."
 
@@ -44,26 +44,8 @@ def require_updatable(section: OptimizerSection, model: nn.Module) -> None:
             'optimizer.name = "muon" updates the matrices of blocks, and the model has none: name the repeated layers '
             'blocks (models/contract.py), or set optimizer.name to "adamw"'
         )
-    names = [*named]
-    for index, group in enumerate(section.groups):
-        if not any(fnmatchcase(name, group.match) for name in names):
-            near = did_you_mean(group.match, names) or f": the model has {', '.join(sorted(names)[:3])}, ..."
-            raise ConfigError(
-                f"optimizer.groups[{index}].match = {group.match!r} matches none of the model's {len(names)} parameters"
-                f"{near}"
-            )
-        if hidden := _hiding(group, section.groups[:index], names):
-            raise ConfigError(
-                f"optimizer.groups[{index}].match = {group.match!r} matches only parameters that "
-                f"{hidden.match!r} above it takes, and the first group that matches counts: move it up"
-            )
-
-
-def _hiding(group: ParameterGroup, above: Collection[ParameterGroup], names: Collection[str]) -> ParameterGroup | None:
-    """Return the first group above that takes parameters of `group`, if none are left for it."""
-    matched = [name for name in names if fnmatchcase(name, group.match)]
-    takers = [next((one for one in above if fnmatchcase(name, one.match)), None) for name in matched]
-    return None if None in takers else takers[0]
+    if problems := [*group_problems(section, [*named])]:
+        raise ConfigError("\n".join(problems))
 
 
 def _rule_of(name: str, parameter: nn.Parameter, section: OptimizerSection) -> Rule:

@@ -1,0 +1,97 @@
+"""Muon, bfloat16 states and updates in backward: every layout gives what one process gives, and resumes to the bit."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.prover.differences import TOLERANCES, assemble, compare
+from meshwright.prover.record import Record, record
+from meshwright.spec.job.job import Job
+from meshwright.spec.layout.layout import Layout, LayoutRequest
+from run_ranks import run_ranks
+from training_runs import TINY_MODEL, FinishedRun, tiny_job, train_on_this_rank
+
+MIXTURE = {
+    "source": "moe-4m",
+    "options": {
+        **TINY_MODEL["options"],  # type: ignore[dict-item]
+        "num_experts": 4,
+        "experts_per_token": 2,
+        "expert_ffn_dim": 16,
+        "num_dense_layers": 1,
+    },
+}
+MUON: dict[str, Any] = {"name": "muon"}
+LOW: dict[str, Any] = {"name": "muon", "state_dtype": "bfloat16"}
+Case = tuple[dict[str, Any], dict[str, Any], Layout]
+"""Model, optimizer and a layout of 4 ranks."""
+CASES: list[Case] = [
+    (TINY_MODEL, MUON, Layout(dp_shard=2, tp=2)),
+    # Matrices of experts are cut along their rows, which 3 experts leave to FSDP2, and by etp.
+    (MIXTURE, LOW, Layout(dp_shard=2, tp=2, ep=2, etp=2)),
+]
+MORE: list[Case] = [
+    (TINY_MODEL, {"state_dtype": "bfloat16"}, Layout(dp_shard=2, cp=2)),
+    (TINY_MODEL, MUON, Layout(dp_shard=2, dp_replicate=2)),
+    (TINY_MODEL, MUON, Layout(pp=2, tp=2)),
+    (TINY_MODEL, MUON, Layout(dp_shard=4)),
+    (MIXTURE, MUON, Layout(dp_shard=2, tp=2, ep=4)),
+    (MIXTURE, MUON, Layout(dp_shard=4, ep=2)),
+    (MIXTURE, MUON, Layout(dp_shard=2, tp=2, etp=2)),
+]
+
+
+def job_of(folder: Path, case: Case, layout: Layout) -> Job:
+    model, optimizer, _ = case
+    # As the prover has it: a usual eps makes of rounding in a gradient of zero a step like any other.
+    rates = {"eps": 1e-2, "learning_rate": 1e-2, "warmup_steps": 0, "max_grad_norm": 0.5}
+    values = tiny_job(folder, optimizer={**rates, **optimizer}, precision={"compute": "float64"})
+    values["train"] |= {"steps": 3, "global_batch_size": 8}
+    return Job.from_dict({**values, "model": model, "layout": LayoutRequest(**layout.to_dict()).to_dict()})
+
+
+def record_all(jobs: list[Job]) -> list[Record]:
+    return [record(job, "cpu", None, False)[0] for job in jobs]
+
+
+@pytest.mark.parametrize("cases", [CASES, pytest.param(MORE, marks=pytest.mark.long)], ids=["few", "more"])
+def test_every_layout_updates_as_one_process(tmp_path: Path, cases: list[Case]) -> None:
+    (alone,) = run_ranks(record_all, 1, [job_of(tmp_path, case, Layout()) for case in cases])
+    shared = run_ranks(record_all, 4, [job_of(tmp_path, case, case[2]) for case in cases])
+    for number, case in enumerate(cases):
+        whole = assemble([of_rank[number] for of_rank in shared])
+        differences = compare(whole, assemble([alone[number]]), TOLERANCES["float64"])
+        assert not whole.unequal_copies, case
+        assert all(one.relative <= one.bar for one in differences), (case, differences)
+
+
+def train_all(runs: list[tuple[dict[str, Any], str, bool]]) -> list[int]:
+    return [train_on_this_rank(*run) for run in runs]
+
+
+def test_runs_resume_to_the_bit_and_backward_updates_the_same_bits(tmp_path: Path) -> None:
+    once = {"max_grad_norm": 0.0, "groups": [{"match": "*.value.weight", "learning_rate_ratio": 0.5}]}
+    at_once = {"dp_shard": 2, "microbatch_size": 4}
+    jobs = {
+        "whole": tiny_job(tmp_path, optimizer=LOW),
+        "halves": tiny_job(tmp_path, optimizer=LOW, train={"stop_after": 3}),
+        "after": tiny_job(tmp_path, optimizer=once, layout=at_once),
+        "in": tiny_job(tmp_path, optimizer={**once, "in_backward": True}, layout=at_once),
+    }
+    runs = [(job, str(tmp_path / name), False) for name, job in jobs.items()]
+    codes = run_ranks(train_all, 2, runs)
+    shutil.copytree(tmp_path / "halves", tmp_path / "alone")
+    run_ranks(train_on_this_rank, 2, jobs["whole"], str(tmp_path / "halves"), True)
+    run_ranks(train_on_this_rank, 1, jobs["whole"], str(tmp_path / "alone"), True)
+    whole, halves, after, inside, alone = (FinishedRun(tmp_path / name, codes[0]) for name in (*jobs, "alone"))
+    assert whole.parameter_hash == halves.parameter_hash
+    assert whole.losses == halves.losses
+    assert after.parameter_hash == inside.parameter_hash
+    assert after.losses == inside.losses
+    assert after.grad_norms == pytest.approx(inside.grad_norms, rel=1e-6)
+    # On another number of ranks gradients, and so the updates, are rounded differently.
+    assert alone.losses == pytest.approx(whole.losses, rel=1e-4)
