@@ -1,17 +1,20 @@
 """UpdateCost: what one rank's optimizer moves, multiplies and exchanges in a step, one element a configuration.
 
     AdamW, float32      32 bytes + gradient of each parameter: one fused kernel, and the pass that clips
-    AdamW, bfloat16     272 bytes + gradient: the fused kernel on float32 copies, random bits, two roundings
+    AdamW, bfloat16     268 bytes + gradient: the fused kernel on float32 copies, random bits, two roundings
     AdamW, int8         24 bytes + gradient of each element of a block's matrices: one kernel, 4 of the moments
-    Muon                68 bytes + gradient of each element of a block's matrices (bfloat16 momentum: 244), AdamW's of
+    Muon                66 bytes + gradient of each element of a block's matrices (bfloat16 momentum: 256), AdamW's of
                         the rest
                         max(all matrices / ranks, the largest) x 5 (4 s^2 l + 2 s^3) FLOPs, s and l the matrix's sides
                         2 all-to-alls of 2 bytes of each element of a rank's shards, in ceil(matrices / ranks) rounds
 
 over the memory's rate, the rate of bfloat16 matmuls and the links of the ranks that share the matrices: those of FSDP,
-and of tp where it cuts them. Source: the operators of trainer/step/bfloat16_adamw.py and muon.py, counted; a simulation
-prices the same from a trace (tests/fake_ranks/agreement/test_optimizers.py). Ignored: that matrices of several sizes
-divide unevenly among ranks, kernels too small for the device's rates, and the launches of Muon's.
+and of tp where it cuts them. Updates in backward run on the stream that reduces gradients: those of blocks hide behind
+the backward of other blocks, but on a host.
+
+Source: the operators of trainer/step/bfloat16_adamw.py and muon.py, counted; a simulation prices the same from a trace
+(tests/fake_ranks/agreement/test_optimizers.py). Ignored: that matrices of several sizes divide unevenly among ranks,
+kernels too small for the device's rates, and the launches of Muon's.
 """
 
 from __future__ import annotations
@@ -35,8 +38,8 @@ from meshwright.spec.machine.device import Device
 from meshwright.spec.model.op import GroupedMatmul, Matmul
 from meshwright.spec.step.workload import Workload
 
-_ADAMW_BYTES = {"float32": 32.0, "bfloat16": 272.0, "int8": 24.0}
-_MUON_BYTES = {"float32": 68.0, "bfloat16": 244.0}
+_ADAMW_BYTES = {"float32": 32.0, "bfloat16": 268.0, "int8": 24.0}
+_MUON_BYTES = {"float32": 66.0, "bfloat16": 256.0}
 _SENT_BYTES = 2.0
 """Of an element that is exchanged."""
 _NUM_ITERATIONS = 5
@@ -72,15 +75,16 @@ class UpdateCost:
         """Elements of the matrices of blocks on a rank; FLOPs of the busiest rank, and their measured seconds."""
         self._exchanges: list[tuple[NDArray[np.int64], _Matrices]] = []
         for position, setup in enumerate(configs.setups):
-            if not is_plain(setup.workload):
+            if setup.workload.optimizer == "muon" or setup.workload.optimizer_state_dtype == "int8":
                 here = np.flatnonzero(configs.setup_index == position)
                 self._add(here, [*_matrices(setup, configs.layouts.take(here))], setup)
         of_others, of_matrix = (configs.each(partial(_bytes_of, is_matrix)) for is_matrix in (False, True))
         gradient_bytes = configs.each(lambda setup: setup.stack.gradient_bytes)
-        others = parallel.updated - self.matrix_elements
+        hidden = np.where(configs.has(_hides_blocks), parallel.updated_in_blocks, 0.0)
+        others = parallel.updated - hidden - self.matrix_elements
         self.moved_bytes = others * (of_others + gradient_bytes) + self.matrix_elements * (of_matrix + gradient_bytes)
         """Bytes through a rank's memory."""
-        self.is_plain = configs.has(lambda setup: is_plain(setup.workload))
+        self.is_plain = configs.has(lambda setup: is_plain(setup.workload) and not _hides_blocks(setup))
         """Whether it is AdamW with float32 states, which may have been measured."""
 
     def matmul_s(self, flops_per_s: Floats) -> Floats:
@@ -119,6 +123,10 @@ class UpdateCost:
 def is_plain(workload: Workload) -> bool:
     """Return whether the optimizer is AdamW with float32 states."""
     return (workload.optimizer, workload.optimizer_state_dtype) == ("adamw", "float32")
+
+
+def _hides_blocks(setup: TrainingSetup) -> bool:
+    return setup.workload.updates_in_backward and not setup.cluster.device.is_host
 
 
 def _bytes_of(is_matrix: bool, setup: TrainingSetup) -> float:

@@ -58,7 +58,7 @@ def trace_job(
     """
     if resolved.job.optimizer.state_dtype == "int8":
         raise UnsupportedError(
-            'optimizer.state_dtype = "int8": the update that torchao compiles is not traced, so that this job is planned '
+            'optimizer.state_dtype = "int8": the update that torchao compiles is not traced, so this job is planned '
             'and trained but not simulated: simulate it with "bfloat16"'
         )
     steps = job_steps(build, resolved, num_ranks)

@@ -52,10 +52,12 @@ class DataParallel:
         self.replicated_parameters = self._of_rank(blocks.replicated_parameters) * has_sequence_parallel
         """Those of dense_parameters that tp does not divide, where its ranks share the sequence between matmuls."""
         divides = configs.has(lambda s: s.stack.sharding != "none")
-        self.updated = self.dense_parameters / np.where(divides, layouts.fsdp, 1) + self.expert_parameters / np.where(
-            divides, np.maximum(layouts.expert_dp_shard, 1), 1
-        )
+        shards = np.where(divides, layouts.fsdp, 1)
+        experts = self.expert_parameters / np.where(divides, np.maximum(layouts.expert_dp_shard, 1), 1)
+        self.updated = self.dense_parameters / shards + experts
         """Parameters that one rank updates."""
+        self.updated_in_blocks = self._of_model(blocks.dense_parameters, is_block) / layouts.pp / shards + experts
+        """Those of blocks."""
         self.num_blocks = self._of_model(np.ones(len(blocks.key)), is_block)
         """Of the model."""
 

@@ -24,8 +24,8 @@ def optimizer_problems(optimizer: OptimizerSection) -> Iterator[Problem]:
         )
     if is_muon and optimizer.state_dtype == "int8":
         yield Problem(
-            f'{_STATE} = "int8" quantizes AdamW\'s moments; optimizer.name = "muon" would orthogonalize the rounding of '
-            "its momentum",
+            f'{_STATE} = "int8" quantizes AdamW\'s moments; optimizer.name = "muon" would orthogonalize the '
+            "rounding of its momentum",
             [{_STATE: "bfloat16"}, {_STATE: "float32"}, {_NAME: "adamw"}],
         )
     if not optimizer.in_backward:

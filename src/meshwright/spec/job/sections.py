@@ -125,7 +125,7 @@ class OptimizerSection(Frozen):
     state_dtype: StateDType = "float32"
     """Format of the states between steps; bfloat16 is rounded stochastically, int8 needs meshwright[low-bit]."""
     in_backward: bool = False
-    """Whether each parameter is updated in backward, as its gradient is reduced, so that no step keeps all gradients."""
+    """Whether each parameter is updated in backward, as its gradient is reduced, so that not all gradients are kept."""
     groups: tuple[ParameterGroup, ...] = Field((), strict=False)
     """Tables { match, weight_decay, learning_rate_ratio }; the first that matches a parameter's name counts."""
     momentum: MomentDecay = 0.95

@@ -21,6 +21,8 @@ from meshwright.parallelism.torch_private.torch_compat import canonical_fqn
 from meshwright.spec.layout.schedule.action import ACTION_MARK, parse_action
 
 _NO_TASK = -1
+_UPDATE_MARK = "Optimizer.step#"
+"""How torch marks an optimizer's step, which hooks may run in backward."""
 _ACCUMULATES_GRADIENTS = 2**64 - 1
 """The number of all AccumulateGrad nodes."""
 
@@ -76,10 +78,12 @@ class Scopes:
     def phase(self) -> str:
         """Return forward, backward, recompute or optimizer, which is between a backward and the next forward.
 
-        In one of torch's pipeline schedules that is backward: messages, and the reductions of FSDP2.
+        An optimizer's step in a backward is optimizer, too. In one of torch's pipeline schedules that is backward: messages, and the reductions of FSDP2.
         """
         if torch._C._current_graph_task_id() != _NO_TASK:
             self._is_after_backward = True
+            if self._open[-1].name.startswith(_UPDATE_MARK):
+                return "optimizer"
             # In a backward, gradients are enabled only for recomputed forwards.
             is_recomputed = self.is_compiled_forward or self._open[-1].is_recomputed or torch.is_grad_enabled()
             return "recompute" if is_recomputed else "backward"

@@ -146,8 +146,7 @@ def _torchao() -> Any:
         from torchao.optim import subclass_8bit  # noqa: PLC0415
     except ImportError:
         raise ConfigError(
-            'optimizer.state_dtype = "int8" needs torchao: install meshwright[low-bit], or set optimizer.state_dtype to '
-            '"bfloat16"'
+            'optimizer.state_dtype = "int8" needs torchao: install meshwright[low-bit], or set it to "bfloat16"'
         ) from None
     assert subclass_8bit
     return optim

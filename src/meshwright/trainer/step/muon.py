@@ -8,8 +8,8 @@ Orthogonalized means with all singular values moved near 1, by a polynomial of d
 gives updates the root mean square that AdamW's have, so that both share a learning rate and a weight decay.
 
 Sources: K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024, for the method and the
-coefficients; Liu et al., "Muon is Scalable for LLM Training", arXiv:2502.16982, for the factor. torch.optim.Muon computes
-the same of whole matrices; it has no notion of shards, and refuses stacked experts.
+coefficients; Liu et al., "Muon is Scalable for LLM Training", arXiv:2502.16982, for the factor. torch.optim.Muon
+computes the same of whole matrices; it has no notion of shards, and refuses stacked experts.
 """
 
 import math

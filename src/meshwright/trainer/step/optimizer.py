@@ -88,7 +88,7 @@ def build_optimizer(model: nn.Module, section: OptimizerSection) -> ModelOptimiz
         }
         groups.setdefault(rule.optimizer, []).append(group)
     build = {"muon": _muon, "adamw": _adamw}
-    together = [(name, of_name) for name, of_name in groups.items()]
+    together = list(groups.items())
     if section.in_backward:
         together = [(name, [one]) for name, of_name in groups.items() for group in of_name for one in _each(group)]
     return ModelOptimizer([build[name](of_name, names, section) for name, of_name in together])
