@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from meshwright.cost.layout_table import CONTEXT_METHODS, Bools, LayoutTable
+from meshwright.cost.optimizer_update import is_plain
 from meshwright.planner.request import PlanRequest
+from meshwright.spec.job.optimizer_rules import INT8_BLOCK_SIZE, quantized_columns
 from meshwright.spec.job.size_rules import ring_obstacles, sizes_over_tp
 from meshwright.spec.layout.layout import SINGLE_STAGE_SCHEDULES, V_SCHEDULES
 from meshwright.spec.layout.schedule.schedule_rules import AS_MANY_AS_STAGES, IN_ROUNDS
@@ -31,7 +33,9 @@ def is_valid(layouts: LayoutTable, request: PlanRequest) -> Bools:
 
 def shares_batch(layouts: LayoutTable, request: PlanRequest) -> Bools:
     """Return whether every data-parallel rank gets equally many whole microbatches."""
-    return np.asarray(request.workload.global_batch_size % (layouts.dp * layouts.microbatch_size) == 0)
+    rows, workload = layouts.dp * layouts.microbatch_size, request.workload
+    is_whole = workload.global_batch_size % rows == 0
+    return np.asarray(is_whole & ((workload.global_batch_size == rows) | (not workload.updates_in_backward)))
 
 
 def splits_model(layouts: LayoutTable, request: PlanRequest) -> Bools:
@@ -43,6 +47,7 @@ def splits_model(layouts: LayoutTable, request: PlanRequest) -> Bools:
         & _divides_widths(layouts, architecture)
         & _divides_experts(layouts, architecture)
         & _fills_stages(layouts, architecture)
+        & _updates_shards(layouts, request)
     )
 
 
@@ -56,6 +61,7 @@ def has_consistent_choices(layouts: LayoutTable, request: PlanRequest) -> Bools:
     return np.asarray(
         ~(layouts.splits_backward & layouts.is_resharded)
         & ((layouts.activation_checkpoint_every == 1) | (layouts.activation_checkpoint != 0))
+        & (~layouts.cpu_offload | (is_plain(request.workload) & (not request.workload.updates_in_backward)))
         & (~layouts.async_tp | ((layouts.tp > 1) & layouts.compile))
         & _keeps_parameters(layouts, request.fixed.get("reshard_after_forward"))
         & _keeps_default_sync(layouts, request.fixed.get("gradient_sync"))
@@ -111,6 +117,15 @@ def _divides_experts(layouts: LayoutTable, architecture: LlamaArchitecture) -> B
         & (architecture.num_experts % ep == 0)
         & (architecture.expert_ffn_dim % etp == 0)
     )
+
+
+def _updates_shards(layouts: LayoutTable, request: PlanRequest) -> Bools:
+    """Return whether the optimizer can update what the split leaves a rank."""
+    fits = (layouts.pp == 1) | (not request.workload.updates_in_backward)
+    if request.workload.optimizer_state_dtype == "int8":
+        for axis, columns in quantized_columns(request.architecture):
+            fits = fits & (columns % (getattr(layouts, axis) * INT8_BLOCK_SIZE) == 0)
+    return np.asarray(fits)
 
 
 def _keeps_parameters(layouts: LayoutTable, group: Any) -> Bools | bool:

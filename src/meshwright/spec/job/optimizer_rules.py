@@ -5,8 +5,15 @@ from fnmatch import fnmatchcase
 
 from meshwright.spec.job.sections import OptimizerSection
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.problem import Fix, Problem, did_you_mean
+from meshwright.spec.model.architecture import LlamaArchitecture
+from meshwright.spec.model.model_spec import model_spec
+from meshwright.spec.model.op import GroupedMatmul, Matmul
+from meshwright.spec.problem import Fix, Problem, did_you_mean, nearest_first
 
+INT8_BLOCK_SIZE = 128
+"""Columns that share a scale; rows of other widths keep float32 states."""
+INT8_MIN_ELEMENTS = 4096
+"""Smaller tensors keep float32 states."""
 _NAME, _STATE, _IN_BACKWARD = "optimizer.name", "optimizer.state_dtype", "optimizer.in_backward"
 _MOMENTUM, _CLIP = "optimizer.momentum", "optimizer.max_grad_norm"
 _DEFAULT_MOMENTUM: float = OptimizerSection.model_fields["momentum"].default
@@ -61,6 +68,34 @@ def group_problems(optimizer: OptimizerSection, names: Sequence[str]) -> Iterato
         elif matched <= taken:
             yield Problem(f"{given}, but groups above take all of these, and the first that matches counts: move it up")
         taken |= matched
+
+
+def block_problems(optimizer: OptimizerSection, layout: Layout, architecture: LlamaArchitecture) -> Iterator[Problem]:
+    """Yield why the layout would cut the blocks of 8-bit states."""
+    if optimizer.state_dtype != "int8":
+        return
+    for axis, columns in quantized_columns(architecture):
+        degree = getattr(layout, axis)
+        if columns % (degree * INT8_BLOCK_SIZE):
+            whole = [n for n in range(1, columns + 1) if columns % (n * INT8_BLOCK_SIZE) == 0]
+            yield Problem(
+                f'{_STATE} = "int8" has blocks of {INT8_BLOCK_SIZE} columns, which layout.{axis} = {degree} cuts in '
+                f"matrices of {columns} columns",
+                [{f"layout.{axis}": near} for near in nearest_first(degree, whole)] + [{_STATE: "bfloat16"}],
+            )
+            return
+
+
+def quantized_columns(architecture: LlamaArchitecture) -> list[tuple[str, int]]:
+    """Return (axis, columns) of the matrices with 8-bit states whose columns an axis divides, widest first."""
+    found = {
+        ("etp" if isinstance(op, GroupedMatmul) else "tp", op.in_features)
+        for group in model_spec(architecture).groups
+        for op in group.ops
+        if group.name and isinstance(op, Matmul | GroupedMatmul) and op.tensor_split == "rows"
+        if op.in_features % INT8_BLOCK_SIZE == 0 and op.num_parameters >= INT8_MIN_ELEMENTS
+    }
+    return sorted(found, key=lambda each: -each[1])
 
 
 def update_problems(optimizer: OptimizerSection, layout: Layout, num_microbatches: int) -> Iterator[Problem]:

@@ -12,7 +12,7 @@ from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
 from meshwright.errors import MeshwrightError
-from meshwright.spec.job.optimizer_rules import update_problems
+from meshwright.spec.job.optimizer_rules import block_problems, update_problems
 from meshwright.spec.job.size_rules import (
     both,
     divisors,
@@ -57,7 +57,9 @@ def broken_rules(job: Job, layout: Layout) -> list[Problem]:
     # Where the batch or the stages are wrong, so is the number of microbatches that each has: one that always runs.
     is_counted = not (job.batch_problems() or batch or any(problem.subject == "layout.pp" for problem in split))
     num_microbatches = job.num_microbatches(layout) if is_counted else layout.num_stages
-    of_optimizer = update_problems(job.optimizer, layout, num_microbatches if is_counted else 1)
+    of_optimizer = [*update_problems(job.optimizer, layout, num_microbatches if is_counted else 1)]
+    if (architecture := _architecture(job)) is not None:
+        of_optimizer += block_problems(job.optimizer, layout, architecture)
     return [*batch, *split, *schedule_problems(layout, num_microbatches, job.batch_key), *of_optimizer]
 
 

@@ -78,7 +78,8 @@ class Scopes:
     def phase(self) -> str:
         """Return forward, backward, recompute or optimizer, which is between a backward and the next forward.
 
-        An optimizer's step in a backward is optimizer, too. In one of torch's pipeline schedules that is backward: messages, and the reductions of FSDP2.
+        An optimizer's step in a backward is optimizer, too. In one of torch's pipeline schedules what lies between is
+        backward: messages, and the reductions of FSDP2.
         """
         if torch._C._current_graph_task_id() != _NO_TASK:
             self._is_after_backward = True

@@ -21,11 +21,9 @@ from torch.distributed.tensor import DTensor
 
 from meshwright.errors import ConfigError, InfeasibleLayout
 from meshwright.parallelism.torch_private.torch_compat import local_box
+from meshwright.spec.job.optimizer_rules import INT8_BLOCK_SIZE, INT8_MIN_ELEMENTS
 from meshwright.trainer.step.update_groups import is_block_matrix
 
-BLOCK_SIZE = 128
-_MIN_ELEMENTS = 4096
-"""Smaller tensors keep float32 moments, as in the paper."""
 _MOMENTS = {"exp_avg": True, "exp_avg_sq": False}
 """Names of the moments, and whether they have a sign."""
 
@@ -48,7 +46,7 @@ class Int8AdamW:
         # torchao divides by the number of blocks, which an empty shard does not have.
         held = [{**group, "params": [each for each in group["params"] if _local(each).numel()]} for group in groups]
         self._optimizer: Any = _torchao().AdamW8bit(
-            [group for group in held if group["params"]], lr=lr, betas=betas, eps=eps, block_size=BLOCK_SIZE
+            [group for group in held if group["params"]], lr=lr, betas=betas, eps=eps, block_size=INT8_BLOCK_SIZE
         )
         for group in groups:
             for parameter in group["params"]:
@@ -92,11 +90,11 @@ class Int8AdamW:
             local = _local(parameter)
             self._require_whole_blocks(parameter, local)
             codes = torch.zeros(local.shape, dtype=torch.uint8, device=local.device)
-            scales = torch.zeros((*local.shape[:-1], local.shape[-1] // BLOCK_SIZE), device=local.device)
+            scales = torch.zeros((*local.shape[:-1], local.shape[-1] // INT8_BLOCK_SIZE), device=local.device)
             saved |= {
                 f"{name}_codes": _placed(codes, parameter, parameter.shape),
                 f"{name}_scales": _placed(
-                    scales, parameter, (*parameter.shape[:-1], parameter.shape[-1] // BLOCK_SIZE)
+                    scales, parameter, (*parameter.shape[:-1], parameter.shape[-1] // INT8_BLOCK_SIZE)
                 ),
             }
             if local.numel():
@@ -106,9 +104,9 @@ class Int8AdamW:
         self._saved[parameter] = saved
 
     def _require_whole_blocks(self, parameter: nn.Parameter, local: Tensor) -> None:
-        if local.shape[-1] % BLOCK_SIZE:
+        if local.shape[-1] % INT8_BLOCK_SIZE:
             raise InfeasibleLayout(
-                f'optimizer.state_dtype = "int8" has blocks of {BLOCK_SIZE} columns, and the layout cuts '
+                f'optimizer.state_dtype = "int8" has blocks of {INT8_BLOCK_SIZE} columns, and the layout cuts '
                 f"{self._names[parameter]} into parts of {local.shape[-1]}: lower layout.tp, or set "
                 'optimizer.state_dtype to "bfloat16"'
             )
@@ -118,15 +116,15 @@ def is_quantized(name: str, parameter: nn.Parameter) -> bool:
     """Return whether a parameter's moments are 8-bit; the same in every layout."""
     return (
         is_block_matrix(name, parameter)
-        and parameter.shape[-1] % BLOCK_SIZE == 0
-        and parameter.numel() >= _MIN_ELEMENTS
+        and parameter.shape[-1] % INT8_BLOCK_SIZE == 0
+        and parameter.numel() >= INT8_MIN_ELEMENTS
     )
 
 
 def _quantized(codes: Tensor, scales: Tensor, is_signed: bool, dtype: torch.dtype) -> Tensor:
     """Return torchao's tensor on the memory of `codes` and `scales`."""
     subclass = _torchao().subclass_8bit.OptimState8bit
-    like: Any = subclass.zeros((BLOCK_SIZE,), is_signed, BLOCK_SIZE, codes.device, dtype=dtype)
+    like: Any = subclass.zeros((INT8_BLOCK_SIZE,), is_signed, INT8_BLOCK_SIZE, codes.device, dtype=dtype)
     tensor: Tensor = subclass(codes, scales.view(-1), like.qmap, is_signed, dtype=dtype)
     return tensor
 

@@ -20,9 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from meshwright.errors import MeshwrightError
 from meshwright.parallelism.torch_private.torch_compat import local_box
 from meshwright.trainer.step.matrix_exchange import ShardedMatrix, exchanges_of
 from meshwright.trainer.step.stochastic_rounding import lower_half, name_key, random_bits, rounded
+from meshwright.units import first_of
 
 NUM_ITERATIONS = 5
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -45,8 +47,7 @@ class Muon(Optimizer):
     ) -> None:
         """Keep the momentum in `state_dtype`, None for that of the parameters; a collective."""
         super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": 0.0})
-        self._state_dtype = state_dtype
-        self._keys = {parameter: name_key(name) for parameter, name in names.items()}
+        self._state_dtype, self._names = state_dtype, names
         self._group_of = {each: group for group in self.param_groups for each in group["params"]}
         self._exchanges = exchanges_of(self._group_of)
 
@@ -71,6 +72,11 @@ class Muon(Optimizer):
         for parameter in group["params"]:
             if not self.state[parameter]:
                 self.state[parameter] = self.initial_state(parameter)
+        if missing := [self._names[each] for each in group["params"] if each.grad is None]:
+            raise MeshwrightError(
+                f"no gradient in this step for {first_of(missing)}: Muon updates all matrices of blocks, so each must "
+                'contribute to the loss of every step: change the model, or set optimizer.name to "adamw"'
+            )
         gradients = [_local(each.grad) for each in group["params"]]
         momenta = [_local(self.state[each]["momentum"]) for each in group["params"]]
         if self._state_dtype is None:
@@ -79,7 +85,7 @@ class Muon(Optimizer):
         for parameter, momentum, gradient in zip(group["params"], momenta, gradients, strict=True):
             step = self.state[parameter]["step"].add_(1)
             local, offsets = local_box(parameter)
-            bits = random_bits(self._keys[parameter], step, parameter.shape, local.shape, offsets)
+            bits = random_bits(name_key(self._names[parameter]), step, parameter.shape, local.shape, offsets)
             exact = momentum.to(gradient.dtype).lerp_(gradient, 1 - group["momentum"])
             momentum.copy_(rounded(exact.flatten(), lower_half(bits)).view(momentum.shape))
 

@@ -12,6 +12,8 @@ from meshwright.cost.layout_table import layout_table
 from meshwright.planner.explain.infeasible import invalid_reason
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.rules import is_valid
+from meshwright.spec.job.optimizer_rules import block_problems, update_problems
+from meshwright.spec.job.sections import OptimizerSection
 from meshwright.spec.job.validity import split_problems
 from meshwright.spec.layout.layout import SCHEDULES, SPLIT_BACKWARD_SCHEDULES, Layout
 from meshwright.spec.layout.schedule.schedule_rules import schedule_problems
@@ -19,6 +21,12 @@ from meshwright.spec.model.moe_architecture import MoEArchitecture
 from questions import ask
 
 SMALL = st.sampled_from((1, 1, 1, 2, 2, 3, 4))
+OPTIMIZERS = (
+    *[("adamw", "float32", False)] * 3,
+    ("muon", "bfloat16", False),
+    ("adamw", "int8", False),
+    ("adamw", "bfloat16", True),
+)
 
 
 @st.composite
@@ -45,6 +53,7 @@ def layouts(draw: st.DrawFn) -> Layout:
         activation_checkpoint_every=draw(st.sampled_from((1, 1, 1, 2))),
         reshard_after_forward=draw(st.sampled_from(("never", "never", "always") if is_split else ("never", "always"))),
         compile=compile,
+        cpu_offload=draw(st.sampled_from((False, False, False, True))),
     )
 
 
@@ -58,6 +67,9 @@ def cases(draw: st.DrawFn) -> tuple[PlanRequest, Layout]:
     per_pass, number = layout.dp * layout.microbatch_size, draw(st.integers(1, 4 * layout.num_stages))
     batch = per_pass * number if draw(st.integers(0, 9)) else per_pass * number + 1
     question = ask(model, 8, seq_len=seq_len, batch=batch)
+    name, dtype, in_backward = draw(st.sampled_from(OPTIMIZERS))
+    kept = {"optimizer": name, "optimizer_state_dtype": dtype, "updates_in_backward": in_backward}
+    question = question.with_setup(workload=question.workload.replace(**kept))
     num_ranks = layout.num_ranks if draw(st.integers(0, 9)) else layout.num_ranks + 8
     return question.with_setup(cluster=question.cluster.model_copy(update={"num_devices": num_ranks})), layout
 
@@ -67,7 +79,15 @@ def problems(layout: Layout, question: PlanRequest) -> list[str]:
     batch, per_pass = question.workload.global_batch_size, layout.dp * layout.microbatch_size
     found = split_problems(layout, question.architecture, question.workload.seq_len)
     found += ["ranks"] if layout.num_ranks != question.num_devices else []
-    return found + (["batch"] if batch % per_pass else schedule_problems(layout, batch // per_pass))
+    workload = question.workload
+    optimizer = OptimizerSection(
+        name=workload.optimizer, state_dtype=workload.optimizer_state_dtype, in_backward=workload.updates_in_backward
+    )
+    found += [*block_problems(optimizer, layout, question.architecture)]
+    if batch % per_pass:
+        return [*found, "batch"]
+    found += update_problems(optimizer, layout, batch // per_pass)
+    return [*found, *schedule_problems(layout, batch // per_pass)]
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from meshwright.spec.model.weight_shapes import possible_vectors, weight_shapes
 ONCE = {"in_backward": True, "max_grad_norm": 0.0}
 AT_ONCE = {"microbatch_size": 8}
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
+    ({"state_dtype": "int8"}, {"tp": 2}, "layout.tp = 2 cuts in matrices of 128 columns", '"bfloat16"'),
     ({"momentum": 0.9}, {}, "optimizer.momentum = 0.9", "optimizer.name"),
     ({"name": "muon", "state_dtype": "int8"}, {}, "optimizer.state_dtype", '"bfloat16"'),
     ({"in_backward": True}, AT_ONCE, "optimizer.in_backward", "optimizer.max_grad_norm to 0.0"),
