@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -95,3 +96,20 @@ def test_runs_resume_to_the_bit_and_backward_updates_the_same_bits(tmp_path: Pat
     assert after.grad_norms == pytest.approx(inside.grad_norms, rel=1e-6)
     # On another number of ranks gradients, and so the updates, are rounded differently.
     assert alone.losses == pytest.approx(whole.losses, rel=1e-4)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(find_spec("torchao") is None, reason="needs torchao: install meshwright[low-bit]")
+def test_8_bit_states_resume_to_the_bit_and_on_another_layout(tmp_path: Path) -> None:
+    options = {**TINY_MODEL["options"], "dim": 128, "num_heads": 4, "head_dim": 64, "ffn_dim": 256}  # type: ignore[dict-item]
+    model = {"source": "llama-1m", "options": options}
+    job = tiny_job(tmp_path, model=model, optimizer={"state_dtype": "int8"})
+    first = {**job, "train": {**job["train"], "stop_after": 3}}
+    run_ranks(train_all, 2, [(job, str(tmp_path / "whole"), False), (first, str(tmp_path / "halves"), False)])
+    shutil.copytree(tmp_path / "halves", tmp_path / "cut")
+    run_ranks(train_on_this_rank, 2, job, str(tmp_path / "halves"), True)
+    across = {**job, "layout": {"dp_shard": 1, "tp": 2}}
+    run_ranks(train_on_this_rank, 2, across, str(tmp_path / "cut"), True)
+    whole, halves, cut = (FinishedRun(tmp_path / name, []) for name in ("whole", "halves", "cut"))
+    assert whole.parameter_hash == halves.parameter_hash
+    assert cut.losses == pytest.approx(whole.losses, rel=1e-3)

@@ -102,7 +102,7 @@ class Job(Frozen):
             return [
                 *job.batch_problems(),
                 *job._step_problems(),
-                *optimizer_problems(job.optimizer),
+                *optimizer_problems(job.optimizer, job.precision),
                 *job._checkpoint_problems(),
                 *of_layout,
             ]

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
-from meshwright.spec.job.sections import OptimizerSection
+from meshwright.spec.job.sections import OptimizerSection, PrecisionSection
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.model_spec import model_spec
@@ -20,8 +20,13 @@ _DEFAULT_MOMENTUM: float = OptimizerSection.model_fields["momentum"].default
 _AFTER_BACKWARD: Fix = {_IN_BACKWARD: False}
 
 
-def optimizer_problems(optimizer: OptimizerSection) -> Iterator[Problem]:
+def optimizer_problems(optimizer: OptimizerSection, precision: PrecisionSection) -> Iterator[Problem]:
     """Yield what is contradictory in [optimizer], whatever the layout is."""
+    if optimizer.state_dtype == "int8" and precision.compute == "float64":
+        yield Problem(
+            f'{_STATE} = "int8" updates parameters in float32, less than precision.compute = "float64" keeps',
+            [{_STATE: "bfloat16"}, {_STATE: "float32"}, {"precision.compute": "float32"}],
+        )
     is_muon = optimizer.name == "muon"
     if not is_muon and optimizer.momentum != _DEFAULT_MOMENTUM:
         yield Problem(
@@ -101,10 +106,11 @@ def quantized_columns(architecture: LlamaArchitecture) -> list[tuple[str, int]]:
 def update_problems(optimizer: OptimizerSection, layout: Layout, num_microbatches: int) -> Iterator[Problem]:
     """Yield why `optimizer` cannot update the shards of `layout`, of which a step runs `num_microbatches`."""
     if layout.cpu_offload and (optimizer.name, optimizer.state_dtype) != ("adamw", "float32"):
-        key, value = (_NAME, optimizer.name) if optimizer.name != "adamw" else (_STATE, optimizer.state_dtype)
+        given: dict[str, str] = {_NAME: optimizer.name, _STATE: optimizer.state_dtype}
+        key = _NAME if optimizer.name != "adamw" else _STATE
         default = OptimizerSection.model_fields[key.removeprefix("optimizer.")].default
         yield Problem(
-            f'{key} = "{value}" is not built for layout.cpu_offload = true, where the host updates parameters',
+            f'{key} = "{given[key]}" is not built for layout.cpu_offload = true, where the host updates parameters',
             [{key: default}, {"layout.cpu_offload": False}],
         )
     if not optimizer.in_backward:
