@@ -3,7 +3,7 @@
     AdamW, float32      32 bytes + gradient of each parameter: one fused kernel, and the pass that clips
     AdamW, bfloat16     268 bytes + gradient: the fused kernel on float32 copies, random bits, two roundings
     AdamW, int8         24 bytes + gradient of each element of a block's matrices: one kernel, 4 of the moments
-    Muon                66 bytes + gradient of each element of a block's matrices (bfloat16 momentum: 256), AdamW's of
+    Muon                75 bytes + gradient of each element of a block's matrices (bfloat16 momentum: 265), AdamW's of
                         the rest
                         max(all matrices / ranks, the largest) x 5 (4 s^2 l + 2 s^3) FLOPs, s and l the matrix's sides
                         2 all-to-alls of 2 bytes of each element of a rank's shards, in ceil(matrices / ranks) rounds
@@ -13,7 +13,7 @@ and of tp where it cuts them. Updates in backward run on the stream that reduces
 the backward of other blocks, but on a host.
 
 Source: the operators of trainer/step/bfloat16_adamw.py and muon.py, counted; a simulation prices the same from a trace
-(tests/fake_ranks/agreement/test_optimizers.py). Ignored: that matrices of several sizes divide unevenly among ranks,
+(tests/fake_ranks/agreement/test_optimizer_costs.py). Ignored: that matrices of several sizes divide unevenly among ranks,
 kernels too small for the device's rates, and the launches of Muon's.
 """
 
@@ -39,7 +39,7 @@ from meshwright.spec.model.op import GroupedMatmul, Matmul
 from meshwright.spec.step.workload import Workload
 
 _ADAMW_BYTES = {"float32": 32.0, "bfloat16": 268.0, "int8": 24.0}
-_MUON_BYTES = {"float32": 66.0, "bfloat16": 256.0}
+_MUON_BYTES = {"float32": 75.0, "bfloat16": 265.0}
 _SENT_BYTES = 2.0
 """Of an element that is exchanged."""
 _NUM_ITERATIONS = 5
