@@ -178,4 +178,4 @@ def _matrices(setup: TrainingSetup, layouts: LayoutTable) -> Iterator[_Matrices]
             else:
                 continue
             short, long = sorted((op.out_features, op.in_features))
-            yield _Matrices(owners, count * one, ranks, stride, (short, long))
+            yield _Matrices(owners, count * one, ranks * one, stride * one, (short, long))

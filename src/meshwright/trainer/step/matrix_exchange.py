@@ -49,7 +49,7 @@ class ShardedMatrix(NamedTuple):
     """One matrix of a parameter."""
 
     parameter: Tensor
-    index: int
+    number: int
     """Position among the matrices that this rank has parts of, in the order of the leading dims."""
     parts: Sequence[Part]
     """By rank of the group."""
@@ -62,7 +62,7 @@ class ShardedMatrix(NamedTuple):
     def of(self, local: Tensor) -> Tensor:
         """Return this matrix's part of a tensor that is sharded as the parameter is, a view of its local shard."""
         *leading, num_rows, num_columns = local.shape
-        return local.view(math.prod(leading), num_rows, num_columns)[self.index]
+        return local.view(math.prod(leading), num_rows, num_columns)[self.number]
 
 
 class MatrixExchange:
@@ -165,8 +165,8 @@ def _group_of(parameter: Tensor, dims: Sequence[int], ranks: tuple[int, ...]) ->
 def _matrices(parameter: Tensor, dims: Sequence[int]) -> Iterator[ShardedMatrix]:
     """Yield the matrices of `parameter` that this rank has parts of."""
     parts = [_part(shape, offsets) for shape, offsets in boxes_along(parameter, dims)]
-    for index in range(math.prod(local_box(parameter)[0].shape[:-_MATRIX_DIMS])):
-        yield ShardedMatrix(parameter, index, parts)
+    for number in range(math.prod(local_box(parameter)[0].shape[:-_MATRIX_DIMS])):
+        yield ShardedMatrix(parameter, number, parts)
 
 
 def _part(shape: Sequence[int], offsets: Sequence[int]) -> Part:

@@ -48,7 +48,9 @@ class Muon(Optimizer):
         """Keep the momentum in `state_dtype`, None for that of the parameters; a collective."""
         super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": 0.0})
         self._state_dtype, self._names = state_dtype, names
-        self._group_of = {each: group for group in self.param_groups for each in group["params"]}
+        self._group_of: dict[Tensor, dict[str, Any]] = {
+            each: group for group in self.param_groups for each in group["params"]
+        }
         self._exchanges = exchanges_of(self._group_of)
 
     def initial_state(self, parameter: nn.Parameter) -> dict[str, Tensor]:
@@ -91,15 +93,16 @@ class Muon(Optimizer):
 
     def _direction(self, matrix: ShardedMatrix) -> Tensor:
         """Return this rank's part of what is orthogonalized, in the format of that."""
-        parameter = matrix.parameter
-        gradient, momentum = (matrix.of(_local(each)) for each in (parameter.grad, self.state[parameter]["momentum"]))
-        mu = self._group_of[parameter]["momentum"]  # type: ignore[index]
+        parameter, momentum = matrix.parameter, self.state[matrix.parameter]["momentum"]
+        assert parameter.grad is not None
+        gradient, momentum = (matrix.of(_local(each)) for each in (parameter.grad, momentum))
+        mu = self._group_of[parameter]["momentum"]
         ahead = gradient.lerp(momentum.to(gradient.dtype), mu)
         # Most CPUs multiply bfloat16 more slowly than float32, the format of the parameters, or float64 in a proof.
         return ahead if ahead.device.type == "cpu" else ahead.bfloat16()
 
     def _take(self, matrix: ShardedMatrix, part: Tensor) -> None:
-        rate = self._group_of[matrix.parameter]["lr"]  # type: ignore[index]
+        rate = self._group_of[matrix.parameter]["lr"]
         matrix.of(_local(matrix.parameter)).add_(part, alpha=-rate * _ADAMW_RMS * math.sqrt(max(matrix.shape)))
 
 

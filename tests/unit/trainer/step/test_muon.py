@@ -94,7 +94,7 @@ def test_owners_share_the_work(num_ranks: int) -> None:
     whole = [Part(slice(0, 1), slice(0, 1))]
     matrices = [ShardedMatrix(torch.empty(shape), index, whole) for index, shape in enumerate(shapes)]
     owned = assign(matrices, num_ranks)
-    assert sorted(matrix.index for of_rank in owned for matrix in of_rank) == list(range(len(shapes)))
+    assert sorted(matrix.number for of_rank in owned for matrix in of_rank) == list(range(len(shapes)))
     work = [sum(min(one.shape) ** 2 * max(one.shape) for one in of_rank) for of_rank in owned]
     assert max(work) - min(work) <= 64 * 64 * 256
 
