@@ -28,7 +28,7 @@ from meshwright.parallelism.torch_private.torch_compat import boxes_along, local
 _MATRIX_DIMS = 2
 
 
-class Part(NamedTuple):
+class MatrixPart(NamedTuple):
     """The rows and columns of a matrix that a rank holds."""
 
     rows: slice
@@ -51,7 +51,7 @@ class ShardedMatrix(NamedTuple):
     parameter: Tensor
     number: int
     """Position among the matrices that this rank has parts of, in the order of the leading dims."""
-    parts: Sequence[Part]
+    parts: Sequence[MatrixPart]
     """By rank of the group."""
 
     @property
@@ -169,11 +169,11 @@ def _matrices(parameter: Tensor, dims: Sequence[int]) -> Iterator[ShardedMatrix]
         yield ShardedMatrix(parameter, number, parts)
 
 
-def _part(shape: Sequence[int], offsets: Sequence[int]) -> Part:
+def _part(shape: Sequence[int], offsets: Sequence[int]) -> MatrixPart:
     rows, columns = (
         slice(start, start + size) for size, start in zip(shape[-_MATRIX_DIMS:], offsets[-_MATRIX_DIMS:], strict=True)
     )
-    return Part(rows, columns)
+    return MatrixPart(rows, columns)
 
 
 def _cost(matrix: ShardedMatrix) -> int:

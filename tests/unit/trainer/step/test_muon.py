@@ -12,7 +12,7 @@ from meshwright.models.build import build_architecture
 from meshwright.models.initial import initialize
 from meshwright.spec.job.sections import OptimizerSection
 from meshwright.spec.model.presets import PRESETS
-from meshwright.trainer.step.matrix_exchange import Part, ShardedMatrix, assign
+from meshwright.trainer.step.matrix_exchange import MatrixPart, ShardedMatrix, assign
 from meshwright.trainer.step.muon import orthogonalized
 from meshwright.trainer.step.optimizer import build_optimizer
 from meshwright.trainer.step.stochastic_rounding import lower_half, name_key, random_bits, rounded, upper_half
@@ -91,7 +91,7 @@ def test_rounding_is_exact_in_the_mean_and_the_same_for_every_sharding() -> None
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 8])
 def test_owners_share_the_work(num_ranks: int) -> None:
     shapes = [(64, 64), (64, 256), (256, 64), (16, 64)] * 6
-    whole = [Part(slice(0, 1), slice(0, 1))]
+    whole = [MatrixPart(slice(0, 1), slice(0, 1))]
     matrices = [ShardedMatrix(torch.empty(shape), index, whole) for index, shape in enumerate(shapes)]
     owned = assign(matrices, num_ranks)
     assert sorted(matrix.number for of_rank in owned for matrix in of_rank) == list(range(len(shapes)))
