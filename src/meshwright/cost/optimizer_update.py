@@ -89,7 +89,8 @@ class UpdateCost:
 
     def matmul_s(self, flops_per_s: Floats) -> Floats:
         """Return the seconds of the busiest rank's orthogonalizations, at a rate where none was measured."""
-        return np.where(np.isnan(self._measured_s), self._flops / flops_per_s, self._measured_s)
+        rate = np.where(self._flops > 0, flops_per_s, 1.0)
+        return np.where(np.isnan(self._measured_s), self._flops / rate, self._measured_s)
 
     def exchange_s(self, fabric: Fabric) -> Floats:
         """Return the seconds in which matrices travel to their owners and back."""
