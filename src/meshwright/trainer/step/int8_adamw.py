@@ -73,6 +73,10 @@ class Int8AdamW:
         on_host = all(each.device.type == "cpu" for each in self._saved)
         with torch.compiler.set_stance("force_eager") if on_host else nullcontext():
             self._optimizer.step()
+        for parameter, saved in self._saved.items():
+            # A checkpoint takes the count from any rank.
+            if parameter.grad is not None and not _local(parameter).numel():
+                saved["step"] += 1
 
     def zero_grad(self) -> None:
         """Free the gradients."""
