@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from importlib.util import find_spec
 
 import numpy as np
@@ -23,6 +22,7 @@ from meshwright.spec.model.presets import PRESETS
 from meshwright.spec.step.workload import Workload
 from meshwright.trainer.step.optimizer import build_optimizer, optimizer_state
 
+NUM_PARAMETERS = model_spec(PRESETS["llama3-8b"]).num_parameters
 KINDS = [
     ("adamw", "float32"),
     ("adamw", "bfloat16"),
@@ -79,14 +79,13 @@ def test_what_muon_adds_is_shared_by_the_ranks_that_hold_the_matrices() -> None:
 def test_updates_in_backward_hide_behind_it_and_keep_no_gradients() -> None:
     layouts = layout_table([Layout(dp_shard=8)])
     after, inside = (
-        Configurations.of_one(setup_of("llama3-8b", global_batch_size=8, updates_in_backward=is_inside), layouts)
+        Configurations.of_one(
+            setup_of("llama3-8b", seq_len=512, global_batch_size=8, updates_in_backward=is_inside), layouts
+        )
         for is_inside in (False, True)
     )
-    ends = 2 * 128_256 * 4096 / PRESETS_8B
+    ends = 2 * 128_256 * 4096 / NUM_PARAMETERS
     assert step_times(inside).optimizer_s[0] / step_times(after).optimizer_s[0] == pytest.approx(ends, rel=0.02)
     saved = footprint(after).allocated_bytes[0] - footprint(inside).allocated_bytes[0]
-    assert 0 < saved <= 4 * PRESETS_8B / 8
-    assert math.isfinite(saved)
-
-
-PRESETS_8B = model_spec(PRESETS["llama3-8b"]).num_parameters
+    # With few activations the peak is where all gradients would be.
+    assert 0 < saved <= 4 * NUM_PARAMETERS / 8
