@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from meshwright.config.keys import SECTIONS, Key, job_keys
 from meshwright.spec.job.job import Job
+from meshwright.spec.job.sections import ParameterGroup
 
 _texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
 _plain = st.recursive(
@@ -22,12 +23,21 @@ _kinds: dict[str, st.SearchStrategy[Any]] = {
     "object": st.dictionaries(_texts, _plain, max_size=3),
 }
 
+_groups = st.builds(
+    ParameterGroup,
+    match=_texts.filter(bool),
+    weight_decay=st.none() | st.floats(0, 1),
+    learning_rate_ratio=st.floats(0, 2),
+)
+
 
 def values_of(key: Key) -> st.SearchStrategy[Any]:
     """Return a strategy for the values of one key, None included where it may be left out."""
     values = st.sampled_from(key.choices) if key.choices else _kinds[key.kind].filter(key.accepts)
     if key.dotted == "checkpoint.niceness":
         values = st.integers(0, 19)  # a filter would reject nearly all integers
+    if key.dotted == "optimizer.groups":
+        values = st.lists(_groups, max_size=2).map(tuple)
     if key.dotted == "layout.reshard_after_forward":
         values |= st.integers(1, 64)
     return st.none() | values if key.is_optional else values
