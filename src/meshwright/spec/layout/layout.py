@@ -6,7 +6,15 @@ import math
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_serializer, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 from pydantic_core.core_schema import SerializerFunctionWrapHandler
 
 from meshwright.errors import InfeasibleLayout
@@ -22,6 +30,21 @@ CompileBackend = Literal["inductor", "aot_eager", "eager"]
 ContextMethod = Literal["all-gather", "ring", "ulysses"]
 ReshardAfterForward = Literal["auto", "always", "never"] | PositiveInt
 GradientSync = Literal["auto", "step", "microbatch"]
+
+_COMPILE_WORDS = {"none": False, "blocks": True}
+
+
+def _named_compile(value: Any) -> Any:
+    """Return what a word for layout.compile means: true and false remain the values, so that what is written stays
+    equal to what earlier versions wrote.
+    """
+    return _COMPILE_WORDS.get(value, value) if isinstance(value, str) else value
+
+
+Compile = Annotated[
+    bool | Literal["auto"],
+    BeforeValidator(_named_compile, json_schema_input_type=bool | Literal["none", "blocks", "auto"]),
+]
 
 SINGLE_STAGE_SCHEDULES = ("GPipe", "1F1B")
 """Pipeline schedules that give each pipeline rank one stage."""
@@ -84,8 +107,8 @@ class Layout(Frozen):
     """Blocks whose parameters FSDP2 gathers ahead of the one that computes."""
     cpu_offload: bool = False
     """Whether parameters, gradients and optimizer state wait in the host's memory between uses (FSDP2)."""
-    compile: bool = False
-    """Whether every block is compiled by torch.compile."""
+    compile: Compile = False
+    """What torch.compile compiles: each block (blocks, true), nothing (none, false), or blocks where it pays (auto)."""
     compile_backend: CompileBackend = "inductor"
     """The torch.compile backend; used with compile = true only."""
 
@@ -129,7 +152,8 @@ class Layout(Frozen):
 
     @property
     def compiles_blocks(self) -> bool:
-        """Return whether blocks are compiled, as compile asks for."""
+        """Return whether blocks are compiled, as compile asks for; not to be asked while that is auto."""
+        assert self.compile != "auto", "auto is settled before any rank starts"
         return self.compile and (self.compiles_recomputed or self.activation_checkpoint != "selective")
 
     @property
@@ -202,6 +226,8 @@ class LayoutRequest(Layout):
     """Context-parallel degree: ranks that share one sequence; -1 takes the rest."""
     tp: RequestedDegree = 1
     """Tensor-parallel degree: ranks that share each matmul; -1 takes the rest."""
+    compile_cache: str | None = Field(None, examples=["runs/cache/compile"])
+    """Folder that `meshwright precompile` writes and ranks read; default: compile_cache in the run folder."""
     memory_budget_bytes: PositiveInt | None = Field(None, examples=[64_000_000_000])
     """Most bytes of tensors on one device, for activation_checkpoint = "auto"; default: 95 % of what it can use."""
     search: bool = False
