@@ -47,8 +47,7 @@ def train(job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate 
     """
     compiles = CompileWatch()
     with StopRequest() as stop, HangWatch(run, ranks.rank, ranks.num_ranks, job.run.hang_after_s) as watch:
-        if job.layout.compile and (news := load_cache(job, run, ranks)) is not None:
-            logger.info("%s", news)
+        cached = load_cache(job, run, ranks) if job.layout.compile else None
         training = Training.build(job, ranks)
         watch.follow(training.model)
         training.step.report_to(watch.mark)
@@ -59,6 +58,8 @@ def train(job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate 
         profiler = ProfilerWindow(run.timelines, ranks.rank, job.run.profile_start, job.run.profile_steps)
         with recorder or nullcontext(), profiler, RunCheckpoints(training, run) as checkpoints:
             announce(training, step, speed.peak_name)
+            if cached is not None:
+                logger.info("%s", cached)
             # The tracker's hooks would be compiled with the model.
             tracked_step = None if training.layout.compile else step + 1
             asked, validation_loss, first_step = None, None, step + 1
