@@ -6,19 +6,12 @@ import math
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    NonNegativeInt,
-    PositiveInt,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_serializer, model_validator
 from pydantic_core.core_schema import SerializerFunctionWrapHandler
 
 from meshwright.errors import InfeasibleLayout
 from meshwright.spec.frozen import Frozen
+from meshwright.spec.layout.compile_value import Compile
 from meshwright.units import counted
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
@@ -31,21 +24,6 @@ ContextMethod = Literal["all-gather", "ring", "ulysses"]
 ReshardAfterForward = Literal["auto", "always", "never"] | PositiveInt
 GradientSync = Literal["auto", "step", "microbatch"]
 
-_COMPILE_WORDS = {"none": False, "blocks": True}
-
-
-def _named_compile(value: Any) -> Any:
-    """Return what a word for layout.compile means: true and false remain the values, so that what is written stays
-    equal to what earlier versions wrote.
-    """
-    return _COMPILE_WORDS.get(value, value) if isinstance(value, str) else value
-
-
-Compile = Annotated[
-    bool | Literal["auto"],
-    BeforeValidator(_named_compile, json_schema_input_type=bool | Literal["none", "blocks", "auto"]),
-]
-
 SINGLE_STAGE_SCHEDULES = ("GPipe", "1F1B")
 """Pipeline schedules that give each pipeline rank one stage."""
 LOOPED_SCHEDULES = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble")
@@ -55,7 +33,6 @@ V_SCHEDULES = ("ZBVZeroBubble", "DualPipeV")
 SPLIT_BACKWARD_SCHEDULES = ("InterleavedZeroBubble", *V_SCHEDULES)
 """Pipeline schedules that run the backward to the inputs and the backward to the weights apart."""
 SCHEDULES = (*SINGLE_STAGE_SCHEDULES, *LOOPED_SCHEDULES, *V_SCHEDULES)
-
 
 _MAX_MULTIPLES = 32
 """Numbers of ranks that are tried on each side of one that cannot run a layout."""
@@ -143,18 +120,16 @@ class Layout(Frozen):
 
     @property
     def compiles_recomputed(self) -> bool:
-        """Return whether compile = true holds for blocks under selective recomputation.
+        """Return whether blocks under selective recomputation are compiled: not next to experts of ep or a ring.
 
-        Not where a block has a part that stays eager, experts of ep or a ring: what is compiled next to it overwrites
-        outputs that selective recomputation would have saved.
+        Those stay eager, and what is compiled next to them overwrites outputs that selective recomputation saved.
         """
         return self.ep == 1 and (self.cp == 1 or self.cp_method != "ring")
 
     @property
     def compiles_blocks(self) -> bool:
         """Return whether blocks are compiled, as compile asks for; not to be asked while that is auto."""
-        assert self.compile != "auto", "auto is settled before any rank starts"
-        return self.compile and (self.compiles_recomputed or self.activation_checkpoint != "selective")
+        return self.compile is True and (self.compiles_recomputed or self.activation_checkpoint != "selective")
 
     @property
     def is_resharded(self) -> bool:
