@@ -10,8 +10,8 @@ Ignored: how large a block is, since Inductor's time follows its operators, not 
 part is compiled in several; the forward that a first validation compiles; what an earlier run left in Inductor's
 folder, which takes nearly all of it away; the processor's speed. On an accelerator nothing has been measured.
 
-Source: `python -m benchmarks.compile_cold_start` and `python -m benchmarks.compiled_blocks` (benchmarks/README.md): 2
-virtual x86-64 cores, torch 2.13.0, 2026-11-26.
+Source: `python -m benchmarks.compile_cold_start` (FIRST_S + BLOCK_S: 33 CPU-s of one kind of block) and `python -m
+benchmarks.compiled_blocks` (SAVED_SHARE), benchmarks/README.md: 2 virtual x86-64 cores, torch 2.13.0, 2026-11-26.
 """
 
 from meshwright.spec.model.architecture import LlamaArchitecture
@@ -19,11 +19,11 @@ from meshwright.spec.model.model_spec import model_spec
 
 FIRST_S = 12.0
 """What the first compilation of a process takes by itself: the compiler's import, a probe of the vector instructions, a
-precompiled header."""
-BLOCK_S = 8.0
-"""Forward and backward of one kind of block."""
-SAVED_SHARE = 0.1
-"""Of an eager step, what compiled blocks save."""
+precompiled header: 11 to 13 CPU-s with a graph of one operator."""
+BLOCK_S = 21.0
+"""Forward and backward of one kind of block: the rest of what is measured."""
+SAVED_SHARE = 0.09
+"""Of an eager step, what compiled blocks save: llama-15m of 512 tokens, 2 ranks."""
 
 
 def compile_s(num_kinds: int, num_ranks: int, num_cores: int) -> float:

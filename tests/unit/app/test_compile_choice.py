@@ -8,11 +8,14 @@ import pytest
 
 from meshwright.app.check import estimate
 from meshwright.app.job import compile_choice
-from meshwright.app.job.compile_choice import choose_compile, settle_compile, settled_on
+from meshwright.app.job.compile_choice import choose_compile, settle_compile, settle_for_training, settled_on
 from meshwright.config.load import ResolvedJob, load_job
 from meshwright.cost.compile_time import compile_s, num_kinds, saved_s
+from meshwright.evaluation.dataset.own_run import read_manifest
 from meshwright.hardware.choice import choose_cluster
 from meshwright.spec.model.presets import PRESETS
+from meshwright.spec.run.run import Run
+from written_runs import STEPS, write_run
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +54,18 @@ def test_a_model_of_your_own_is_compiled_only_where_its_job_says_so(tmp_path: Pa
 def test_without_a_compiler_nothing_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_choice, "cpp_compiler", lambda: None)
     assert "meshwright doctor" in choose_compile(job(tmp_path), 2, is_accelerator=False).reason
+
+
+@pytest.mark.slow
+def test_a_run_that_is_resumed_keeps_what_it_did(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    resolved = job(tmp_path, "train.steps=20", "run.device=cpu")
+    with caplog.at_level("INFO"):
+        assert settle_for_training(resolved, 2).job.layout.compile is False
+    assert "layout.compile = auto: none, since 20 steps" in caplog.text
+    write_run(tmp_path / "run", STEPS, num_attempts=2)
+    before = read_manifest(Run(tmp_path / "run"))
+    assert before.attempts[-1].layout.compile is True
+    assert settle_for_training(resolved, 2, before).job.layout.compile is True
 
 
 def test_what_a_job_sets_stays(tmp_path: Path) -> None:
