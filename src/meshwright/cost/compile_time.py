@@ -10,20 +10,16 @@ Ignored: how large a block is, since Inductor's time follows its operators, not 
 part is compiled in several; the forward that a first validation compiles; what an earlier run left in Inductor's
 folder, which takes nearly all of it away; the processor's speed. On an accelerator nothing has been measured.
 
-Source: `python -m benchmarks.compile_cold_start` (FIRST_S + BLOCK_S: 33 CPU-s of one kind of block) and `python -m
-benchmarks.compiled_blocks` (SAVED_SHARE), benchmarks/README.md: 2 virtual x86-64 cores, torch 2.13.0, 2026-11-26.
+Source: cost/constants.toml; `python -m benchmarks.compile_cold_start` and `python -m benchmarks.compiled_blocks`.
 """
 
+from meshwright.cost.constants import fixed_constant
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.model_spec import model_spec
 
-FIRST_S = 12.0
-"""What the first compilation of a process takes by itself: the compiler's import, a probe of the vector instructions, a
-precompiled header: 11 to 13 CPU-s with a graph of one operator."""
-BLOCK_S = 21.0
-"""Forward and backward of one kind of block: the rest of what is measured."""
-SAVED_SHARE = 0.09
-"""Of an eager step, what compiled blocks save: llama-15m of 512 tokens, 2 ranks."""
+FIRST_S = fixed_constant("compile.first_s")
+BLOCK_S = fixed_constant("compile.block_s")
+SAVED_SHARE = fixed_constant("compile.saved_share")
 
 
 def compile_s(num_kinds: int, num_ranks: int, num_cores: int) -> float:
