@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from meshwright import hf as hf
-    from meshwright.app.conversion import checkpoints as checkpoints
     from meshwright.app.check import check
     from meshwright.app.compare import compare
+    from meshwright.app.conversion import checkpoints as checkpoints
     from meshwright.app.conversion.exchange import export, generate
     from meshwright.app.conversion.import_weights import import_weights
     from meshwright.app.diagnose import diagnose
