@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from meshwright.app.diagnose import diagnose
     from meshwright.app.job.jobs import load_job
     from meshwright.app.plan import plan
+    from meshwright.app.precompile import precompile
     from meshwright.app.prove import prove
     from meshwright.app.report import report
     from meshwright.app.simulate import simulate
@@ -32,6 +33,7 @@ _PLACES = {
     "check": "check",
     "simulate": "simulate",
     "prove": "prove",
+    "precompile": "precompile",
     "train": "train",
     "resume": "train",
     "generate": "conversion.exchange",
@@ -53,6 +55,7 @@ __all__ = [
     "import_weights",
     "load_job",
     "plan",
+    "precompile",
     "prove",
     "report",
     "resume",

@@ -8,6 +8,7 @@ from typing import Any
 from rich.text import Text
 
 from meshwright.app.arguments import JobSource, Positive, checked
+from meshwright.app.job.compile_choice import settled_on
 from meshwright.app.job.job_problems import check_job
 from meshwright.app.job.summary import summary
 from meshwright.app.results.result import Result
@@ -101,7 +102,8 @@ def estimate(resolved: ResolvedJob, num_ranks: int | None) -> tuple[list[tuple[s
         return [], None
     try:
         cluster = named_cluster(job.cluster.name).with_num_devices(count, f"a layout of {counted(count, 'rank')}")
-        found = verdict(replace(plan_request(_on(resolved, count), Options()), given=job.layout.resolve(count)))
+        settled = settled_on(_on(resolved, count), cluster)
+        found = verdict(replace(plan_request(settled, Options()), given=settled.job.layout.resolve(count)))
     except MeshwrightError as error:
         return [("step", f"not estimated: {error}")], None
     step, usable = format_duration(found.candidate.estimate.step.total_s), format_bytes(found.usable_bytes)

@@ -11,6 +11,7 @@ from rich.console import RenderableType
 from rich.markup import escape
 
 from meshwright.app.arguments import JobSource, NotNegative, Positive, require_allowed
+from meshwright.app.job.compile_choice import settled_on
 from meshwright.app.job.jobs import as_job
 from meshwright.app.job.summary import precision_note
 from meshwright.app.progress import elapsed
@@ -27,6 +28,7 @@ from meshwright.planner.plan import make_plan
 from meshwright.planner.read_request import (
     Named,
     Options,
+    cluster_of,
     option_problems,
     plan_request,
     resolve_named,
@@ -176,7 +178,9 @@ class PlanArguments:
                 section.name,
                 section.name,
             )
-        request = plan_request(resolved, Options(self.cluster, self.precision, self.stack, takes_example=True))
+        options = Options(self.cluster, self.precision, self.stack, takes_example=True)
+        resolved = settled_on(resolved, cluster_of(resolved.job, options, set_layout_keys(resolved)))
+        request = plan_request(resolved, options)
         if not self.given:
             return request
         from meshwright.evaluation.fitting.given_runs import calibrated_stack

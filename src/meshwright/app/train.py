@@ -92,7 +92,13 @@ def train_under_torchrun(resolved: ResolvedJob, ranks: int | None, *, resume: bo
     if os.environ["RANK"] == "0":
         fetch_if_empty(resolved.job, run_folder(resolved), resume=resume or is_restart)
     overwrite = overwrite and not is_restart
-    return train_rank(_rank_config(with_local_gpu(resolved), resume=resume or is_restart, overwrite=overwrite))
+    resolved = with_local_gpu(resolved)
+    if resolved.job.layout.compile == "auto":
+        from meshwright.app.job.compile_choice import settle_for_training
+        from meshwright.trainer.run.run_folder import read_manifest
+
+        resolved = settle_for_training(resolved, num_ranks, read_manifest(run_folder(resolved)))
+    return train_rank(_rank_config(resolved, resume=resume or is_restart, overwrite=overwrite))
 
 
 def num_ranks_of(job: Job, asked: int | None) -> int:
@@ -168,6 +174,11 @@ def _settled(
     require_devices(resolved.job.run, num_ranks)
     resolved = with_local_gpu(resolved)
     _note_precision(resolved)
+    if resolved.job.layout.compile == "auto":
+        from meshwright.app.job.compile_choice import settle_for_training
+
+        resumed = read_manifest(run_folder(resolved)) if resume else None
+        resolved = settle_for_training(resolved, num_ranks, resumed)
     if resolved.job.layout.activation_checkpoint == "auto":
         from meshwright.app.job.recompute_budget import budget_layout
 

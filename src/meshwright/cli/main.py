@@ -29,6 +29,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "init": ("meshwright.cli.verbs.init", "Write a commented job file for a named model."),
     "list": ("meshwright.cli.verbs.list_", "List the models, devices or clusters that are known by name."),
     "prove": ("meshwright.cli.verbs.prove", "Prove that layouts train what one process trains."),
+    "precompile": ("meshwright.cli.verbs.precompile", "Compile a job's blocks ahead of training."),
     "train": ("meshwright.cli.verbs.train", "Train a job, or go on with a run that stopped."),
     "compare": ("meshwright.cli.verbs.compare", "Show where two steps differ, simulated or measured."),
     "report": ("meshwright.cli.verbs.report", "Show where the steps of a run went, predicted and measured."),

@@ -177,6 +177,8 @@ def layout_table(layouts: Sequence[Layout]) -> LayoutTable:
             'layout.activation_checkpoint = "auto" is chosen from a traced step when training starts: to price the '
             f"layout before, set it to {', '.join(ACTIVATION_CHECKPOINTS)}"
         )
+    if any(layout.compile == "auto" for layout in layouts):
+        raise UnsupportedError('layout.compile = "auto" is settled before it is priced: set it to true or false')
     columns: dict[str, NDArray[Any]] = {}
     for field in fields(LayoutTable):
         if field.name in ("checkpoint_of_block", "first_blocks"):

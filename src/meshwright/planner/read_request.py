@@ -150,12 +150,14 @@ def plan_request(resolved: ResolvedJob, options: Options) -> PlanRequest:
 
 
 def set_layout_keys(resolved: ResolvedJob) -> dict[str, Any]:
-    """Return the keys of [layout] that the job sets, with their values; a degree of -1 is not set."""
-    layout = resolved.job.layout
+    """Return the keys of [layout] that the job sets, with their values; a degree of -1 and compile = "auto" are not."""
+    values = {name: getattr(resolved.job.layout, name) for name in Layout.model_fields}
     return {
-        name: getattr(layout, name)
-        for name in Layout.model_fields
-        if resolved.origins.get(f"layout.{name}", DEFAULT) != DEFAULT and getattr(layout, name) != -1
+        name: value
+        for name, value in values.items()
+        if resolved.origins.get(f"layout.{name}", DEFAULT) != DEFAULT
+        and value != -1
+        and (name, value) != ("compile", "auto")
     }
 
 

@@ -47,7 +47,9 @@ CHOICES = (
     Feature("etp", lambda layout: layout.etp > 1, {"tp": 2, "etp": 2}),
     _choice("recompute selective", "activation_checkpoint", "selective"),
     _choice("recompute full", "activation_checkpoint", "full"),
-    Feature("compile (aot_eager)", lambda layout: layout.compile, {"compile": True, "compile_backend": "aot_eager"}),
+    Feature(
+        "compile (aot_eager)", lambda layout: layout.compile is True, {"compile": True, "compile_backend": "aot_eager"}
+    ),
     _choice("reshard always", "reshard_after_forward", "always"),
     _choice("reshard never", "reshard_after_forward", "never"),
     Feature(

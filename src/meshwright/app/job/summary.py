@@ -127,7 +127,9 @@ def _step_choices(layout: Layout) -> Iterator[str]:
     blocks = layout.activation_checkpoint_blocks
     saves = layout.activation_checkpoint if blocks is None else checkpoint_words(blocks)
     yield f"activation_checkpoint {saves}{every}"
-    if layout.compile:
+    if layout.compile == "auto":
+        yield "compile auto"
+    elif layout.compile:
         yield "compile" if layout.compile_backend == "inductor" else f"compile by {layout.compile_backend}"
     said = {*AXES, "ep", "etp", "microbatch_size", "cp_method", "async_tp", "schedule", "compile", "compile_backend"}
     for name, field in Layout.model_fields.items():

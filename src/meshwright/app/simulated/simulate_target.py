@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from meshwright.app.job.compile_choice import settled_on
 from meshwright.app.job.job_problems import layout_problems_of
 from meshwright.app.simulated.run_traces import Subject
 from meshwright.config.load import ResolvedJob, load_job, raise_problems
@@ -115,7 +116,9 @@ def _require_job(files: list[str], given: dict[str, Any]) -> None:
 
 
 def _settled(resolved: ResolvedJob, text: str | None) -> ResolvedJob:
-    """Return the job with what its blocks save, chosen as before training if it leaves that open."""
+    """Return the job with what it compiles and what its blocks save, where open chosen as before training."""
+    if resolved.job.layout.compile == "auto":
+        resolved = settled_on(resolved, _cluster(resolved, text))
     if resolved.job.layout.activation_checkpoint != "auto":
         return resolved
     from meshwright.app.job.recompute_budget import settle_checkpoints

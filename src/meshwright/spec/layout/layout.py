@@ -11,6 +11,7 @@ from pydantic_core.core_schema import SerializerFunctionWrapHandler
 
 from meshwright.errors import InfeasibleLayout
 from meshwright.spec.frozen import Frozen
+from meshwright.spec.layout.compile_value import Compile
 from meshwright.units import counted
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
@@ -32,7 +33,6 @@ V_SCHEDULES = ("ZBVZeroBubble", "DualPipeV")
 SPLIT_BACKWARD_SCHEDULES = ("InterleavedZeroBubble", *V_SCHEDULES)
 """Pipeline schedules that run the backward to the inputs and the backward to the weights apart."""
 SCHEDULES = (*SINGLE_STAGE_SCHEDULES, *LOOPED_SCHEDULES, *V_SCHEDULES)
-
 
 _MAX_MULTIPLES = 32
 """Numbers of ranks that are tried on each side of one that cannot run a layout."""
@@ -84,8 +84,8 @@ class Layout(Frozen):
     """Blocks whose parameters FSDP2 gathers ahead of the one that computes."""
     cpu_offload: bool = False
     """Whether parameters, gradients and optimizer state wait in the host's memory between uses (FSDP2)."""
-    compile: bool = False
-    """Whether every block is compiled by torch.compile."""
+    compile: Compile = False
+    """What torch.compile compiles: each block (blocks, true), nothing (none, false), or blocks where it pays (auto)."""
     compile_backend: CompileBackend = "inductor"
     """The torch.compile backend; used with compile = true only."""
 
@@ -120,17 +120,16 @@ class Layout(Frozen):
 
     @property
     def compiles_recomputed(self) -> bool:
-        """Return whether compile = true holds for blocks under selective recomputation.
+        """Return whether blocks under selective recomputation are compiled: not next to experts of ep or a ring.
 
-        Not where a block has a part that stays eager, experts of ep or a ring: what is compiled next to it overwrites
-        outputs that selective recomputation would have saved.
+        Those stay eager, and what is compiled next to them overwrites outputs that selective recomputation saved.
         """
         return self.ep == 1 and (self.cp == 1 or self.cp_method != "ring")
 
     @property
     def compiles_blocks(self) -> bool:
-        """Return whether blocks are compiled, as compile asks for."""
-        return self.compile and (self.compiles_recomputed or self.activation_checkpoint != "selective")
+        """Return whether blocks are compiled, as compile asks for; not to be asked while that is auto."""
+        return self.compile is True and (self.compiles_recomputed or self.activation_checkpoint != "selective")
 
     @property
     def is_resharded(self) -> bool:
@@ -202,6 +201,8 @@ class LayoutRequest(Layout):
     """Context-parallel degree: ranks that share one sequence; -1 takes the rest."""
     tp: RequestedDegree = 1
     """Tensor-parallel degree: ranks that share each matmul; -1 takes the rest."""
+    compile_cache: str | None = Field(None, examples=["runs/cache/compile"])
+    """Folder that `meshwright precompile` writes and ranks read; default: compile_cache in the run folder."""
     memory_budget_bytes: PositiveInt | None = Field(None, examples=[64_000_000_000])
     """Most bytes of tensors on one device, for activation_checkpoint = "auto"; default: 95 % of what it can use."""
     search: bool = False

@@ -25,6 +25,7 @@ class Run:
         self.exports = self.folder / "exports"
         self.timelines = self.folder / "timelines"
         self.logs = self.folder / "logs"
+        self.compile_cache = self.folder / "compile_cache"
         self.heartbeats = self.folder / "heartbeats"
         self.hangs = self.folder / "hangs"
 

@@ -17,6 +17,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from meshwright.errors import ExitCode, Preempted
 from meshwright.fault_tolerance.launcher_watch import LauncherWatch
 from meshwright.fault_tolerance.stop_request import ignores_hangup
+from meshwright.hardware.machine import num_usable_cores
 from meshwright.log import logger
 from meshwright.spec.run.run import Manifest, Run
 from meshwright.trainer.launch.rank import RankConfig
@@ -127,10 +128,14 @@ def _report(failures: dict[int, ProcessFailure], run: Run) -> None:
             logger.error("rank %d ended with exit code %d: %s", rank, failure.exitcode, run.rank_log(rank))
 
 
+def threads_of_rank(num_ranks: int) -> int:
+    """Return a local rank's threads: OMP_NUM_THREADS, or its share of the cores; more make every rank slower."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return int(given) if given.isdigit() else max(1, num_usable_cores() // num_ranks)
+
+
 def _share_cores(num_ranks: int) -> None:
-    """Give each rank its share of the cores: more threads than cores make every rank slower."""
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available // num_ranks)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads_of_rank(num_ranks)))
     # Threads that spin while they wait make a step several times slower as soon as anything else runs
     # (2 cores, two busy neighbours, 2026-11-20: median step 976 ms spinning, 480 ms passive).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -29,7 +29,9 @@ from meshwright.spec.model.model_spec import model_spec
 from meshwright.spec.run.run import Run
 from meshwright.spec.step.estimate import Estimate
 from meshwright.spec.trace.timeline import DATA_MARK, STEP_MARK
+from meshwright.trainer.launch.compile_cache import load_cache
 from meshwright.trainer.launch.ranks import Ranks
+from meshwright.trainer.run.compile_watch import CompileWatch
 from meshwright.trainer.run.open_run import open_recorder
 from meshwright.trainer.run.run_checkpoints import RunCheckpoints
 from meshwright.trainer.run.run_recorder import RunRecorder, StepMetrics
@@ -43,7 +45,9 @@ def train(job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate 
     `estimate` is the planner's prediction for the layout, for the manifest. Checkpoints committed to `run` stay valid
     however this ends.
     """
+    compiles = CompileWatch()
     with StopRequest() as stop, HangWatch(run, ranks.rank, ranks.num_ranks, job.run.hang_after_s) as watch:
+        cached = load_cache(job, run, ranks) if job.layout.compile else None
         training = Training.build(job, ranks)
         watch.follow(training.model)
         training.step.report_to(watch.mark)
@@ -54,6 +58,8 @@ def train(job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate 
         profiler = ProfilerWindow(run.timelines, ranks.rank, job.run.profile_start, job.run.profile_steps)
         with recorder or nullcontext(), profiler, RunCheckpoints(training, run) as checkpoints:
             announce(training, step, speed.peak_name)
+            if cached is not None:
+                logger.info("%s", cached)
             # The tracker's hooks would be compiled with the model.
             tracked_step = None if training.layout.compile else step + 1
             asked, validation_loss, first_step = None, None, step + 1
@@ -64,6 +70,7 @@ def train(job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate 
                 watch.begin_step(step)
                 with watch.tracking(training.model) if step == tracked_step else nullcontext():
                     take_step(training, step, speed, recorder)
+                compiles.after_step(training, step)
                 profiler.after_step(step)
                 if step == first_step:
                     checkpoints.prepare(last_step - step)
@@ -73,6 +80,7 @@ def train(job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate 
                 if is_due(step, job.train.validation_interval):
                     watch.mark("validation")
                     validation_loss = validate(training, step, recorder)
+                    compiles.after_validation()
                 watch.mark("agree")
                 asked = ranks.agree_on(stop.signal)
                 if asked is None and (step == last_step or is_due(step, job.checkpoint.interval)):

@@ -45,7 +45,7 @@ def _build(job: Job, ranks: Ranks, chosen: Sequence[int] | None = None) -> Calla
     meshes, pipeline, _ = build_pipeline(job, ranks, chosen)
     step = TrainStep(job, pipeline.stages, meshes, build_optimizer(pipeline.stages, job.optimizer), pipeline)
     count = job.num_microbatches(meshes.layout) if chosen is None else len(chosen)
-    microbatches = _microbatches(job, count, meshes.layout.microbatch_size)
+    microbatches = constant_microbatches(job, count, meshes.layout.microbatch_size)
     whole = pipeline.schedule
     first = range(min(2, count)) if chosen is None else [0]
     shorter = iter([whole.of_microbatches(first)])
@@ -57,7 +57,7 @@ def _build(job: Job, ranks: Ranks, chosen: Sequence[int] | None = None) -> Calla
     return run
 
 
-def _microbatches(job: Job, count: int, size: int) -> list[Microbatch]:
+def constant_microbatches(job: Job, count: int, size: int) -> list[Microbatch]:
     """Return microbatches of token 0, or of the first sample of a user's data object."""
     inputs = targets = torch.zeros(size, job.train.seq_len, dtype=torch.int64)
     if is_object_source(job.data.source):

@@ -189,6 +189,11 @@ def require_valid(job: Job, layout: Layout) -> None:
             'layout.activation_checkpoint = "auto": only `meshwright train` resolves it, before ranks start; set '
             "layout.activation_checkpoint to none, selective or full"
         )
+    if layout.compile == "auto":
+        problems.append(
+            'layout.compile = "auto": only `meshwright train` resolves it, before ranks start; set layout.compile to '
+            "true or false"
+        )
     if problems:
         raise InfeasibleLayout("\n".join(problems))
 

@@ -1,0 +1,20 @@
+"""Compile: the type of layout.compile.
+
+The values of "blocks" and "none" are true and false, so that layouts are written as earlier versions wrote them.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
+
+_WORDS = {"none": False, "blocks": True}
+
+
+def _value(given: Any) -> Any:
+    return _WORDS.get(given, given) if isinstance(given, str) else given
+
+
+Compile = Annotated[
+    bool | Literal["auto"],
+    BeforeValidator(_value, json_schema_input_type=bool | Literal["none", "blocks", "auto"]),
+]

@@ -1,0 +1,58 @@
+"""CompileWatch: what compilation took before the first step, and graphs that a later step compiled, in the log."""
+
+import time
+
+from meshwright.cost.compile_time import compile_s, num_kinds
+from meshwright.hardware.machine import num_usable_cores
+from meshwright.log import logger
+from meshwright.parallelism.torch_private.torch_compile_count import compile_count
+from meshwright.spec.model.model_source import resolve_architecture
+from meshwright.trainer.step.training import Training
+from meshwright.units import counted, format_duration
+
+_NUM_STEADY = 2
+"""Steps of an attempt after which nothing more is to be compiled: the second may find other strides than the first."""
+
+
+class CompileWatch:
+    """Counts graphs from the start of an attempt; says nothing where blocks are eager."""
+
+    def __init__(self) -> None:
+        self._started_s, self._num_steps = time.perf_counter(), 0
+        self._num_graphs = 0
+
+    def after_step(self, training: Training, step: int) -> None:
+        """Log the time to the first step; warn of graphs that a step after the second compiled."""
+        if not training.layout.compile:
+            return
+        self._num_steps += 1
+        count = compile_count()
+        if self._num_steps == 1:
+            took_s = time.perf_counter() - self._started_s
+            logger.info(
+                "first step done after %s, of which the compiler took %s for %s%s",
+                format_duration(took_s),
+                format_duration(count.wall_s),
+                counted(count.num_graphs, "graph"),
+                _predicted(training),
+            )
+        elif self._num_steps > _NUM_STEADY and count.num_graphs > self._num_graphs:
+            logger.warning(
+                "step %d compiled %s more: something about its tensors changed; TORCH_LOGS=recompiles says what",
+                step,
+                counted(count.num_graphs - self._num_graphs, "graph"),
+            )
+        self._num_graphs = count.num_graphs
+
+    def after_validation(self) -> None:
+        """Expect what a validation compiled: its forward keeps nothing for a backward, so the first one compiles."""
+        self._num_graphs = compile_count().num_graphs
+
+
+def _predicted(training: Training) -> str:
+    """Return what was expected of the compiler, on a processor."""
+    architecture, ranks = resolve_architecture(training.job.model), training.ranks
+    if architecture is None or ranks.device.type != "cpu" or training.layout.compile_backend != "inductor":
+        return ""
+    predicted_s = compile_s(num_kinds(architecture), ranks.num_ranks, num_usable_cores())
+    return f" (predicted from an empty cache: {format_duration(predicted_s)})"
