@@ -84,6 +84,9 @@ class Layout(Frozen):
     """Blocks whose parameters FSDP2 gathers ahead of the one that computes."""
     cpu_offload: bool = False
     """Whether parameters, gradients and optimizer state wait in the host's memory between uses (FSDP2)."""
+    loss_chunks: PositiveInt = 1
+    """Chunks of tokens in which the head and the next-token loss are computed together, so that only the logits of one
+    chunk exist; 1 computes all logits at once."""
     compile: bool = False
     """Whether every block is compiled by torch.compile."""
     compile_backend: CompileBackend = "inductor"
