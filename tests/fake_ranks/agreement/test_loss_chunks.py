@@ -30,13 +30,15 @@ MOST_OFF = 0.08
 
 def test_no_tensor_of_a_step_is_as_large_as_the_logits() -> None:
     sizes = ("train.seq_len=1024", "train.global_batch_size=1", "model.options.vocab_size=4096")
+    sizes += ("layout.microbatch_size=1",)
     found = {}
     for chunks in (1, 8):
         arguments = arguments_of("examples/tiny.toml", *sizes, f"layout.loss_chunks={chunks}")
         found[chunks] = int(trace(BUILD, 0, 1, arguments).storages.num_bytes.max())
     logits_bytes = 1024 * 4096 * 4
     assert found[1] == logits_bytes
-    assert found[8] == logits_bytes / 8
+    # The embedding's gradient.
+    assert found[8] < logits_bytes / 3
 
 
 @pytest.mark.timeout(300)

@@ -88,6 +88,8 @@ class BlockPricer:
         m, n, k, g = lines.m, lines.n, lines.k, lines.groups
         self.passes = [(m, n, k), (m, k, n), (k, n, m)]
         self.bytes = [matmul_bytes(*shape, g, self.element_bytes) for shape in self.passes]
+        # One chunk after the other is added to the sum of the head's gradient.
+        self.bytes[2] = self.bytes[2] + np.where(lines.is_early, g * n * k * self.element_bytes, 0.0)
         self.misaligned = is_misaligned(n, k, self.element_bytes)
         self.weights = g * n * k
         self.casts = (lines.cast_inputs + lines.cast_weights, lines.cast_outputs + lines.cast_weights)
