@@ -38,6 +38,7 @@ class Measured(NamedTuple):
     loss: float
     gradients: list[Tensor]
     seconds: float
+    """CPU time of the one thread that computes, which other programs on the machine change little."""
     peak_bytes: int
     """Above what there was before, the gradients of hidden states and head left out."""
 
@@ -51,7 +52,7 @@ def main() -> None:
     chosen = options.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    print("| shape | chunks | seconds | of all at once | peak | of the logits | gradients differ by |")
+    print("| shape | chunks | CPU seconds | of all at once | peak | of the logits | gradients differ by |")
     print("|---|---|---|---|---|---|---|")
     for shape in chosen.shapes:
         _measure_shape(shape, chosen.chunks, chosen.rounds)
@@ -92,10 +93,10 @@ def _measure(case: Case, num_chunks: int) -> Measured:
     """Return one forward and backward, which must differ by rounding alone between ways."""
     case.hidden_TD.grad = case.head.weight.grad = None
     compute = _all_at_once if num_chunks == 1 else _in_chunks(num_chunks)
-    peak, start_s = Peak(), time.perf_counter()
+    peak, start_s = Peak(), time.process_time()
     loss = compute(case)
     loss.backward()
-    seconds = time.perf_counter() - start_s
+    seconds = time.process_time() - start_s
     gradients = [one.grad for one in (case.hidden_TD, case.head.weight) if one.grad is not None]
     above = peak.above_start() - sum(one.nbytes for one in gradients)
     return Measured(loss.item(), gradients, seconds, above)
