@@ -40,9 +40,13 @@ class Normed(nn.Module):
 
 
 class Headed(Normed):
-    """Names its head, with a bias, for a loss in chunks."""
+    """Names its head, with a bias, for a loss in chunks; without statistics, which amplify rounding in validation."""
 
-    tensor_parallel = {"head": "head"}  # noqa: RUF012
+    tensor_parallel = {"head": "head"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(2))
 
 
 class Positioned(nn.Module):
@@ -91,6 +95,8 @@ def test_running_statistics_resume_exactly_under_any_recompute_policy(
     assert changed.losses[6] == pytest.approx(straight.losses[6], rel=1e-6)
 
 
+# As `meshwright train` does: torch 2.13 warns of the view that a last linear layer returns.
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor:UserWarning")
 def test_a_loss_in_chunks_computes_the_head_that_the_model_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from meshwright.parallelism.head import require_separable, separate_head
 class WithRole(nn.Module):
     """A user's model that says which layer is its head."""
 
-    tensor_parallel = {"body": "column", "out": "head"}  # noqa: RUF012
+    tensor_parallel = {"body": "column", "out": "head"}
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Nameless(nn.Module):
 class TwoHeads(WithRole):
     """Names two."""
 
-    tensor_parallel = {"*": "head"}  # noqa: RUF012
+    tensor_parallel = {"*": "head"}
 
 
 class Convolved(WithRole):
