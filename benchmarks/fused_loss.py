@@ -17,7 +17,7 @@ from torch import distributed as dist
 from benchmarks.resident import Peak
 from meshwright.models.contract import next_token_loss
 from meshwright.parallelism.chunked_loss import Chunking, chunked_loss
-from meshwright.parallelism.head import Head
+from meshwright.parallelism.head import SeparateHead
 from meshwright.units import format_bytes
 
 SHAPES = ("4096x32768x512:float32", "4096x131072x256:float32", "2048x32768x64:bfloat16")
@@ -113,7 +113,7 @@ def _in_chunks(num_chunks: int) -> Callable[[Case], Tensor]:
     group = dist.group.WORLD
     assert group is not None
     chunking = Chunking(num_chunks, group, splits_backward=False)
-    return lambda case: chunked_loss(case.hidden_TD, Head(case.head, lambda x: x), case.target_T, chunking)
+    return lambda case: chunked_loss(case.hidden_TD, SeparateHead(case.head, lambda x: x), case.target_T, chunking)
 
 
 def _difference(one: Measured, other: Measured) -> float:

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from meshwright.models.rope import at_least_float32
 from meshwright.parallelism.collectives import all_reduce_max, all_reduce_sum
-from meshwright.parallelism.head import Head
+from meshwright.parallelism.head import SeparateHead
 
 
 class Chunking(NamedTuple):
@@ -31,10 +31,13 @@ class Chunking(NamedTuple):
     """Whether backward may run in two parts, which read the gradients of the head twice."""
 
 
-def chunked_loss(hidden_TD: Tensor, head: Head, target_T: Tensor, chunking: Chunking) -> Tensor:
+def chunked_loss(hidden_TD: Tensor, head: SeparateHead, target_T: Tensor, chunking: Chunking) -> Tensor:
     """Return the sum of next-token losses divided by the number of targets; those of -100 add 0 and count."""
-    has_gradient = torch.is_grad_enabled()
-    loss: Tensor = _ChunkedLoss.apply(hidden_TD, head.weight_VD, head.bias_V, target_T, chunking, has_gradient)  # type: ignore[no-untyped-call]
+    inputs = hidden_TD, head.weight_VD, head.bias_V
+    if not torch.is_grad_enabled():
+        # A function is told of the tensors that need a gradient, also where no gradient will be asked for.
+        inputs = hidden_TD.detach(), head.weight_VD.detach(), None if head.bias_V is None else head.bias_V.detach()
+    loss: Tensor = _ChunkedLoss.apply(*inputs, target_T, chunking)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -47,10 +50,9 @@ class _ChunkedLoss(torch.autograd.Function):
         bias_V: Tensor | None,
         target_T: Tensor,
         chunking: Chunking,
-        has_gradient: bool,
     ) -> Tensor:
         of_hidden, of_weight, of_bias = (
-            torch.empty_like(one) if one is not None and has_gradient and is_needed else None
+            torch.empty_like(one) if one is not None and is_needed else None
             for one, is_needed in zip((hidden_TD, weight_VD, bias_V), ctx.needs_input_grad, strict=False)
         )
         scale, total = 1 / len(target_T), at_least_float32(hidden_TD.new_zeros(()))
@@ -76,7 +78,7 @@ class _ChunkedLoss(torch.autograd.Function):
         # a gradient that others refer to.
         ctx.gradients = (None, *gradients[1:]) if ctx.splits_backward else None
         ctx.is_multiplied = True
-        return (*gradients, None, None, None)
+        return (*gradients, None, None)
 
 
 class _Sums(NamedTuple):

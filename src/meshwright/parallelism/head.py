@@ -15,7 +15,7 @@ from meshwright.parallelism.collectives import all_gather_autograd
 from meshwright.parallelism.tensor.layers import AllGatherInput
 
 
-class Head(NamedTuple):
+class SeparateHead(NamedTuple):
     """A separated head: logits are F.linear(hidden, weight, bias)."""
 
     module: Any
@@ -54,16 +54,16 @@ def require_separable(model: nn.Module, loss_chunks: int) -> None:
         )
 
 
-def separate_head(stage: nn.Module, loss_chunks: int) -> Head:
+def separate_head(stage: nn.Module, loss_chunks: int) -> SeparateHead:
     """Return the head of a last stage, whose forward from now on returns the head's input."""
     head = stage.get_submodule(_name_of_head(stage, loss_chunks))
     if isinstance(stage, Llama | GPT2):
         stage.returns_hidden = True
-        return Head(head, lambda hidden_BSD: hidden_BSD)
+        return SeparateHead(head, lambda hidden_BSD: hidden_BSD)
     passed_on = _PassedOn(type(stage).__name__, head)
     # Not a hook: those run after the layer has computed.
     head.forward = passed_on
-    return Head(head, passed_on.hidden_of)
+    return SeparateHead(head, passed_on.hidden_of)
 
 
 def _name_of_head(model: Any, loss_chunks: int) -> str:

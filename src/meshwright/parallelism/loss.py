@@ -15,7 +15,7 @@ from meshwright.models.contract import Loss, loss_of, next_token_loss
 from meshwright.models.rope import at_least_float32
 from meshwright.parallelism.chunked_loss import Chunking, chunked_loss
 from meshwright.parallelism.collectives import all_gather_dim, all_reduce_max, all_reduce_sum
-from meshwright.parallelism.head import Head, separate_head
+from meshwright.parallelism.head import SeparateHead, separate_head
 from meshwright.parallelism.mesh import Meshes
 
 
@@ -57,7 +57,7 @@ class NextTokenLoss:
 class ChunkedNextTokenLoss(NextTokenLoss):
     """The same loss of logits that it computes itself, in chunks of tokens, from the input of the head."""
 
-    def __init__(self, head: Head, chunking: Chunking) -> None:
+    def __init__(self, head: SeparateHead, chunking: Chunking) -> None:
         super().__init__(chunking.tp_group)
         self._head, self._chunking = head, chunking
 

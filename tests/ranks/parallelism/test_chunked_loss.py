@@ -13,7 +13,7 @@ from torch import distributed as dist
 
 from meshwright.models.contract import next_token_loss
 from meshwright.parallelism.chunked_loss import Chunking, chunked_loss
-from meshwright.parallelism.head import Head
+from meshwright.parallelism.head import SeparateHead
 from meshwright.prover.differences import TOLERANCES, assemble, compare
 from meshwright.prover.record import Record, record
 from meshwright.spec.job.job import Job
@@ -63,11 +63,11 @@ def _in_chunks(dtypes: list[torch.dtype], chunks: list[int]) -> list[Answer]:
                     getattr(head, name).copy_(getattr(whole, name).chunk(group.size())[group.rank()])
             hidden_TD.requires_grad_()
             chunking = Chunking(number, group, splits_backward=False)
-            loss = chunked_loss(hidden_TD, Head(head, lambda x: x), target_T, chunking)
+            loss = chunked_loss(hidden_TD, SeparateHead(head, lambda x: x), target_T, chunking)
             (3 * loss).backward()
             with torch.no_grad():
                 # Without gradients the loss is the same.
-                assert chunked_loss(hidden_TD, Head(head, lambda x: x), target_T, chunking) == loss
+                assert chunked_loss(hidden_TD, SeparateHead(head, lambda x: x), target_T, chunking) == loss
             assert head.bias is not None
             dist.all_reduce(hidden_TD.grad)
             answers.append(Answer(loss.detach(), hidden_TD.grad, head.weight.grad, head.bias.grad))

@@ -85,8 +85,7 @@ class Layout(Frozen):
     cpu_offload: bool = False
     """Whether parameters, gradients and optimizer state wait in the host's memory between uses (FSDP2)."""
     loss_chunks: PositiveInt = 1
-    """Chunks of tokens in which the head and the next-token loss are computed together, so that only the logits of one
-    chunk exist; 1 computes all logits at once."""
+    """Chunks of tokens in which head and loss are computed, so that only one chunk's logits exist; 1: all at once."""
     compile: bool = False
     """Whether every block is compiled by torch.compile."""
     compile_backend: CompileBackend = "inductor"
