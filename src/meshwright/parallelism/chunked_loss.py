@@ -35,7 +35,7 @@ def chunked_loss(hidden_TD: Tensor, head: SeparateHead, target_T: Tensor, chunki
     """Return the sum of next-token losses divided by the number of targets; those of -100 add 0 and count."""
     inputs = hidden_TD, head.weight_VD, head.bias_V
     if not torch.is_grad_enabled():
-        # A function is told of the tensors that need a gradient, also where no gradient will be asked for.
+        # ctx.needs_input_grad is set by the tensors alone, also where autograd is disabled.
         inputs = hidden_TD.detach(), head.weight_VD.detach(), None if head.bias_V is None else head.bias_V.detach()
     loss: Tensor = _ChunkedLoss.apply(*inputs, target_T, chunking)  # type: ignore[no-untyped-call]
     return loss

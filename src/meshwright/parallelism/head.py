@@ -70,7 +70,9 @@ def _name_of_head(model: Any, loss_chunks: int) -> str:
     if isinstance(model, Llama | GPT2):
         return str(model.last_parts[-1])
     patterns = [pattern for pattern, role in (getattr(model, "tensor_parallel", None) or {}).items() if role == "head"]
-    names = [name for name, _ in model.named_modules() if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    names: list[str] = [
+        name for name, _ in model.named_modules() if any(fnmatchcase(name, pattern) for pattern in patterns)
+    ]
     if len(names) == 1:
         return names[0]
     found = f"gives that role to {', '.join(names)}" if names else "names none"

@@ -33,7 +33,6 @@ SPLIT_BACKWARD_SCHEDULES = ("InterleavedZeroBubble", *V_SCHEDULES)
 """Pipeline schedules that run the backward to the inputs and the backward to the weights apart."""
 SCHEDULES = (*SINGLE_STAGE_SCHEDULES, *LOOPED_SCHEDULES, *V_SCHEDULES)
 
-
 _MAX_MULTIPLES = 32
 """Numbers of ranks that are tried on each side of one that cannot run a layout."""
 
