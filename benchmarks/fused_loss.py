@@ -20,7 +20,7 @@ from meshwright.parallelism.chunked_loss import Chunking, chunked_loss
 from meshwright.parallelism.head import SeparateHead
 from meshwright.units import format_bytes
 
-SHAPES = ("4096x32768x512:float32", "4096x131072x256:float32", "2048x32768x64:bfloat16")
+SHAPES = ("4096x32768x512:float32", "4096x131072x128:float32", "2048x32768x64:bfloat16")
 """Tokens x vocabulary x width : format. Kernels for bfloat16 are slow on processors without instructions for it."""
 CHUNKS = (1, 8, 16, 32)
 

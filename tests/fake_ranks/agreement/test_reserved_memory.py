@@ -53,10 +53,6 @@ LONG = (
     f"dp_shard=4 pp=2 schedule=Interleaved1F1B virtual_stages=4 gradient_sync=microbatch compile=true {LARGER}",
     f"dp_shard=4 pp=2 schedule=GPipe {LARGER}",
     f"dp_shard=4 pp=2 schedule=LoopedBFS virtual_stages=2 compile=true {LARGER}",
-    f"dp_shard=8 loss_chunks=16 activation_checkpoint=full {LARGER}",
-    f"dp_shard=4 tp=2 loss_chunks=16 {LARGER}",
-    f"dp_shard=4 pp=2 loss_chunks=16 schedule=GPipe {LARGER}",
-    f"dp_shard=4 pp=2 loss_chunks=16 schedule=ZBVZeroBubble virtual_stages=2 {LARGER}",
     f"dp_shard=8 cpu_offload=true activation_checkpoint=full {LARGER}",
     "dp_shard=8 compile=true model.source=qwen3-30b-a3b train.seq_len=4096",
 )
