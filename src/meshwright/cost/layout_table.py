@@ -73,6 +73,8 @@ class LayoutTable:
     """Whether gradients are reduce-scattered after each microbatch, not once a step."""
     async_tp: Bools
     cpu_offload: Bools
+    loss_chunks: Ints
+    """Chunks of tokens in which head and loss are computed; 1 for all logits at once."""
     compile: Bools
     checkpoint_of_block: Ints | None = None
     """What each block saves [layouts, blocks], as in activation_checkpoint; None where no layout says it one by one."""

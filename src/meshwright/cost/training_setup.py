@@ -99,7 +99,7 @@ class Partition:
         self.seq_len = setup.workload.seq_len
         self.tp, self.ep, self.etp = keys.tp, keys.ep, keys.etp
         self.tokens = keys.microbatch_size * self.seq_len / keys.cp
-        self.cp = keys.cp
+        self.cp, self.loss_chunks = keys.cp, keys.loss_chunks
         self.tokens_between = self.tokens / keys.tp if setup.stack.sequence_parallel else self.tokens
         self.fuses = setup.stack.kernels == "fused"
         self.gathers_low = setup.gathers_low

@@ -32,7 +32,7 @@ from meshwright.spec.model.op import CoreAttention, Elementwise, Embedding, Grou
 BLOCK, FIRST, LAST = 0, 1, 2
 """Kinds of blocks: one block of a group, what stands before the blocks, what stands after them."""
 
-KEY_FIELDS = ("tp", "cp", "ep", "etp", "microbatch_size")
+KEY_FIELDS = ("tp", "cp", "ep", "etp", "microbatch_size", "loss_chunks")
 """All of a layout that the work of one microbatch in one block depends on."""
 
 
@@ -116,7 +116,7 @@ class Work:
 
 
 def work_of(configs: Configurations) -> Work:
-    """Return what the configurations' ranks do, each distinct (setup, tp, cp, ep, etp, microbatch_size) once."""
+    """Return what the configurations' ranks do, each distinct (setup, KEY_FIELDS) once."""
     _, first, inverse = np.unique(_key_numbers(configs), return_index=True, return_inverse=True)
     setup_index, keys = configs.setup_index[first], configs.layouts.take(first)
     blocks: list[dict[str, NDArray[Any]]] = []

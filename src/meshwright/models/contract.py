@@ -19,7 +19,9 @@
                                         (cp) and for data.mask_documents
     tensor_parallel = {...}             optional: sharding of each layer (tp): a role such as "column" for a pattern
                                         of module names such as "blocks.*.up" (parallelism/tensor/sharding_plan.py). The
-                                        embedding is "vocabulary", the last layer "head"; x is [batch, sequence, width]
+                                        embedding is "vocabulary", the last layer "head"; x is [batch, sequence, width].
+                                        With layout.loss_chunks the loss computes the layer "head" itself, also without
+                                        tp: an nn.Linear, whose output forward returns as it is
     hugging_face = HuggingFaceFormat    optional: names and layouts of the tensors in a Hugging Face folder, and its
                                         config.json (meshwright.hf); or a method that returns it. Required for export,
                                         import and model.initial_weights

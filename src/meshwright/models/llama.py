@@ -36,6 +36,8 @@ class Llama(nn.Module):
     """Modules of the last pipeline stage besides blocks."""
     stage_width: int
     """Width of the activations between stages."""
+    returns_hidden = False
+    """Whether `forward` leaves the head to the loss and returns its input (layout.loss_chunks)."""
 
     def __init__(
         self, architecture: LlamaArchitecture, blocks: Iterable[nn.Module] | None = None, rope: Rope = rope_tables
@@ -74,7 +76,9 @@ class Llama(nn.Module):
         if self.norm is None:
             return x_BSD
         x_BSD = self.norm(x_BSD)
-        return F.linear(x_BSD, self.embedding.weight) if self.head is None else self.head(x_BSD)
+        if not self.returns_hidden:
+            x_BSD = F.linear(x_BSD, self.embedding.weight) if self.head is None else self.head(x_BSD)
+        return x_BSD
 
     def initial(self, fqn: str) -> Normal | Constant:
         """Return the initial values of the parameter or buffer `fqn`.

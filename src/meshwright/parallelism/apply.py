@@ -24,6 +24,7 @@ from meshwright.parallelism.data.fully_sharded import shard_model
 from meshwright.parallelism.data.materialize import materialize
 from meshwright.parallelism.expert.expert_parallel import apply_expert_parallel
 from meshwright.parallelism.gradients import share_tied
+from meshwright.parallelism.head import require_separable
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.pipeline.stages import Stages, split
 from meshwright.parallelism.tensor.tensor_parallel import apply_async_tensor_parallel, apply_tensor_parallel
@@ -36,6 +37,7 @@ def parallelize(
 ) -> Stages:
     """Return this rank's stages of `model`, parallelized by meshes.layout, with initial weights; consumes `model`."""
     layout = meshes.layout
+    require_separable(model, layout.loss_chunks)
     stages = split(model, layout, schedule, meshes.rank("pp"))
     apply_async_tensor_parallel(meshes)
     for stage in stages:

@@ -13,19 +13,25 @@ from torch import distributed as dist
 from meshwright.errors import ConfigError
 from meshwright.models.contract import Loss, loss_of, next_token_loss
 from meshwright.models.rope import at_least_float32
+from meshwright.parallelism.chunked_loss import Chunking, chunked_loss
 from meshwright.parallelism.collectives import all_gather_dim, all_reduce_max, all_reduce_sum
+from meshwright.parallelism.head import SeparateHead, separate_head
 from meshwright.parallelism.mesh import Meshes
 
 
-def make_loss(model: nn.Module, meshes: Meshes) -> Loss:
+def make_loss(model: nn.Module, meshes: Meshes, last_stage: nn.Module | None = None) -> Loss:
     """Return loss(output, targets) of this rank: equal on all tp ranks; the mean over cp ranks is the loss.
 
-    A model's own loss gets all-gathered logits, of this rank's shard of the sequence.
+    A model's own loss gets all-gathered logits, of this rank's shard of the sequence. With layout.loss_chunks the loss
+    takes over the head of `last_stage`, the stage that computes it, None if another rank has that.
     """
-    loss = loss_of(model)
+    loss, layout = loss_of(model), meshes.layout
+    if layout.loss_chunks > 1 and last_stage is not None:
+        head = separate_head(last_stage, layout.loss_chunks)
+        return ChunkedNextTokenLoss(head, Chunking(layout.loss_chunks, meshes.group("tp"), layout.may_split_backward))
     if loss is next_token_loss:
         return NextTokenLoss(meshes.group("tp"))
-    return loss if meshes.layout.tp == 1 else _LossOfGatheredLogits(loss, meshes.group("tp"))
+    return loss if layout.tp == 1 else _LossOfGatheredLogits(loss, meshes.group("tp"))
 
 
 class NextTokenLoss:
@@ -46,6 +52,19 @@ class NextTokenLoss:
         else:
             total = vocab_parallel_losses(output_BSV, targets_BS, self._tp_group).sum()
         return total / targets_BS.numel()
+
+
+class ChunkedNextTokenLoss(NextTokenLoss):
+    """The same loss of logits that it computes itself, in chunks of tokens, from the input of the head."""
+
+    def __init__(self, head: SeparateHead, chunking: Chunking) -> None:
+        super().__init__(chunking.tp_group)
+        self._head, self._chunking = head, chunking
+
+    def __call__(self, output: Tensor, targets_BS: Tensor) -> Tensor:
+        """Return the loss of this rank's shard of the sequence; `output` is that of a stage with a separated head."""
+        hidden_TD = self._head.hidden_of(output).flatten(0, -2)
+        return chunked_loss(hidden_TD, self._head, targets_BS.flatten(), self._chunking)
 
 
 def counted_share(targets: Iterable[Tensor], device: torch.device) -> Tensor:

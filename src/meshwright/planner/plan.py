@@ -22,7 +22,7 @@ from meshwright.planner.search.finalists import (
     replayed_if_fast,
     simplest,
 )
-from meshwright.planner.search.menu import menu_of
+from meshwright.planner.search.menu import leaner_menus, menu_of
 from meshwright.planner.search.price import Priced, memory_of_ranks, price
 from meshwright.planner.search.rules import is_valid
 from meshwright.planner.search.search import ROUNDS, Found, Known, complete, search
@@ -113,12 +113,13 @@ def _known(page: _Page, num_runners_up: int) -> Known:
 
 
 def find(request: PlanRequest, min_scored: int | None = None) -> Found:
-    """Return what fits; state waits in the host's memory only if nothing fits without. Raises InfeasibleLayout."""
+    """Return what fits; only if nothing else does, with the leaner menus. Raises InfeasibleLayout."""
     menu = menu_of(request)
     found = search(request, menu, min_scored)
-    if not len(found.priced) and "cpu_offload" not in request.fixed and request.cluster.device.is_accelerator:
-        menu = replace(menu, cpu_offload=(True,))
-        found = search(request, menu, min_scored)
+    for leaner in leaner_menus(menu, request):
+        if not len(found.priced):
+            menu = leaner
+            found = search(request, menu, min_scored)
     if not len(found.priced):
         raise no_layout(request, menu)
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 
@@ -16,10 +17,11 @@ from meshwright.cost.layout_table import layout_table
 from meshwright.cost.pipeline.replay import Hops, StageTimes, pipeline_ops, replay
 from meshwright.cost.stack_factors import load_stack
 from meshwright.cost.step_times import unit_shares
+from meshwright.errors import InfeasibleLayout
 from meshwright.planner.candidate import judge, recomputed_share
 from meshwright.planner.explain.contrasts import LATENCIES, scaled_network
 from meshwright.planner.explain.infeasible import invalid_neighbours
-from meshwright.planner.plan import make_plan
+from meshwright.planner.plan import find, make_plan
 from meshwright.planner.search.bubble import BackwardShares, StageShare, replay_inputs, replayed_share, replayed_step
 from meshwright.planner.search.finalists import RANKING_ERROR
 from meshwright.planner.search.menu import menu_of
@@ -204,6 +206,18 @@ def test_a_layout_that_was_set_and_is_invalid_has_a_reason_and_no_step() -> None
 @pytest.mark.slow
 def test_a_plan_can_be_written_and_read() -> None:
     assert Plan.from_json(plan().to_json()) == plan()
+
+
+def test_the_loss_is_in_chunks_only_if_nothing_fits_without() -> None:
+    roomy = find(ask("llama3-8b", 24, seq_len=8192, batch=24), min_scored=0)
+    assert (roomy.priced.layouts.loss_chunks == 1).all()
+    # The logits of 41,667 tokens of a sequence of a million.
+    tight = ask("llama3-8b", 24, seq_len=1_000_000, batch=1)
+    chunked = find(tight, min_scored=0).priced.layouts
+    assert len(chunked)
+    assert (chunked.loss_chunks == 16).all()
+    with pytest.raises(InfeasibleLayout):
+        find(replace(tight, fixed={"loss_chunks": 1}), min_scored=0)
 
 
 @pytest.mark.slow

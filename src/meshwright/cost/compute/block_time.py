@@ -39,6 +39,11 @@ _PLAIN_LOSS_BYTES = {"whole": (14.0, 22.0), "over tp": (38.0, 14.0)}
 whole: cast (6), log-softmax (8); gradient of the picked ones (4), of the log-softmax (12), cast (6). over tp, where
 ranks share the vocabulary: cast (6), largest (4), difference (8), exponential (8), sum (4), division (8); product (8),
 cast (6)."""
+_CHUNKED_LOSS_BYTES = (34.0, 32.0)
+"""The same of a loss in chunks (parallelism/chunked_loss.py), all of it forward, of logits of 16 and of 32 bits.
+
+largest (2; 4), difference (6; 8), exponential (8), sum (4), product with its inverse (8), cast of the gradient (6; 0).
+"""
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,8 @@ class BlockPricer:
         m, n, k, g = lines.m, lines.n, lines.k, lines.groups
         self.passes = [(m, n, k), (m, k, n), (k, n, m)]
         self.bytes = [matmul_bytes(*shape, g, self.element_bytes) for shape in self.passes]
+        # One chunk after the other is added to the sum of the head's gradient.
+        self.bytes[2] = self.bytes[2] + np.where(lines.is_early, g * n * k * self.element_bytes, 0.0)
         self.misaligned = is_misaligned(n, k, self.element_bytes)
         self.weights = g * n * k
         self.casts = (lines.cast_inputs + lines.cast_weights, lines.cast_outputs + lines.cast_weights)
@@ -105,9 +112,12 @@ class BlockPricer:
         """Return the seconds of every row."""
         reached = self._reached(rates, constants)
         seconds = self._matmuls(rates, reached, constants)
-        forward, backward = self._by_block(seconds[0]), self._by_block(seconds[1] + seconds[2])
+        gradients = seconds[1] + seconds[2]
+        early = self.work.matmuls.is_early
+        forward = self._by_block(seconds[0] + np.where(early, gradients, 0.0))
+        backward = self._by_block(np.where(early, 0.0, gradients))
         experts, around = (
-            self._by_block(np.where(mask, seconds[1] + seconds[2], 0.0)) / np.maximum(backward, 1e-30)
+            self._by_block(np.where(mask, gradients, 0.0)) / np.maximum(backward, 1e-30)
             for mask in (self.work.matmuls.is_expert, self.work.matmuls.is_attention)
         )
         attention, ideal_attention = self._attention(rates, constants)
@@ -205,7 +215,9 @@ class BlockPricer:
             for whole, shared in zip(_PLAIN_LOSS_BYTES["whole"], _PLAIN_LOSS_BYTES["over tp"], strict=True)
         )
         forward, backward = (np.where(is_plain, num_bytes, _LOSS_BYTES / 2 * passes) for num_bytes in plain)
-        return forward, backward
+        is_chunked = self.work.keys.loss_chunks[self.work.blocks.key] > 1
+        in_chunks = np.where(wider > 0, *reversed(_CHUNKED_LOSS_BYTES))
+        return np.where(is_chunked, in_chunks, forward), np.where(is_chunked, 0.0, backward)
 
     def _host(self, constants: Constants) -> Passes:
         blocks, setup = self.work.blocks, self.block_setup

@@ -1,6 +1,7 @@
 """matmul_lines: the matmuls of one block on one rank, with their shapes and what of them is cast to low precision.
 
     columns     (tokens, out / tp, in)    rows   (tokens, out, in / tp)    none   (tokens between matmuls, out, in)
+    head        (tokens, vocabulary / tp, width); with loss_chunks as many of a share of the tokens, one after the other
     experts     (tokens / tp x etp x chosen, spread evenly over num_experts / ep of them x ep senders, out, in)
     casts       inputs once for all matmuls that read them, outputs' gradients, weights twice; what is gathered in low
                 precision is cast on its shard, weights so thinly that it is nothing
@@ -41,6 +42,8 @@ class Matmuls:
     """Whether it is computed in float32, as our routers are."""
     is_low: Bools
     """Whether it is computed in the workload's precision; the head stays in 16 bits."""
+    is_early: Bools
+    """Whether forward computes its gradients too, as a loss in chunks does those of the head."""
     cast_inputs: Floats
     """Elements of its input that are cast to that precision."""
     cast_weights: Floats
@@ -71,7 +74,9 @@ def matmul_lines(group: BlockGroup, partition: Partition) -> Iterator[dict[str, 
             k = op.in_features / (partition.etp if op.tensor_split == "rows" else one)
             yield _cast(op, before, partition, _line(rows, n, k, num_local, is_expert=True))
         elif isinstance(op, Head):
-            yield _line(partition.tokens, op.vocab_size / partition.tp, op.dim * one, one, is_low=False)
+            chunks = partition.loss_chunks * one
+            line = _line(partition.tokens / chunks, op.vocab_size / partition.tp, op.dim * one, chunks, is_low=False)
+            yield line | {"is_early": chunks > 1}
         before = op if isinstance(op, Matmul | GroupedMatmul) else before
 
 
@@ -119,7 +124,7 @@ def _line(
 ) -> dict[str, NDArray[Any]]:
     flags = np.zeros(len(groups), np.bool_)
     shape = {"m": m, "n": n, "k": k, "groups": groups, "is_expert": flags | is_expert, "is_low": flags | is_low}
-    shape |= {"is_attention": flags, "is_float32": flags}
+    shape |= {"is_attention": flags, "is_float32": flags, "is_early": flags}
     return shape | dict.fromkeys(("cast_inputs", "cast_weights", "cast_outputs"), 0.0 * m)
 
 

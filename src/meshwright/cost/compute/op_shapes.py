@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from meshwright.errors import UnsupportedError
 from meshwright.spec.trace.trace import Signature
 
-_FIRST_FACTOR = {"mm": 0, "bmm": 0, "_scaled_mm": 0, "addmm": 1, "baddbmm": 1}
+_FIRST_FACTOR = {"mm": 0, "bmm": 0, "_scaled_mm": 0, "addmm": 1, "addmm_": 1, "baddbmm": 1}
 """Where among the inputs the two factors begin."""
 _GROUPED = ("_grouped_mm", "_scaled_grouped_mm")
 _LOOP, _LOOP_GRADIENT = "grouped_matmul_by_loop", "grouped_matmul_by_loop_weight_gradient"

@@ -5,6 +5,7 @@
     mixture     27 and 13 compiled; 70 and 49 one operator at a time, and 16 and 4 to exchange tokens between ranks
     tp          a copy for each collective, and one operator at a time for each that gathers again
     ends        embedding 1 and 1, under tp 7 and 2; norm and loss 7 and 6, under tp 28 and 11
+    loss        in chunks 33 forward for each, 2 backward; norm 3 and 4
     positions   13 forward, for the tables of rotary embedding, once a stage
 
 Counted in traced steps of llama-15m, llama3-8b, GPT-2 and moe-4m on torch 2.13, 2026-11-23. Ignored: further kernels
@@ -26,6 +27,8 @@ _MIXTURE = {"compiled": (27.0, 13.0), "eager": (70.0, 49.0)}
 _EXCHANGE = (16.0, 4.0)
 _ENDS = {FIRST: ((1.0, 1.0), (7.0, 2.0)), LAST: ((7.0, 6.0), (28.0, 11.0))}
 """Of one rank, and of each of several that share the vocabulary."""
+_NORM, _CHUNK = (3.0, 4.0), (33.0, 2.0)
+"""Of the last norm; of a chunk of the loss, forward, and of all of them, backward."""
 _POSITIONS = 13.0
 
 
@@ -57,14 +60,16 @@ def end_kernels(work: Work) -> Passes:
 
     They are launched while the host is ahead, so that they are not CPU-bound.
     """
-    blocks, has_tp = work.blocks, work.keys.tp[work.blocks.key] > 1
+    blocks, has_tp, chunks = work.blocks, work.keys.tp[work.blocks.key] > 1, work.keys.loss_chunks[work.blocks.key]
+    has_chunks = (blocks.kind == LAST) & (chunks > 1)
 
     def count(way: int) -> Floats:
         of_kind = [
             (blocks.kind == kind) * (np.where(has_tp, shared[way], alone[way]) + blocks.num_tp_collectives)
             for kind, (alone, shared) in _ENDS.items()
         ]
-        return np.asarray(sum(of_kind), np.float64)
+        in_chunks = _NORM[way] + _CHUNK[way] * (1 if way else chunks) + blocks.num_tp_collectives
+        return np.where(has_chunks, in_chunks, np.asarray(sum(of_kind), np.float64))
 
     return count(0), count(1)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from meshwright.cost.compute.recompute import drops_attention
 from meshwright.cost.layout_table import CONTEXT_METHODS, Bools, Floats, Ints, LayoutTable, take_rows
-from meshwright.cost.memory.footprint_constants import KEPT_LOSS_BYTES, LOSS_BYTES
+from meshwright.cost.memory.footprint_constants import CHUNK_LOSS_BYTES, KEPT_LOSS_BYTES, LOSS_BYTES
 from meshwright.cost.memory.footprint_stages import StageCuts
 from meshwright.cost.memory.footprint_states import Elements, elements_of
 from meshwright.cost.memory.footprint_tensors import Bytes, Formats, Split, kept_bytes, pending_bytes, transient_bytes
@@ -52,11 +52,13 @@ class EndsMemory:
     last: Elements
     last_kept_bytes: Floats
     logits_bytes: Floats
-    """Of logits and what the loss makes of them, at its peak."""
+    """Of logits and what the loss makes of them, at its peak; in chunks, of one chunk and the head's whole input."""
+    early_gradients_bytes: Floats
+    """Of the head's gradients, where the loss makes them (in chunks); else 0."""
     kept_loss_bytes: Floats
     """Of what the loss keeps of one microbatch from its forward to its backward."""
-    one_logits_bytes: Floats
-    """Of the logits alone, or of their gradient."""
+    late_gradients_bytes: Floats
+    """Of what the head's backward to the weights waits for: the gradient of the logits, in chunks the head's own."""
     freed_logits_bytes: Floats
     """Of the logits alone, where they are freed before that peak."""
 
@@ -144,7 +146,10 @@ class ModelMemory:
         head = next(op for op in last if isinstance(op, Head))
         own, with_copy = (elements_of(last, layouts, stack, has_copy=copy) for copy in (False, True))
         is_piped = layouts.pp > 1
-        logits = self.tokens * head.vocab_size / layouts.tp
+        is_chunked = layouts.loss_chunks > 1
+        own_vocabulary = head.vocab_size / layouts.tp
+        logits = self.tokens * own_vocabulary
+        early_gradients = is_chunked * own_vocabulary * head.dim * self.element_bytes
         makes_gap = stack.has_plain_loss and not self.is_wide
         return EndsMemory(
             first=elements_of(first, layouts, stack),
@@ -152,13 +157,19 @@ class ModelMemory:
                 np.where(is_piped, with_copy.whole, own.whole), np.where(is_piped, with_copy.shared, own.shared)
             ),
             last_kept_bytes=self._bytes(lambda formats: kept_bytes(last, formats, "none"), is_one_graph=False),
-            logits_bytes=logits * self._of_loss(LOSS_BYTES),
-            kept_loss_bytes=logits * self._of_loss(KEPT_LOSS_BYTES),
-            one_logits_bytes=logits * self.element_bytes,
+            logits_bytes=np.where(is_chunked, self._of_chunk(head), logits * self._of_loss(LOSS_BYTES)),
+            early_gradients_bytes=early_gradients,
+            kept_loss_bytes=np.where(is_chunked, early_gradients, logits * self._of_loss(KEPT_LOSS_BYTES)),
+            late_gradients_bytes=np.where(is_chunked, early_gradients, logits * self.element_bytes),
             # What a loss over tp makes first, while the logits are still there, has room for all that comes later.
             # In 32 bits the next tensor of the loss fits where they were.
-            freed_logits_bytes=logits * self.element_bytes * (layouts.tp == 1) * makes_gap,
+            freed_logits_bytes=logits * self.element_bytes * (layouts.tp == 1) * makes_gap * ~is_chunked,
         )
+
+    def _of_chunk(self, head: Head) -> Floats:
+        """Return the bytes that a loss in chunks has besides gradients: what is kept instead are those of its input."""
+        logits = np.ceil(self.tokens / self.layouts.loss_chunks) * head.vocab_size / self.layouts.tp
+        return np.asarray(logits * CHUNK_LOSS_BYTES[self.is_wide] + self.tokens * head.dim * self.element_bytes)
 
     def _of_loss(self, bytes_by_kind: Mapping[str, tuple[float, float]]) -> Floats:
         """Return the bytes of a logit by how the loss is computed, which compiled blocks leave as it is."""

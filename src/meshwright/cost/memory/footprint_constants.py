@@ -31,6 +31,10 @@ in float32, and in 16 bits. fused: the logit, its float32 softmax in place of a 
 the logit and its gradient. In 32 bits a logit is its own copy in float32.
 """
 
+CHUNK_LOSS_BYTES = (6.0, 4.0)
+"""Bytes of one logit of a chunk (layout.loss_chunks), in a workload of 16 and of 32 bits: the logit, in 16 bits next to
+its exponential in float32."""
+
 KEPT_LOSS_BYTES = {
     "eager": (6.0, 8.0),
     "freed": (4.0, 4.0),

@@ -1,6 +1,7 @@
 """The memory of one pipeline rank at the moment of a step when it has the least to spare.
 
-    loss       all kept activations, logits and what the loss makes of them
+    loss       all kept activations, logits and what the loss makes of them; in chunks of tokens, one chunk's and the
+               gradients of the head
     backward   all kept activations; the block at work is recomputed and has its gradients; its parameters are
                gathered, and those of the next
     ends       a pipeline reduces a microbatch's gradients of what stands outside of blocks: the activations of that
@@ -128,7 +129,8 @@ class RankFootprint:
         return self._moment(
             unsharded_parameters_bytes=self._gathered(np.where(self.is_resharded, 0.0, self.all_blocks))
             + self._kept_copies(self.all_blocks)
-            + self.is_sharded * (self.after_blocks.whole - self.lasting.whole).clip(0) * self.compute_bytes,
+            + self.is_sharded * (self.after_blocks.whole - self.lasting.whole).clip(0) * self.compute_bytes
+            + self.is_last * self.memory.ends.early_gradients_bytes,
             gradients_bytes=self._added_up(),
             activations_bytes=self.kept.at_loss,
             logits_bytes=self.is_last * self.memory.ends.logits_bytes,

@@ -141,7 +141,7 @@ def saved_activations(
     """Return what rank `pp_rank` keeps of its `blocks`, and of the loss if it is a last one."""
     layouts, ends, stages = memory.layouts, memory.ends, memory.layouts.stages_per_rank
     chunks = chunks_in_flight(layouts, num_microbatches, pp_rank)
-    of_chunk = ChunkBytes(blocks.kept / stages, blocks.pending / stages, is_last * ends.one_logits_bytes)
+    of_chunk = ChunkBytes(blocks.kept / stages, blocks.pending / stages, is_last * ends.late_gradients_bytes)
     held = _held_by_chunks(memory, num_microbatches, pp_rank, of_chunk)
     of_blocks = held.most + _passed_on(memory, chunks)
     chunk = of_blocks / np.maximum(chunks, 1)
@@ -158,7 +158,7 @@ def saved_activations(
         num_waiting=num_waiting,
         # Freed one after the other, between forwards whose activations go there before the next loss.
         gaps=is_last
-        * ends.one_logits_bytes
+        * ends.late_gradients_bytes
         * (not memory.is_wide)
         * losses_pending(layouts, num_microbatches, pp_rank),
     )

@@ -46,6 +46,11 @@ class Stages(nn.Module):
         """Return the numbers of this rank's stages, ascending."""
         return [int(number) for number in self.stages]
 
+    @property
+    def last(self) -> nn.Module | None:
+        """Return the stage that computes the loss, None if another rank has it."""
+        return next((self[number] for number in self.numbers if self.is_last(number)), None)
+
     def is_last(self, number: int) -> bool:
         """Return whether a stage computes the loss."""
         return number == self.num_stages - 1

@@ -1,4 +1,4 @@
-"""The graphs that torch.compile has made in this process, and its time; private, checked in 2.11 to 2.15."""
+"""The graphs that torch.compile has made in this process, and its time; private, checked in 2.13."""
 
 import sys
 from typing import NamedTuple

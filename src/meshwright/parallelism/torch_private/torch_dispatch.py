@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from meshwright.spec.trace.trace import Signature, TensorShape
 
-_MATMULS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm")
+_MATMULS = ("mm", "addmm", "addmm_", "bmm", "baddbmm", "_grouped_mm")
 
 
 def tensors_in(values: Any) -> list[Tensor]:

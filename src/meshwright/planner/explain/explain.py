@@ -128,7 +128,15 @@ def _other_choices(layout: Layout, menu: Menu) -> Iterator[LayoutTable]:
 
 
 def _differs(table: LayoutTable, own: LayoutTable) -> Bools:
-    names = ("schedule", "stages_per_rank", "cpu_offload", "compile", "activation_checkpoint_every", *KEYS)
+    names = (
+        "schedule",
+        "stages_per_rank",
+        "cpu_offload",
+        "loss_chunks",
+        "compile",
+        "activation_checkpoint_every",
+        *KEYS,
+    )
     return np.asarray(np.any([getattr(table, name) != getattr(own, name)[0] for name in names], axis=0))
 
 

@@ -13,7 +13,7 @@ from meshwright.errors import InfeasibleLayout
 from meshwright.hardware.catalogue import device_names, load_device
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.bounds import leanest
-from meshwright.planner.search.menu import Menu, divisors, menu_of
+from meshwright.planner.search.menu import Menu, divisors, leaner_menus, menu_of
 from meshwright.planner.search.price import weigh
 from meshwright.planner.search.rules import is_valid
 from meshwright.planner.search.space import layout_space, model_splits, splits
@@ -202,10 +202,7 @@ def _smallest_count(request: PlanRequest) -> int | None:
 def _fits(request: PlanRequest) -> bool:
     """Return whether a layout fits, its state in the host's memory where that is needed and left open."""
     menu = menu_of(request)
-    menus = [menu]
-    if "cpu_offload" not in request.fixed and request.cluster.device.is_accelerator:
-        menus.append(replace(menu, cpu_offload=(True,)))
-    tables = (leanest(splits(request, one), one) for one in menus)
+    tables = (leanest(splits(request, one), one) for one in (menu, *leaner_menus(menu, request)))
     return any(bool((weigh(table, request)[1] >= request.margin_bytes).any()) for table in tables)
 
 

@@ -14,7 +14,8 @@ stage_times: what each action of a pipeline takes on each stage, from what the w
                      computed whole in each; ends are not recomputed, nor compiled
     first stage      nothing asks for the gradient of its inputs: its first part is nothing, its second the whole
 
-In shares of a rank's computation. Ignored: that attention's backward is all in the first part.
+In shares of a rank's computation. Ignored: that attention's backward is all in the first part, and that a loss in
+chunks is all forward.
 """
 
 from __future__ import annotations

@@ -63,6 +63,7 @@ def has_consistent_choices(layouts: LayoutTable, request: PlanRequest) -> Bools:
         & ((layouts.activation_checkpoint_every == 1) | (layouts.activation_checkpoint != 0))
         & (~layouts.cpu_offload | (is_plain(request.workload) & (not request.workload.updates_in_backward)))
         & (~layouts.async_tp | ((layouts.tp > 1) & layouts.compile))
+        & (layouts.loss_chunks <= layouts.microbatch_size * request.workload.seq_len // layouts.cp)
         & _keeps_parameters(layouts, request.fixed.get("reshard_after_forward"))
         & _keeps_default_sync(layouts, request.fixed.get("gradient_sync"))
         & _keeps_boundaries(layouts, request)

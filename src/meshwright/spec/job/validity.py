@@ -90,7 +90,7 @@ def split_problems(layout: Layout, architecture: LlamaArchitecture | None, seq_l
     problems += [*expert_problems(layout, architecture, knows_tp=not tensor), *_stage_problems(layout, num_layers)]
     problems += _checkpoint_problems(layout, num_layers)
     problems += [] if architecture is None else length_problems(architecture, seq_len)
-    return [*problems, *_reshard_problems(layout), *_option_problems(layout)]
+    return [*problems, *_reshard_problems(layout), *_option_problems(layout), *_loss_problems(layout, seq_len)]
 
 
 def _architecture(job: Job) -> LlamaArchitecture | None:
@@ -240,6 +240,16 @@ def _checkpoint_problems(layout: Layout, num_layers: int | None) -> Iterator[Pro
                 {"layout.activation_checkpoint": "selective"},
                 {"layout.activation_checkpoint_every": 1},
             ],
+        )
+
+
+def _loss_problems(layout: Layout, seq_len: int) -> Iterator[Problem]:
+    num_tokens = layout.microbatch_size * seq_len // layout.cp
+    if layout.loss_chunks > max(1, num_tokens):
+        yield Problem(
+            f"layout.loss_chunks = {layout.loss_chunks} are more chunks than the {num_tokens} tokens that a rank has "
+            "of a microbatch",
+            [{"layout.loss_chunks": max(1, num_tokens)}, {"layout.loss_chunks": 1}],
         )
 
 

@@ -149,8 +149,8 @@ def build_pipeline(job: Job, ranks: Ranks, microbatches: Sequence[int] | None = 
     model = parallelize(whole, meshes, job.precision, schedule, seq_len=job.train.seq_len, seed=job.train.seed)
     fill_from_hf(model, job.model, described)
     share_tied(model, meshes)
-    compute_dtype = TORCH_DTYPES[job.precision.compute]
-    return meshes, Pipeline(model, schedule, make_loss(whole, meshes), meshes, compute_dtype), num_parameters
+    compute_dtype, loss = TORCH_DTYPES[job.precision.compute], make_loss(whole, meshes, model.last)
+    return meshes, Pipeline(model, schedule, loss, meshes, compute_dtype), num_parameters
 
 
 def build_unsharded(job: Job) -> nn.Module:

@@ -50,6 +50,8 @@ LATENT = EXPERTS.replace(
         ("cp=4,tp=2,cp_method=ulysses", 'layout.cp = 4 with layout.cp_method = "ulysses" must divide the num_heads = 2 '
          "that layout.tp = 2 leaves each rank, and divide the num_kv_heads = 1 or be a multiple of it: set layout.cp "
          'to 1 or 2, or layout.cp_method to "all-gather"'),
+        ("loss_chunks=65", "layout.loss_chunks = 65 are more chunks than the 64 tokens that a rank has of a "
+         "microbatch: set layout.loss_chunks to 1 or 64"),
         ("dp_shard=2,ep=2", "layout.ep = 2 splits experts, but the model is dense: set layout.ep to 1"),
         ("pp=4,schedule=Interleaved1F1B", "layout.pp = 4 x 2 stages a rank are 8 stages, but the model's "
          "num_layers = 4 fill 6 at most, with the embedding and the head alone in the first and the last: set "

@@ -1,0 +1,167 @@
+"""Head and loss in chunks of tokens give the loss and the gradients of all logits at once, under any layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from meshwright.models.contract import next_token_loss
+from meshwright.parallelism.chunked_loss import Chunking, chunked_loss
+from meshwright.parallelism.head import SeparateHead
+from meshwright.prover.differences import TOLERANCES, assemble, compare
+from meshwright.prover.record import Record, record
+from meshwright.spec.job.job import Job
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.layout.layout_text import parse_layout
+from run_ranks import run_ranks
+
+# torch's own compiler (2.13) looks at .grad of tensors that are not leaves and makes objects of autograd functions,
+# which warns, and a warning would stop it.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated:DeprecationWarning"),
+]
+
+NUM_TOKENS, WIDTH, VOCABULARY = 22, 8, 36
+BARS = {torch.float64: 1e-11, torch.float32: 2e-6, torch.bfloat16: 2e-2}
+
+
+class Answer(NamedTuple):
+    loss: Tensor
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor
+
+
+def _case(dtype: torch.dtype) -> tuple[Tensor, nn.Linear, Tensor]:
+    torch.manual_seed(0)
+    hidden_TD = torch.randn(NUM_TOKENS, WIDTH, dtype=torch.float64)
+    head = nn.Linear(WIDTH, VOCABULARY, dtype=torch.float64)
+    target_T = torch.randint(0, VOCABULARY, (NUM_TOKENS,))
+    # A chunk without any target that counts, and one with a few.
+    target_T[4:13] = -100
+    return hidden_TD.to(dtype), head.to(dtype), target_T
+
+
+def _in_chunks(dtypes: list[torch.dtype], chunks: list[int]) -> list[Answer]:
+    """Return what this rank, which has a share of the vocabulary, finds."""
+    group = dist.group.WORLD
+    assert group is not None
+    answers = []
+    for dtype in dtypes:
+        for number in chunks:
+            hidden_TD, whole, target_T = _case(dtype)
+            head = nn.Linear(WIDTH, VOCABULARY // group.size(), dtype=dtype)
+            with torch.no_grad():
+                for name in ("weight", "bias"):
+                    getattr(head, name).copy_(getattr(whole, name).chunk(group.size())[group.rank()])
+            hidden_TD.requires_grad_()
+            chunking = Chunking(number, group, splits_backward=False)
+            loss = chunked_loss(hidden_TD, SeparateHead(head, lambda x: x), target_T, chunking)
+            (3 * loss).backward()
+            with torch.no_grad():
+                # Without gradients the loss is the same.
+                assert chunked_loss(hidden_TD, SeparateHead(head, lambda x: x), target_T, chunking) == loss
+            assert head.bias is not None
+            dist.all_reduce(hidden_TD.grad)
+            answers.append(Answer(loss.detach(), hidden_TD.grad, head.weight.grad, head.bias.grad))
+    return answers
+
+
+def _at_once(dtype: torch.dtype) -> Answer:
+    hidden_TD, head, target_T = _case(dtype)
+    hidden_TD.requires_grad_()
+    loss = next_token_loss(F.linear(hidden_TD, head.weight, head.bias), target_T, reduction="sum") / NUM_TOKENS
+    (3 * loss).backward()
+    return Answer(loss.detach(), hidden_TD.grad, head.weight.grad, head.bias.grad)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_chunks_give_the_loss_and_the_gradients_of_all_logits(num_ranks: int) -> None:
+    chunks = [2, 5, NUM_TOKENS]
+    found = run_ranks(_in_chunks, num_ranks, [*BARS], chunks)
+    for case, (dtype, _) in enumerate((dtype, number) for dtype in BARS for number in chunks):
+        expected, bar = _at_once(dtype), BARS[dtype]
+        for rank, answers in enumerate(found):
+            own = answers[case]
+            torch.testing.assert_close(own.loss, expected.loss, rtol=bar, atol=0)
+            parts = {
+                "hidden": expected.hidden,
+                **{name: getattr(expected, name).chunk(num_ranks)[rank] for name in ("weight", "bias")},
+            }
+            for name, part in parts.items():
+                error = (getattr(own, name) - part).double().norm() / part.double().norm()
+                assert error <= bar, (dtype, name, float(error))
+
+
+LAYOUTS: dict[int, list[str]] = {
+    1: ["loss_chunks=3", "loss_chunks=5,microbatch_size=2,activation_checkpoint=full"],
+    2: [
+        "tp=2,loss_chunks=3",
+        "dp_shard=2,loss_chunks=32,gradient_sync=step",
+        "cp=2,cp_method=ring,loss_chunks=3",
+        "pp=2,loss_chunks=4",
+        "pp=2,schedule=InterleavedZeroBubble,loss_chunks=3",
+        "pp=2,schedule=ZBVZeroBubble,loss_chunks=4",
+    ],
+    4: [
+        "dp_replicate=2,tp=2,loss_chunks=3",
+        "dp_shard=2,cp=2,loss_chunks=2,activation_checkpoint=selective",
+        "pp=2,tp=2,schedule=DualPipeV,loss_chunks=2",
+        "pp=2,dp_shard=2,schedule=GPipe,loss_chunks=2,gradient_sync=microbatch",
+        "tp=2,dp_shard=2,loss_chunks=2,compile=true,compile_backend=aot_eager",
+        "pp=2,tp=2,schedule=ZBVZeroBubble,loss_chunks=2,compile=true,compile_backend=aot_eager",
+    ],
+}
+
+
+def _job(folder: Path, layout: Layout, precision: str, *, ties: bool) -> Job:
+    corpus = folder / "sums.txt"
+    corpus.write_text("".join(f"{n} times {n} is {n * n}\n" for n in range(3000)))
+    sizes: dict[str, Any] = {"vocab_size": 264, "dim": 16, "num_layers": 4, "num_heads": 4, "tie_embeddings": ties}
+    sizes |= {"num_kv_heads": 2, "head_dim": 4, "ffn_dim": 24}
+    return Job.from_dict(
+        {
+            "model": {"source": "llama-1m", "options": sizes},
+            "data": {"source": str(corpus), "mask_documents": True, "cache_dir": str(folder / "cache")},
+            "train": {"steps": 2, "seq_len": 32, "global_batch_size": 16},
+            # As the prover has it: a usual eps makes of rounding in a gradient of zero a step like any other.
+            "optimizer": {"eps": 1e-2, "learning_rate": 1e-2, "warmup_steps": 0, "max_grad_norm": 0.5},
+            "precision": {"compute": precision},
+            "layout": layout.to_dict(),
+        }
+    )
+
+
+def _records(jobs: list[Job]) -> list[Record]:
+    return [record(job, "cpu", None, False)[0] for job in jobs]
+
+
+def _require_equal(folder: Path, layouts: list[Layout], precision: str) -> None:
+    """Compare each layout, each with a tied head and one of its own, with one process that has all logits at once."""
+    kinds = (False, True)
+    [alone] = run_ranks(_records, 1, [_job(folder, Layout(), precision, ties=ties) for ties in kinds])
+    jobs = [_job(folder, layout, precision, ties=ties) for layout in layouts for ties in kinds]
+    of_ranks = run_ranks(_records, layouts[0].num_ranks, jobs)
+    for number, job in enumerate(jobs):
+        whole, one = assemble([records[number] for records in of_ranks]), assemble([alone[number % len(kinds)]])
+        assert whole.unequal_copies == []
+        differences = compare(whole, one, TOLERANCES[precision])
+        assert all(one.relative <= one.bar for one in differences), (job.layout, job.model.options, differences)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, pytest.param(4, marks=pytest.mark.long)])
+def test_layouts_train_as_one_process_with_all_logits(tmp_path: Path, num_ranks: int) -> None:
+    _require_equal(tmp_path, [parse_layout(text) for text in LAYOUTS[num_ranks]], "float64")
+
+
+@pytest.mark.long
+def test_float32_stays_within_its_bars(tmp_path: Path) -> None:
+    layouts = [parse_layout(text) for text in ("tp=2,loss_chunks=3", "pp=2,loss_chunks=4", "dp_shard=2,loss_chunks=8")]
+    _require_equal(tmp_path, layouts, "float32")
