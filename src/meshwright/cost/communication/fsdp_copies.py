@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.cost.block_positions import BlockPosition
-from meshwright.cost.communication.data_parallel import DataParallel, dense_parameters
+from meshwright.cost.communication.data_parallel import DataParallel, dense_parameters, saved_gather_bytes
 from meshwright.cost.compute.block_time import BlockTimes
 from meshwright.cost.layout_table import Floats, Ints, Passes
 from meshwright.cost.stack_factors import StackFactors
@@ -60,7 +60,8 @@ def fsdp_copies_s(dp: DataParallel, row: Ints, memory_rate: Floats, *, is_block:
     reordered = reordered_experts(dp, row)
     last = 1.0 / dp.num_microbatches
     # Out of the buffer that was gathered; blocks that are freed are gathered again.
-    out = 2 * np.where(layouts.is_resharded, 1.0, last) * dp.gather_bytes * (parameters + reordered)
+    gathered = dp.gather_bytes * (parameters + reordered) - saved_gather_bytes(dp, row)
+    out = 2 * np.where(layouts.is_resharded, 1.0, last) * gathered
     kept = np.where(layouts.kept_on > 0, 2 * dp.gather_bytes * parameters / np.maximum(layouts.kept_on, 1), 0.0)
     num_reductions = np.where(layouts.reduces_each_microbatch, 1.0, last)
     reduced = parameters * _bytes_to_reduce(dp) + 2 * reordered * num_reductions * dp.element_bytes

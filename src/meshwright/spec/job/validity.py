@@ -12,6 +12,7 @@ from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
 from meshwright.errors import MeshwrightError
+from meshwright.spec.job.float8_rules import float8_problems
 from meshwright.spec.job.size_rules import (
     both,
     divisors,
@@ -56,7 +57,8 @@ def broken_rules(job: Job, layout: Layout) -> list[Problem]:
     # Where the batch or the stages are wrong, so is the number of microbatches that each has: one that always runs.
     is_counted = not (job.batch_problems() or batch or any(problem.subject == "layout.pp" for problem in split))
     num_microbatches = job.num_microbatches(layout) if is_counted else layout.num_stages
-    return [*batch, *split, *schedule_problems(layout, num_microbatches, job.batch_key)]
+    schedule = schedule_problems(layout, num_microbatches, job.batch_key)
+    return [*batch, *split, *schedule, *float8_problems(job, layout)]
 
 
 def has_wrong_degree(problems: Iterable[str]) -> bool:

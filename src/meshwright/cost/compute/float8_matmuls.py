@@ -1,0 +1,104 @@
+"""Which matmuls of our own trainer are in float8, and what rounding their operands moves and launches.
+
+Per element of an operand, in bytes read and written (parallelism/float8/float8_linear.py):
+
+                        one operator at a time                                     compiled
+    amax                its element                                                the same
+    rounding            cast to float32, product with the scale, cast to 8 bits    its element read, 8 bits written
+    another order       8 bits copied, for the operands of backward                the same
+
+    forward    x; rowwise also w
+    backward   g and x; rowwise g again for the other matmul, and w; copies of w, g and x; products of rowwise matmuls
+               are scaled apart by a matrix in float32
+
+tensorwise: w arrives in float8, and x keeps its scale. rowwise_with_gw_hp: the gradient of w is a product in 16 bits.
+Checked against traced steps on torch 2.13 and torchao 0.18, 2026-11-26. Ignored: what rounds shards of weights before
+they are gathered and finds their amax once a step, 17 bytes a parameter of a rank; scales.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.cost.layout_table import Bools, Floats, Passes
+from meshwright.cost.training_setup import Partition
+from meshwright.spec.model.op import FLOAT8_ALIGNMENT, GroupedMatmul, Matmul, Op
+
+_LOW, _FLOAT32 = 1.0, 4.0
+
+
+class _Sizes(NamedTuple):
+    """Elements of one linear layer's tensors on a rank."""
+
+    inputs: Floats
+    outputs: Floats
+    weights: Floats
+
+
+def takes_low_precision(op: Matmul | GroupedMatmul, outputs: Floats, inputs: Floats, partition: Partition) -> Bools:
+    """Return where a matmul with a weight (outputs, inputs) on a rank is computed in the workload's low precision.
+
+    Our experts are not, nor what kernels do not take (parallelism/float8/convert_linears.py).
+    """
+    is_aligned = (np.mod(outputs, FLOAT8_ALIGNMENT) == 0) & (np.mod(inputs, FLOAT8_ALIGNMENT) == 0)
+    is_ours = isinstance(op, Matmul) and op.part != "router"
+    is_wide = isinstance(op, Matmul) and op.is_wide
+    return np.asarray(~np.array(is_wide) & (~np.array(partition.is_own) | (is_ours & is_aligned)), np.bool_)
+
+
+def features_of_rank(op: Matmul, partition: Partition) -> tuple[Floats, Floats]:
+    """Return the output and input features of a linear layer on one rank."""
+    one = np.ones_like(partition.tokens)
+    outputs = op.out_features / (partition.tp if op.tensor_split == "columns" else one)
+    return outputs, op.in_features / (partition.tp if op.tensor_split == "rows" else one)
+
+
+def low_parameters(op: Op, partition: Partition) -> Floats:
+    """Return the weights of `op` on a rank that our trainer gathers in float8."""
+    if not isinstance(op, Matmul) or not partition.gathers_own_low:
+        return np.zeros_like(partition.tokens)
+    outputs, inputs = features_of_rank(op, partition)
+    return np.where(takes_low_precision(op, outputs, inputs, partition), outputs * inputs, 0.0)
+
+
+def casts_of(ops: Sequence[Op], kernels: str, partition: Partition) -> Passes:
+    """Return the elements of 16 or 32 bits that our rounding moves in a block, forward and backward."""
+    forward, backward = np.zeros_like(partition.tokens), np.zeros_like(partition.tokens)
+    for op in ops if partition.own_float8 else ():
+        if isinstance(op, Matmul):
+            outputs, inputs = features_of_rank(op, partition)
+            is_low = takes_low_precision(op, outputs, inputs, partition)
+            tokens = partition.tokens_between if op.tensor_split == "none" else partition.tokens
+            sizes = _Sizes(tokens * inputs, tokens * outputs, outputs * inputs)
+            moved_forward, moved_backward = _moved_bytes(sizes, kernels, partition)
+            forward = forward + is_low * moved_forward / partition.element_bytes
+            backward = backward + is_low * moved_backward / partition.element_bytes
+    return forward, backward
+
+
+def num_low_matmuls(ops: Sequence[Op], partition: Partition) -> Floats:
+    """Return the linear layers of a block that our trainer computes in float8."""
+    found = np.zeros_like(partition.tokens)
+    for op in ops if partition.own_float8 else ():
+        if isinstance(op, Matmul):
+            found = found + takes_low_precision(op, *features_of_rank(op, partition), partition)
+    return found
+
+
+def _moved_bytes(sizes: _Sizes, kernels: str, partition: Partition) -> Passes:
+    element = partition.element_bytes
+    # A cast to float32 of what is float32 is none.
+    widened = element + _FLOAT32 if element < _FLOAT32 else 0.0
+    rounded = widened + 3 * _FLOAT32 + _LOW if kernels == "eager" else element + _LOW
+    scaled = element + rounded
+    copied = 2 * _LOW
+    x, g, w = sizes.inputs, sizes.outputs, sizes.weights
+    if partition.own_float8 == "float8-tensorwise":
+        return scaled * x, scaled * g + rounded * x + copied * (x + g + w)
+    # The matrix of scales is written, and read with the product, which is written again.
+    post = 2 * _FLOAT32 + 2 * element
+    forward, backward = scaled * (x + w), scaled * (g + w) + copied * w + post * x
+    if partition.own_float8 == "float8-rowwise":
+        backward = backward + scaled * (g + x) + copied * (g + x) + post * w
+    return forward, backward
