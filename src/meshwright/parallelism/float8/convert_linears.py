@@ -92,9 +92,11 @@ def _convert(stage: nn.Module, names: set[str], recipe: Float8Recipe, device_typ
 
 def _linears_of_blocks(stage: nn.Module) -> list[tuple[str, nn.Linear]]:
     """Return the linear layers of the blocks of `stage`, or of all of a model that has none."""
-    inside = {part for block in blocks_of(stage) if block is not None for part in block.modules()}
+    blocks = blocks_of(stage)
+    # A pipeline stage may be without blocks of a model that has some.
+    inside = {part for block in blocks if block is not None for part in block.modules()} if len(blocks) else None
     named = [(name, module) for name, module in stage.named_modules() if isinstance(module, nn.Linear)]
-    return [(name, module) for name, module in named if not inside or module in inside]
+    return [(name, module) for name, module in named if inside is None or module in inside]
 
 
 def _features_by_rank(stage: nn.Module, meshes: Meshes) -> dict[str, tuple[int, int]]:
