@@ -11,7 +11,7 @@ from meshwright.cost.training_setup import TrainingSetup
 from meshwright.errors import ConfigError, InfeasibleLayout, UnsupportedError, problems_raised_by
 from meshwright.hardware.catalogue import LOCAL, with_example_rates
 from meshwright.hardware.choice import choose_cluster, cluster_of_section
-from meshwright.planner.request import PlanRequest, rate_problem
+from meshwright.planner.request import PlanRequest, rate_problem, runnable_workload
 from meshwright.planner.search.menu import divisors
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import ModelSection

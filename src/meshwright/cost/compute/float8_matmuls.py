@@ -4,7 +4,7 @@ Per element of an operand, in bytes read and written (parallelism/float8/float8_
 
                         one operator at a time                                     compiled
     amax                its element                                                the same
-    rounding            cast to float32, product with the scale, cast to 8 bits    its element read, 8 bits written
+    rounding            cast to float32; scaled, clamped, cast to 8 bits           its element read, 8 bits written
     another order       8 bits copied, for the operands of backward                the same
 
     forward    x; rowwise also w
@@ -12,8 +12,8 @@ Per element of an operand, in bytes read and written (parallelism/float8/float8_
                are scaled apart by a matrix in float32
 
 tensorwise: w arrives in float8, and x keeps its scale. rowwise_with_gw_hp: the gradient of w is a product in 16 bits.
-Checked against traced steps on torch 2.13 and torchao 0.18, 2026-11-26. Ignored: what rounds shards of weights before
-they are gathered and finds their amax once a step, 17 bytes a parameter of a rank; scales.
+Checked against traced steps on torch 2.13 and torchao 0.18, 2026-11-26. What rounds shards of weights before they
+are gathered: fsdp_copies.py. Ignored: what finds their amax once a step, 4 bytes a parameter of a rank; scales.
 """
 
 from collections.abc import Sequence
@@ -26,6 +26,8 @@ from meshwright.cost.training_setup import Partition
 from meshwright.spec.model.op import FLOAT8_ALIGNMENT, GroupedMatmul, Matmul, Op
 
 _LOW, _FLOAT32 = 1.0, 4.0
+ROUNDED_FLOAT32_BYTES = 5 * _FLOAT32 + _LOW
+"""Of an element in float32: scaled, clamped and cast, a kernel each."""
 
 
 class _Sizes(NamedTuple):
@@ -90,7 +92,7 @@ def _moved_bytes(sizes: _Sizes, kernels: str, partition: Partition) -> Passes:
     element = partition.element_bytes
     # A cast to float32 of what is float32 is none.
     widened = element + _FLOAT32 if element < _FLOAT32 else 0.0
-    rounded = widened + 3 * _FLOAT32 + _LOW if kernels == "eager" else element + _LOW
+    rounded = widened + ROUNDED_FLOAT32_BYTES if kernels == "eager" else element + _LOW
     scaled = element + rounded
     copied = 2 * _LOW
     x, g, w = sizes.inputs, sizes.outputs, sizes.weights

@@ -20,6 +20,11 @@ def tensors_in(values: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
+def is_float8(tensor: Tensor) -> bool:
+    """Return whether a tensor is in one of torch's formats of 8-bit floating point."""
+    return tensor.dtype.itemsize == 1 and tensor.is_floating_point()
+
+
 @cache
 def wraps_tensors(kind: type) -> bool:
     """Return whether tensors of this class wrap tensors, and dispatch operators again on these."""

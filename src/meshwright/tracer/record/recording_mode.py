@@ -17,7 +17,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from meshwright.parallelism.torch_private.torch_dispatch import only_views, signature_of, wraps_tensors
+from meshwright.parallelism.torch_private.torch_dispatch import is_float8, only_views, signature_of, wraps_tensors
 from meshwright.spec.trace.trace import HOST_AXIS, NONE, OpPlace, RecordKind, Signature
 from meshwright.tracer.numbers.operator_results import computed, is_of_the_host
 from meshwright.tracer.numbers.program_numbers import ProgramNumbers
@@ -37,6 +37,7 @@ _WRAP = torch.ops._c10d_functional._wrap_tensor_autograd.default
 _RECORD_STREAM = torch.ops.aten.record_stream.default
 _IS_PINNED = torch.ops.aten.is_pinned.default
 _COPY = torch.ops.aten._to_copy.default
+_CONTIGUOUS = torch.ops.aten.contiguous.default
 _FSDP = "FSDP::"
 """Prefix of torch's marks for the work of FSDP2 between modules."""
 _READ_NUMBER = torch.ops.aten._local_scalar_dense.default
@@ -97,6 +98,10 @@ class RecordingMode(TorchDispatchMode):
             self._wait(args[0])
             # Fake mode would return a new tensor.
             return args[0] if isinstance(args[0], FakeTensor) else func(*args, **kwargs)
+        if func is _CONTIGUOUS and is_float8(args[0]) and not args[0].is_contiguous():
+            # Below autograd it reaches modes whole, and looks like a view.
+            with self:
+                return args[0].clone(memory_format=torch.contiguous_format)
         if func in PARTS:
             with self:
                 return PARTS[func](*args, **kwargs)
