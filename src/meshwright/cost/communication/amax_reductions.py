@@ -1,4 +1,4 @@
-"""What our float8 layers exchange besides: the largest magnitudes (amax) of tensors that tp and cp ranks hold shards of.
+"""What our float8 layers exchange: largest magnitudes (amax) of tensors that tp and cp ranks hold shards of.
 
     tp    forward the inputs of row-parallel layers, backward the gradients of column-parallel ones; rowwise also what
           of the weight is summed over

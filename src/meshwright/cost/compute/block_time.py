@@ -77,6 +77,7 @@ class BlockPricer:
         keeps_gw = np.array([s.workload.precision == "float8-rowwise-with-gw-hp" for s in setups])
         self.is_low_gw = self.is_low & ~keeps_gw[self.line_setup]
         """The same of the products that are gradients of weights."""
+        self.is_own_rowwise = np.array([s.own_float8.startswith("float8-rowwise") for s in setups])[self.line_setup]
         self.element_bytes = np.where(self.is_low, np.where(four[self.line_setup], 0.5, 1.0), wide[self.line_setup])
         self.element_bytes = np.where(lines.is_float32, _FLOAT32_BYTES, self.element_bytes)
         self.activation_bytes = wide[self.block_setup]
@@ -109,8 +110,11 @@ class BlockPricer:
 
     def price(self, rates: Rates, constants: Constants) -> BlockTimes:
         """Return the seconds of every row."""
-        reached, of_gw = (self._reached(rates, constants, is_low) for is_low in (self.is_low, self.is_low_gw))
-        seconds = self._matmuls(rates, (reached, reached, of_gw), constants)
+        reached, back, of_gw = (
+            self._reached(rates, constants, is_low, is_backward=is_backward)
+            for is_low, is_backward in ((self.is_low, False), (self.is_low, True), (self.is_low_gw, True))
+        )
+        seconds = self._matmuls(rates, (reached, back, of_gw), constants)
         forward, backward = self._by_block(seconds[0]), self._by_block(seconds[1] + seconds[2])
         experts, around = (
             self._by_block(np.where(mask, seconds[1] + seconds[2], 0.0)) / np.maximum(backward, 1e-30)
@@ -134,8 +138,11 @@ class BlockPricer:
     def _by_block(self, values: Floats) -> Floats:
         return np.asarray(np.bincount(self.work.matmuls.block, values, len(self.work.blocks.key)), np.float64)
 
-    def _reached(self, rates: Rates, constants: Constants, is_low: Bools) -> Floats:
-        rate = np.where(is_low, rates.matmul[self.line_setup], rates.matmul16[self.line_setup])
+    def _reached(self, rates: Rates, constants: Constants, is_low: Bools, *, is_backward: bool) -> Floats:
+        low = rates.matmul[self.line_setup]
+        # torchao runs backward's products by rows on the kernel of whole tensors, and scales them after.
+        low = np.where(is_backward & self.is_own_rowwise, low / constants["rowwise"], low)
+        rate = np.where(is_low, low, rates.matmul16[self.line_setup])
         rate = np.where(self.work.matmuls.is_float32, rates.matmul32[self.line_setup], rate)
         slower = np.where(self.work.matmuls.is_expert, constants["experts"], 1.0)
         return np.asarray(rate / slower / constants["misaligned"] ** self.misaligned)

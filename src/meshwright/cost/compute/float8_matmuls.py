@@ -1,19 +1,21 @@
 """Which matmuls of our own trainer are in float8, and what rounding their operands moves and launches.
 
-Per element of an operand, in bytes read and written (parallelism/float8/float8_linear.py):
+Bytes of an element (parallelism/float8/float8_linear.py; e of precision.compute):
 
-                        one operator at a time                                     compiled
-    amax                its element                                                the same
-    rounding            cast to float32; scaled, clamped, cast to 8 bits           its element read, 8 bits written
-    another order       8 bits copied, for the operands of backward                the same
+                    one operator at a time                                         compiled
+    amax            e                                                              e, or nothing where what makes it
+                                                                                   finds it, too: of x, and of rows
+    rounding        cast to float32; scaled, clamped, cast to 8 bits               e + 1
+    another order   2, copied, for the operands of backward                        2 for w, else none
 
     forward    x; rowwise also w
-    backward   g and x; rowwise g again for the other matmul, and w; copies of w, g and x; products of rowwise matmuls
-               are scaled apart by a matrix in float32
+    backward   g and x; rowwise g again for the other matmul, and w; copies of w, g and x; one operator at a time,
+               products of rowwise matmuls are scaled apart by a matrix in float32
 
-tensorwise: w arrives in float8, and x keeps its scale. rowwise_with_gw_hp: the gradient of w is a product in 16 bits.
-Checked against traced steps on torch 2.13 and torchao 0.18, 2026-11-26. What rounds shards of weights before they
-are gathered: fsdp_copies.py. Ignored: what finds their amax once a step, 4 bytes a parameter of a rank; scales.
+tensorwise: w arrives in float8, and x keeps its scale. rowwise_with_gw_hp: the gradient of w is a product of 16 or 32
+bits. Compiled layers that read the same x round it once. Checked against traced steps on torch 2.13 and torchao 0.18,
+2026-11-26. What rounds shards of weights before they are gathered: fsdp_copies.py. Ignored: what finds their amax once
+a step, 4 bytes a parameter of a rank; scales.
 """
 
 from collections.abc import Sequence
@@ -36,6 +38,8 @@ class _Sizes(NamedTuple):
     inputs: Floats
     outputs: Floats
     weights: Floats
+    is_first: bool
+    """Whether no layer before it reads the same input."""
 
 
 def takes_low_precision(op: Matmul | GroupedMatmul, outputs: Floats, inputs: Floats, partition: Partition) -> Bools:
@@ -67,16 +71,24 @@ def low_parameters(op: Op, partition: Partition) -> Floats:
 def casts_of(ops: Sequence[Op], kernels: str, partition: Partition) -> Passes:
     """Return the elements of 16 or 32 bits that our rounding moves in a block, forward and backward."""
     forward, backward = np.zeros_like(partition.tokens), np.zeros_like(partition.tokens)
+    before: Matmul | None = None
     for op in ops if partition.own_float8 else ():
         if isinstance(op, Matmul):
             outputs, inputs = features_of_rank(op, partition)
             is_low = takes_low_precision(op, outputs, inputs, partition)
             tokens = partition.tokens_between if op.tensor_split == "none" else partition.tokens
-            sizes = _Sizes(tokens * inputs, tokens * outputs, outputs * inputs)
-            moved_forward, moved_backward = _moved_bytes(sizes, kernels, partition)
-            forward = forward + is_low * moved_forward / partition.element_bytes
-            backward = backward + is_low * moved_backward / partition.element_bytes
+            is_first = kernels == "eager" or before is None or not _reads_the_same(before, op)
+            sizes = _Sizes(tokens * inputs, tokens * outputs, outputs * inputs, is_first)
+            moved = _eager_bytes(sizes, partition) if kernels == "eager" else _compiled_bytes(sizes, partition)
+            forward = forward + is_low * moved[0] / partition.element_bytes
+            backward = backward + is_low * moved[1] / partition.element_bytes
+            before = op
     return forward, backward
+
+
+def _reads_the_same(before: Matmul, op: Matmul) -> bool:
+    is_alike = (before.part, before.in_features) == (op.part, op.in_features)
+    return is_alike and before.tensor_split == op.tensor_split == "columns"
 
 
 def num_low_matmuls(ops: Sequence[Op], partition: Partition) -> Floats:
@@ -88,13 +100,11 @@ def num_low_matmuls(ops: Sequence[Op], partition: Partition) -> Floats:
     return found
 
 
-def _moved_bytes(sizes: _Sizes, kernels: str, partition: Partition) -> Passes:
+def _eager_bytes(sizes: _Sizes, partition: Partition) -> Passes:
     element = partition.element_bytes
     # A cast to float32 of what is float32 is none.
-    widened = element + _FLOAT32 if element < _FLOAT32 else 0.0
-    rounded = widened + ROUNDED_FLOAT32_BYTES if kernels == "eager" else element + _LOW
-    scaled = element + rounded
-    copied = 2 * _LOW
+    rounded = ROUNDED_FLOAT32_BYTES + (element + _FLOAT32 if element < _FLOAT32 else 0.0)
+    scaled, copied = element + rounded, 2 * _LOW
     x, g, w = sizes.inputs, sizes.outputs, sizes.weights
     if partition.own_float8 == "float8-tensorwise":
         return scaled * x, scaled * g + rounded * x + copied * (x + g + w)
@@ -103,4 +113,17 @@ def _moved_bytes(sizes: _Sizes, kernels: str, partition: Partition) -> Passes:
     forward, backward = scaled * (x + w), scaled * (g + w) + copied * w + post * x
     if partition.own_float8 == "float8-rowwise":
         backward = backward + scaled * (g + x) + copied * (g + x) + post * w
+    return forward, backward
+
+
+def _compiled_bytes(sizes: _Sizes, partition: Partition) -> Passes:
+    element, copied = partition.element_bytes, 2 * _LOW
+    rounded = element + _LOW
+    scaled = element + rounded
+    x, g, w = sizes.inputs * sizes.is_first, sizes.outputs, sizes.weights
+    if partition.own_float8 == "float8-tensorwise":
+        return rounded * x, scaled * g + rounded * x + copied * w
+    forward, backward = rounded * (x + w), rounded * g + scaled * w + copied * w
+    if partition.own_float8 == "float8-rowwise":
+        backward = backward + scaled * (g + x)
     return forward, backward

@@ -143,7 +143,7 @@ class ModelMemory:
         wide = 1.0 if setup.gathers_low else self.element_bytes
         groups = setup.model.groups[1:-1]
         low = sum(group.count * low_parameters(op, partition) for group in groups for op in group.ops)
-        whole = sum((block.elements * block.count).whole for block in self.blocks)
+        whole = sum(block.elements.whole * block.count for block in self.blocks)
         return np.asarray(wide - (wide - 1.0) * low / np.maximum(whole, 1))
 
     def _ends(self, first: tuple[Op, ...], last: tuple[Op, ...]) -> EndsMemory:

@@ -145,4 +145,3 @@ def _sharded_dim(weight: torch.Tensor | None) -> int | None:
 
 def _has_experts(stage: nn.Module) -> bool:
     return any(isinstance(module, Experts) for module in stage.modules())
-

@@ -34,7 +34,7 @@ ShardGroups = tuple[GroupNames, GroupNames, GroupNames]
 """Groups whose ranks hold shards along the tokens, the input features and the output features of a layer."""
 
 
-class LayoutFreeFloat8Linear(Float8Linear):
+class LayoutFreeFloat8Linear(Float8Linear):  # type: ignore[misc]
     """Float8Linear whose scales are of whole tensors, whatever ranks hold of them."""
 
     shard_groups: ShardGroups = ((), (), ())
@@ -49,7 +49,9 @@ class LayoutFreeFloat8Linear(Float8Linear):
         output: Tensor = _Float8Matmul.apply(  # type: ignore[no-untyped-call]
             input, self.weight.t(), self.linear_mm_config, self.config, self.shard_groups
         )
-        return output if self.bias is None else output + self.bias.to(output.dtype)
+        if self.bias is not None:
+            output = output + self.bias.to(output.dtype)
+        return output
 
 
 @torch._dynamo.allow_in_graph

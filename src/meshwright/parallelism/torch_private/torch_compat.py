@@ -80,7 +80,7 @@ def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 def process_group(name: str) -> dist.ProcessGroup:
     """Return the process group of a name, which is all of a group that compiled code holds (private, 2.13)."""
-    group = _resolve_process_group(name)
+    group = _resolve_process_group(name)  # type: ignore[arg-type]
     assert isinstance(group, dist.ProcessGroup)
     return group
 

@@ -47,7 +47,8 @@ def float8_layout_problems(recipe: Float8Recipe, layout: Layout, seq_len: int) -
         step = FLOAT8_ALIGNMENT * layout.cp * layout.tp
         yield Problem(
             f"{asked} needs a multiple of {FLOAT8_ALIGNMENT} tokens in a microbatch on each rank, which has {tokens} "
-            f"(layout.microbatch_size = {layout.microbatch_size} x train.seq_len = {seq_len} / layout.cp = {layout.cp})",
+            f"(layout.microbatch_size = {layout.microbatch_size} x train.seq_len = {seq_len} / layout.cp = "
+            f"{layout.cp})",
             [*({"train.seq_len": length} for length in multiples_near(seq_len, step)), {_KEY: "none"}],
         )
     if layout.async_tp:

@@ -8,12 +8,12 @@ from meshwright.cost.communication.data_parallel import DataParallel
 from meshwright.cost.memory.footprint import footprint
 from meshwright.cost.training_setup import Configurations
 from meshwright.cost.work import BLOCK, Work, work_of
+from meshwright.spec.job.sections import ModelSection
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.model.model_spec import model_spec
 from meshwright.spec.model.wide_matmuls import with_wide_matmuls
-from meshwright.spec.job.sections import ModelSection
 
 LLAMA = resolve_architecture(ModelSection(source="llama3-8b"))
 assert isinstance(LLAMA, LlamaArchitecture)

@@ -38,7 +38,9 @@ def test_what_cannot_run_is_refused_and_a_fix_runs(precision: dict[str, Any], la
         assert not [one for one in layout_problems(changed, parse_layout(layout).replace(**keys)) if said in one]
 
 
-@pytest.mark.parametrize("layout", ["dp_shard=4", "tp=2,cp=2", "pp=2,schedule=ZBVZeroBubble", "dp_shard=2,compile=true"])
+@pytest.mark.parametrize(
+    "layout", ["dp_shard=4", "tp=2,cp=2", "pp=2,schedule=ZBVZeroBubble", "dp_shard=2,compile=true"]
+)
 def test_other_layouts_are_valid(layout: str) -> None:
     assert not [one for one in layout_problems(JOB, parse_layout(layout)) if "float8" in one]
 
