@@ -25,7 +25,11 @@ class Float8Gathers:
 
         Weights of key and value heads that tensor-parallel ranks share are not: a second all-gather completes them.
         """
-        self._meshes = meshes
+        self._meshes, layout = meshes, meshes.layout
+        if layout.cpu_offload or isinstance(layout.reshard_after_forward, int):
+            # Refused for tensorwise (spec/job/float8_rules.py), but it may replace a recipe that a device lacks.
+            self._gathers = []
+            return
         layers = [module for module in stages.modules() if getattr(module, "scales_whole_weight", False)]
         hooks = [_torch().gather_in_float8(layer) for layer in layers if not isinstance(layer, SharedHeadLinear)]
         self._gathers = [one for one in hooks if one is not None]
