@@ -67,7 +67,8 @@ class _Float8Matmul(torch.autograd.Function):
         low_IO = cast(weight_t, config.cast_config_weight, GemmInputRole.WEIGHT, 0, (inputs, outputs))
         ctx.save_for_backward(x, weight_t, *(_scale_to_keep(low) for low in (low_TI, low_IO)))
         ctx.cast, ctx.config, ctx.groups = cast, config, groups
-        return torch.mm(low_TI, low_IO).unflatten(0, x.shape[:-1])
+        output: Tensor = torch.mm(low_TI, low_IO).unflatten(0, x.shape[:-1])
+        return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
