@@ -143,8 +143,7 @@ class PrecisionSection(Frozen):
     reduce: DType = "float32"
     """Format in which gradients are summed over ranks; float64 wherever compute is float64."""
     float8: Float8Recipe = "none"
-    """Scales of the float8 matmuls of blocks' linear layers: one a tensor, one a row, or one a row with the gradient of
-    the weight in compute; needs meshwright[torchao]."""
+    """Scales of blocks' float8 matmuls: by tensor, by row, or by row with wide weight gradients; extra torchao."""
     float8_skip: tuple[str, ...] = Field((), strict=False, examples=[["blocks.0.*", "blocks.*.attention.key"]])
     """Patterns of names of linear layers that stay in compute, as embedding, head, router and experts always do."""
 
