@@ -16,6 +16,7 @@ EXTRA_OF_PACKAGE = {
     "pandas": "pandas",
     "tensorboard": "tensorboard",
     "wandb": "wandb",
+    "torchao": "torchao",
 }
 
 

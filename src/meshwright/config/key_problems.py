@@ -63,7 +63,10 @@ def value_text(dotted: str, value: Any) -> str:
     key = job_keys()[dotted]
     text = f"{dotted} = {shown(value)} must be {key.rule}"
     if dotted == "precision.compute" and str(value).casefold().startswith(_LOW_PRECISION):
-        return f'{text}: training in 8 bits or fewer is not built yet; write precision.compute = "bfloat16"'
+        return (
+            f'{text}: float8 matmuls are precision.float8 = "tensorwise", "rowwise" or "rowwise_with_gw_hp" next to '
+            'precision.compute = "bfloat16"; MX and 4-bit formats are not built yet'
+        )
     repair = nearest_allowed(key, value)
     if repair is not None:
         return f"{text}: write {dotted} = {shown(repair)}"

@@ -148,7 +148,7 @@ def matmul_share(device: Device, dtype: str, precision: str, constants: Constant
     """Return the share of the dense peak that large matmuls of `dtype` reach; `precision` as in Workload.precision."""
     if dtype == "float8":
         share = _share("matmul8", device, constants)
-        share *= constants["rowwise"] if precision == "float8-rowwise" else 1.0
+        share *= constants["rowwise"] if precision.startswith("float8-rowwise") else 1.0
         return share * (constants["mx"] if precision == "mxfp8" else 1.0)
     return _share("matmul4" if dtype == "float4" else "matmul", device, constants)
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from meshwright.cost.block_positions import BlockPosition
 from meshwright.cost.communication.collective import all_gather_s, all_reduce_s, group_of, reduce_scatter_s
-from meshwright.cost.communication.data_parallel import DataParallel
+from meshwright.cost.communication.data_parallel import DataParallel, saved_gather_bytes
 from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.compute.block_compute import Prices
 from meshwright.cost.constants import Constants, fitted_constants
@@ -123,7 +123,8 @@ def measured_exchanges_s(dp: DataParallel, positions: Sequence[BlockPosition], f
             continue
         experts = dp.work.blocks.expert_parameters[position.row]
         gathers = np.where(layouts.is_resharded, 2 * n, 1.0)
-        one_s = _unit_s(dp, parameters, layouts.fsdp, gathers, fabric)
+        saved = saved_gather_bytes(dp, position.row)
+        one_s = _unit_s(dp, parameters, layouts.fsdp, gathers, fabric, saved)
         more_s = _unit_s(dp, experts, np.maximum(layouts.expert_dp_shard, 1), gathers, fabric)
         blocks_s = blocks_s + position.count * (one_s + np.where(experts > 0, more_s, 0.0))
     root = np.where(layouts.pp > 1, root / 2, root)
@@ -131,10 +132,12 @@ def measured_exchanges_s(dp: DataParallel, positions: Sequence[BlockPosition], f
     return np.asarray(blocks_s / layouts.pp + root_s)
 
 
-def _unit_s(dp: DataParallel, parameters: Floats, degree: Ints, gathers: Floats, fabric: Fabric) -> Floats:
-    """Return the seconds of gathering a unit so many times and reducing its gradients."""
+def _unit_s(
+    dp: DataParallel, parameters: Floats, degree: Ints, gathers: Floats, fabric: Fabric, saved: Floats | float = 0.0
+) -> Floats:
+    """Return the seconds of gathering a unit so many times, `saved` bytes less, and reducing its gradients."""
     layouts = dp.layouts
-    gathered, reduced = parameters * dp.gather_bytes, parameters * dp.reduce_bytes
+    gathered, reduced = parameters * dp.gather_bytes - saved, parameters * dp.reduce_bytes
     group = group_of(layouts.tp, degree, fabric)
     # Where units were not timed, the bare collectives.
     gather_s = _timed_s("unshard", gathered, all_gather_s(gathered, group, fabric), fabric)

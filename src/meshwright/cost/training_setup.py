@@ -55,6 +55,11 @@ class TrainingSetup:
         """Return whether what ranks gather has been cast before: inputs and parameters of low-precision matmuls."""
         return self.stack.low_precision_gather and self.is_low_precision
 
+    @property
+    def own_float8(self) -> str:
+        """Return the float8 precision of our own trainer; "" where the software or the precision is another."""
+        return self.workload.precision if self.is_own and self.is_low_precision else ""
+
 
 @dataclass(frozen=True)
 class Configurations:
@@ -107,5 +112,9 @@ class Partition:
         has_own_ranks = (keys.ep > 1) | (keys.tp > 1)
         self.has_eager_experts = setup.is_own & ((setup.stack.kernels == "eager") | has_own_ranks)
         self.is_own = setup.is_own
+        self.own_float8 = setup.own_float8
+        self.gathers_own_low = setup.own_float8 == "float8-tensorwise"
+        """Whether our trainer gathers the weights of float8 matmuls in float8 (parallelism/float8)."""
+        self.element_bytes = float(setup.workload.activation_element_bytes)
         self.compiles_blocks = setup.stack.kernels != "eager"
         self.gathers_routed_tokens = setup.stack.gathers_routed_tokens

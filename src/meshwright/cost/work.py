@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost.compute.float8_matmuls import low_parameters, num_low_matmuls
 from meshwright.cost.compute.matmul_lines import (
     Matmuls,
     early_terms_share,
@@ -93,6 +94,10 @@ class BlockTable:
     """Parameters that data-parallel ranks share, on this rank before they are sharded."""
     tied_parameters: Floats
     """Parameters of a tied head on this rank, which are the embedding's; a pipeline's last stage has a copy of them."""
+    low_parameters: Floats
+    """Those of dense_parameters that our trainer gathers in 8 bits."""
+    num_low_matmuls: Floats
+    """Linear layers that it computes in 8 bits."""
     replicated_parameters: Floats
     """Those of them that tp does not divide."""
     expert_parameters: Floats
@@ -205,6 +210,8 @@ def _block_row(group: BlockGroup, kind: int, partition: Partition) -> dict[str, 
         "dense_parameters": zero + sum(_dense_parameters(op, partition) for op in group.ops),
         "tied_parameters": zero
         + sum(op.num_matmul_parameters for op in group.ops if isinstance(op, Head) and op.tied) / partition.tp,
+        "low_parameters": zero + sum(low_parameters(op, partition) for op in group.ops),
+        "num_low_matmuls": zero + num_low_matmuls(group.ops, partition),
         "replicated_parameters": zero + sum(_dense_parameters(op, partition) for op in group.ops if not _is_split(op)),
         "expert_parameters": zero + sum(op.num_parameters for op in group.ops if isinstance(op, GroupedMatmul)),
     }

@@ -21,6 +21,7 @@ _MATMULS = (
     "aten::addmm",
     "aten::bmm",
     "aten::_grouped_mm",
+    "aten::_scaled_mm",
     "meshwright::grouped_matmul_by_loop",
 )
 _ATTENTION = (
@@ -40,7 +41,9 @@ _COLLECTIVES = (
     # A compiled block saves the waited result of a collective.
     _WAIT,
 )
-SAVED_OPS = frozenset((*_MATMULS, *_ATTENTION, *_COLLECTIVES))
+_LARGEST_MAGNITUDE = "aten::linalg_vector_norm"
+"""Of what is rounded to float8: a number for each tensor or row."""
+SAVED_OPS = frozenset((*_MATMULS, *_ATTENTION, *_COLLECTIVES, _LARGEST_MAGNITUDE))
 """Ops whose outputs are the most expensive to recompute per byte saved.
 
 Exceptions: outputs that span the whole sequence on each tensor-parallel rank, which are all-gathered inputs (backward

@@ -1,7 +1,7 @@
 """The order in which a Layout is applied to a model.
 
 1. pipeline split          first, so that nothing below touches modules of other stages
-2. float8                  (not implemented) replaces whole linear layers, before tensor parallelism shards them
+2. float8                  replaces whole linear layers, before tensor parallelism shards them
 3. tensor and sequence     parameters become DTensors, which record their placement; later steps shard them further
 4. experts                 after 3, which decides whether a router's tokens are sharded over tp
 5. context                 replaces the attention core, which has no parameters; after 3, since Ulysses shards the
@@ -23,6 +23,7 @@ from meshwright.parallelism.context.context_parallel import apply_context_parall
 from meshwright.parallelism.data.fully_sharded import shard_model
 from meshwright.parallelism.data.materialize import materialize
 from meshwright.parallelism.expert.expert_parallel import apply_expert_parallel
+from meshwright.parallelism.float8.convert_linears import convert_linears, set_shard_groups
 from meshwright.parallelism.gradients import share_tied
 from meshwright.parallelism.head import require_separable
 from meshwright.parallelism.mesh import Meshes
@@ -39,9 +40,11 @@ def parallelize(
     layout = meshes.layout
     require_separable(model, layout.loss_chunks)
     stages = split(model, layout, schedule, meshes.rank("pp"))
+    stages.float8 = convert_linears(list(stages), meshes, precision)
     apply_async_tensor_parallel(meshes)
     for stage in stages:
         apply_tensor_parallel(stage, meshes)
+        set_shard_groups(stage, meshes)
         apply_expert_parallel(stage, meshes)
         apply_context_parallel(stage, meshes, seq_len)
         blocks = blocks_of(stage)

@@ -26,6 +26,7 @@ from meshwright.planner.search.price import Priced, price
 from meshwright.spec.layout.layout import SPLIT_BACKWARD_SCHEDULES, Layout
 from meshwright.spec.run.layout_plan import Candidate
 from meshwright.spec.step.estimate import Estimate
+from meshwright.spec.step.workload import FLOAT8_PRECISIONS
 
 LEFT_OUT_ERROR = load_stack(GENERIC).relative_error
 """Half width of the interval that holds 80 % of the runs of stacks that were left out of the fit."""
@@ -126,7 +127,9 @@ def unmeasured_features(layout: Layout, setup: TrainingSetup) -> tuple[str, ...]
     """Return the features of `layout` that no measured run of this software has, as a job would write them."""
     found = []
     if setup.is_low_precision and setup.is_own:
-        found.append(f"precision={setup.workload.precision} (meshwright does not train in it yet)")
+        is_built = setup.workload.precision in FLOAT8_PRECISIONS.values()
+        why = "" if is_built else " (meshwright does not train in it yet)"
+        found.append(f"precision={setup.workload.precision}{why}")
     if layout.pp > 1 and layout.schedule in SPLIT_BACKWARD_SCHEDULES:
         found.append(f"schedule={layout.schedule} (split backward)")
     if layout.cp > 1 and layout.cp_method != "all-gather":

@@ -11,7 +11,7 @@ from meshwright.cost.training_setup import TrainingSetup
 from meshwright.errors import ConfigError, InfeasibleLayout, UnsupportedError, problems_raised_by
 from meshwright.hardware.catalogue import LOCAL, with_example_rates
 from meshwright.hardware.choice import choose_cluster, cluster_of_section
-from meshwright.planner.request import PlanRequest, rate_problem
+from meshwright.planner.request import PlanRequest, rate_problem, runnable_workload
 from meshwright.planner.search.menu import divisors
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import ModelSection
@@ -20,6 +20,7 @@ from meshwright.spec.layout.layout import AXES, Layout, LayoutRequest
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.model.model_spec import model_spec
+from meshwright.spec.model.wide_matmuls import with_wide_matmuls
 from meshwright.spec.problem import did_you_mean
 from meshwright.spec.step.workload import Precision, Workload
 from meshwright.units import counted, format_count
@@ -134,11 +135,13 @@ def plan_request(resolved: ResolvedJob, options: Options) -> PlanRequest:
     cluster = with_example_rates(cluster) if options.takes_example else cluster
     # A job that sets no layout, or searches, leaves it to the planner.
     layout = None if job.layout.search or not fixed else layout_on(cluster, job, options)
-    workload = job.workload if options.precision is None else job.workload.replace(precision=options.precision)
+    workload = runnable_workload(job, cluster.device)
+    workload = workload if options.precision is None else workload.replace(precision=options.precision)
+    model = with_wide_matmuls(model_spec(architecture), job.precision.float8_skip)
     request = PlanRequest(
         model_name=job.model.source,
         architecture=architecture,
-        setup=TrainingSetup(model_spec(architecture), workload, cluster, load_stack(options.stack)),
+        setup=TrainingSetup(model, workload, cluster, load_stack(options.stack)),
         fixed=fixed if job.layout.search else {},
         given=layout,
         memory_margin=job.planner.memory_margin,

@@ -77,7 +77,8 @@ def test_every_wrong_value_has_a_message_of_one_line(key: Key, value: object) ->
 
 
 @pytest.mark.parametrize("name", ["float8", "fp8-rowwise", "MXFP8", "nvfp4"])
-def test_formats_that_are_not_trained_in_yet_are_said_to_be_so(name: str) -> None:
+def test_formats_of_matmuls_are_said_to_be_another_key(name: str) -> None:
     assert value_text("precision.compute", name).endswith(
-        'training in 8 bits or fewer is not built yet; write precision.compute = "bfloat16"'
+        'float8 matmuls are precision.float8 = "tensorwise", "rowwise" or "rowwise_with_gw_hp" next to '
+        'precision.compute = "bfloat16"; MX and 4-bit formats are not built yet'
     )

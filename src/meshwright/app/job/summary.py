@@ -73,7 +73,7 @@ def _model_line(job: Job) -> str:
     flops = spec.flops_per_token(job.train.seq_len)
     return (
         f"{job.model.source}, {format_count(spec.num_parameters)} parameters, {format_count(flops)} FLOPs a token "
-        f"forward and backward, {job.precision.compute}"
+        f"forward and backward, {job.precision.matmuls}"
     )
 
 

@@ -131,10 +131,10 @@ def _require_runnable(request: PlanRequest, resolved: ResolvedJob) -> None:
             f"--simulate runs Meshwright's own step, and the plan is for {request.setup.stack.name}: leave out "
             "--stack, or set --simulate 0"
         )
-    precision = resolved.job.precision.compute
+    precision = resolved.job.precision.matmuls
     if request.workload.precision != precision:
         raise ConfigError(
-            f"--simulate runs the job's own step, whose precision.compute is {precision}, and the plan is for "
+            f"--simulate runs the job's own step, whose precision is {precision}, and the plan is for "
             f"{request.workload.precision}: leave out --precision, or set --simulate 0"
         )
 

@@ -11,6 +11,8 @@ stream before each of a block's two gradients of weights; half of this hides beh
 as one. Their rings pass gradients on in the activations' format. Ours gather only the residual stream again
 (Stack.gathers_input_again), in blocks that are not recomputed as a whole: recomputation gathers it in the others.
 
+What float8 layers of ours exchange besides is in amax_reductions.py.
+
 Sources: Korthikanti et al. 2022 (arXiv:2205.05198) for tp with sequence parallelism, Llama 3 (arXiv:2407.21783, 3.3.2)
 for gathered keys, Jacobs et al. 2023 (arXiv:2309.14509) for ulysses. Where a stack overlaps, a fitted share stays
 exposed. What is lost to FSDP on the same links is in contention.py. Ignored: contention between other axes; what is
@@ -20,6 +22,7 @@ a few bytes a token or less (sums of a loss over the vocabulary, how many tokens
 import numpy as np
 
 from meshwright.cost.communication.all_to_all import Routing, all_to_all_s, token_exchange_s
+from meshwright.cost.communication.amax_reductions import AmaxReductions
 from meshwright.cost.communication.collective import (
     RankGroup,
     all_gather_s,
@@ -68,6 +71,7 @@ class Communication:
         self.gathers_routed_tokens = is_set("gathers_routed_tokens")
         self.gathers_low = configs.has(lambda s: s.gathers_low)
         """Whether activations are gathered in 8 bits; what is scattered stays in 16."""
+        self.amax = AmaxReductions(configs, work.blocks)
         self.is_deduplicated = configs.has(lambda s: s.stack.dispatcher == "fused")
 
     def shares(self, fabric: Fabric) -> tuple[LinkShares, LinkShares, LinkShares]:
@@ -114,7 +118,11 @@ class Communication:
             for all_of, left in zip(whole, self._compiled(row, one, num_again + recomputed, matmul_s), strict=True)
         )
         is_compiled = self.orders_collectives & self.layouts.compiles_blocks & (blocks.kind[row] == BLOCK)
-        forward, backward = (np.where(is_compiled, *both) for both in zip(compiled, usual, strict=True))
+        amax = self.amax.over_tp(row, group, fabric)
+        forward, backward = (
+            np.where(is_compiled, *both) + reduced
+            for both, reduced in zip(zip(compiled, usual, strict=True), amax, strict=True)
+        )
         return forward, backward
 
     def _compiled(self, row: Ints, one: Floats, num_again: Floats, matmul_s: Floats) -> Passes:
@@ -165,7 +173,8 @@ class Communication:
         back = np.where(self.gathers_again, 2.0, 1.0) * gathered
         backward = np.where(is_ring, ring_b, np.where(is_swap, swapped, back))
         has_attention = blocks.attention_flops[row] > 0
-        return forward * has_attention, backward * has_attention
+        amax_f, amax_b = self.amax.over_cp(row, group, fabric)
+        return forward * has_attention + amax_f, backward * has_attention + amax_b
 
     def expert(self, row: Ints, fabric: Fabric, c: Constants) -> Passes:
         """Return ep's exposed seconds of one block, forward and backward."""

@@ -99,11 +99,22 @@ def block_collectives_s(dp: DataParallel, row: Ints, fabric: Fabric, *, with_exp
     dense, experts = blocks.dense_parameters[row], np.where(with_experts, blocks.expert_parameters[row], 0.0)
     group, expert_group = dp.shard_group(fabric), dp.expert_group(fabric)
 
-    def whole_block_s(collective_s: Callable[[ArrayLike, RankGroup, Fabric], Floats], element_bytes: Floats) -> Floats:
-        whole = collective_s(dense * element_bytes, group, fabric)
+    def whole_block_s(
+        collective_s: Callable[[ArrayLike, RankGroup, Fabric], Floats], dense_bytes: Floats, element_bytes: Floats
+    ) -> Floats:
+        whole = collective_s(dense_bytes, group, fabric)
         return whole + np.where(experts > 0, collective_s(experts * element_bytes, expert_group, fabric), 0.0)
 
-    return whole_block_s(all_gather_s, dp.gather_bytes), whole_block_s(reduce_scatter_s, dp.reduce_bytes)
+    gathered = dense * dp.gather_bytes - saved_gather_bytes(dp, row)
+    return (
+        whole_block_s(all_gather_s, gathered, dp.gather_bytes),
+        whole_block_s(reduce_scatter_s, dense * dp.reduce_bytes, dp.reduce_bytes),
+    )
+
+
+def saved_gather_bytes(dp: DataParallel, row: Ints) -> Floats:
+    """Return the bytes by which gathering one row's weights of float8 matmuls in float8 is less (ours)."""
+    return np.asarray(dp.work.blocks.low_parameters[row] * (dp.gather_bytes - 1.0))
 
 
 def gather_again_s(dp: DataParallel, row: Ints, fabric: Fabric) -> tuple[RankGroup, Floats]:

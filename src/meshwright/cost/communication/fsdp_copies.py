@@ -1,10 +1,11 @@
 """What FSDP itself computes: casts of shards, copies out of and into the buffers of its collectives, sums of gradients.
 
     gathers     2 bytes moved for each byte gathered, again in backward where blocks are freed
+    rounded     what scales, clamps and casts shards that are gathered in float8 (ours)
     kept        2 bytes for each byte of the copy that a group of ranks keeps of what it frees
     reductions  a microbatch's gradients cast, added up and copied into the reduction's input
 
-Counted from traces of FSDP2. Ignored: casts of shards before they are gathered.
+Counted from traces of FSDP2. Ignored: casts of shards to 16 bits before they are gathered.
 """
 
 from dataclasses import dataclass
@@ -12,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.cost.block_positions import BlockPosition
-from meshwright.cost.communication.data_parallel import DataParallel, dense_parameters
+from meshwright.cost.communication.data_parallel import DataParallel, dense_parameters, saved_gather_bytes
 from meshwright.cost.compute.block_time import BlockTimes
+from meshwright.cost.compute.float8_matmuls import ROUNDED_FLOAT32_BYTES
 from meshwright.cost.layout_table import Floats, Ints, Passes
 from meshwright.cost.stack_factors import StackFactors
 from meshwright.cost.work import BLOCK, FIRST
@@ -60,13 +62,18 @@ def fsdp_copies_s(dp: DataParallel, row: Ints, memory_rate: Floats, *, is_block:
     reordered = reordered_experts(dp, row)
     last = 1.0 / dp.num_microbatches
     # Out of the buffer that was gathered; blocks that are freed are gathered again.
-    out = 2 * np.where(layouts.is_resharded, 1.0, last) * dp.gather_bytes * (parameters + reordered)
+    gathered = dp.gather_bytes * (parameters + reordered) - saved_gather_bytes(dp, row)
+    out = 2 * np.where(layouts.is_resharded, 1.0, last) * gathered
+    rounded = blocks.low_parameters[row] / np.maximum(layouts.fsdp, 1) * ROUNDED_FLOAT32_BYTES
+    rounded = rounded * np.where(layouts.is_resharded & (layouts.fsdp > 1), 1.0, last)
     kept = np.where(layouts.kept_on > 0, 2 * dp.gather_bytes * parameters / np.maximum(layouts.kept_on, 1), 0.0)
     num_reductions = np.where(layouts.reduces_each_microbatch, 1.0, last)
     reduced = parameters * _bytes_to_reduce(dp) + 2 * reordered * num_reductions * dp.element_bytes
     is_shared = layouts.fsdp > 1
     forward = np.where(is_shared, out + (kept if is_block else 0.0), 0.0)
     backward = np.where(is_shared, (out if is_block else 0.0) + reduced, parameters * _bytes_of_whole(dp))
+    forward = forward + rounded
+    backward = backward + np.where(layouts.is_resharded & (layouts.fsdp > 1), rounded, 0.0)
     forward, backward = (np.where(dp.shards_parameters, moved, 0.0) for moved in (forward, backward))
     return forward / memory_rate, backward / memory_rate
 

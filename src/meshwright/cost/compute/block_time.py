@@ -10,6 +10,7 @@ Sources: FlashAttention (arXiv:2205.14135) for the 2.5; the rest are definitions
 Ignored: dropout, biases, L2 hits between kernels.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from meshwright.cost.compute.matmul import MatmulSizes, is_misaligned, matmul_by
 from meshwright.cost.compute.op_shapes import ATTENTION_BACKWARD_FLOPS, NARROW_HEAD
 from meshwright.cost.compute.own_kernels import end_kernels, own_kernels
 from meshwright.cost.constants import Constants
-from meshwright.cost.layout_table import Floats, Passes
+from meshwright.cost.layout_table import Bools, Floats, Passes
 from meshwright.cost.measured_op import MeasuredTimes, measured_times
 from meshwright.cost.training_setup import TrainingSetup
 from meshwright.cost.work import Work
@@ -78,6 +79,10 @@ class BlockPricer:
         four = np.array([s.workload.matmul_dtype == "float4" for s in setups])
         wide = np.array([s.workload.activation_element_bytes for s in setups], np.float64)
         self.is_low = low[self.line_setup] & lines.is_low
+        keeps_gw = np.array([s.workload.precision == "float8-rowwise-with-gw-hp" for s in setups])
+        self.is_low_gw = self.is_low & ~keeps_gw[self.line_setup]
+        """The same of the products that are gradients of weights."""
+        self.is_own_rowwise = np.array([s.own_float8.startswith("float8-rowwise") for s in setups])[self.line_setup]
         self.element_bytes = np.where(self.is_low, np.where(four[self.line_setup], 0.5, 1.0), wide[self.line_setup])
         self.element_bytes = np.where(lines.is_float32, _FLOAT32_BYTES, self.element_bytes)
         self.activation_bytes = wide[self.block_setup]
@@ -87,7 +92,9 @@ class BlockPricer:
         self._tiles: dict[float, list[Floats]] = {}
         m, n, k, g = lines.m, lines.n, lines.k, lines.groups
         self.passes = [(m, n, k), (m, k, n), (k, n, m)]
-        self.bytes = [matmul_bytes(*shape, g, self.element_bytes) for shape in self.passes]
+        of_gw = np.where(self.is_low & ~self.is_low_gw, wide[self.line_setup], self.element_bytes)
+        of_passes = (self.element_bytes, self.element_bytes, of_gw)
+        self.bytes = [matmul_bytes(*shape, g, size) for shape, size in zip(self.passes, of_passes, strict=True)]
         # One chunk after the other is added to the sum of the head's gradient.
         self.bytes[2] = self.bytes[2] + np.where(lines.is_early, g * n * k * self.element_bytes, 0.0)
         self.misaligned = is_misaligned(n, k, self.element_bytes)
@@ -110,8 +117,11 @@ class BlockPricer:
 
     def price(self, rates: Rates, constants: Constants) -> BlockTimes:
         """Return the seconds of every row."""
-        reached = self._reached(rates, constants)
-        seconds = self._matmuls(rates, reached, constants)
+        reached, back, of_gw = (
+            self._reached(rates, constants, is_low, is_backward=is_backward)
+            for is_low, is_backward in ((self.is_low, False), (self.is_low, True), (self.is_low_gw, True))
+        )
+        seconds = self._matmuls(rates, (reached, back, of_gw), constants)
         gradients = seconds[1] + seconds[2]
         early = self.work.matmuls.is_early
         forward = self._by_block(seconds[0] + np.where(early, gradients, 0.0))
@@ -138,20 +148,25 @@ class BlockPricer:
     def _by_block(self, values: Floats) -> Floats:
         return np.asarray(np.bincount(self.work.matmuls.block, values, len(self.work.blocks.key)), np.float64)
 
-    def _reached(self, rates: Rates, constants: Constants) -> Floats:
-        rate = np.where(self.is_low, rates.matmul[self.line_setup], rates.matmul16[self.line_setup])
+    def _reached(self, rates: Rates, constants: Constants, is_low: Bools, *, is_backward: bool) -> Floats:
+        low = rates.matmul[self.line_setup]
+        # torchao runs backward's products by rows on the kernel of whole tensors, and scales them after.
+        low = np.where(is_backward & self.is_own_rowwise, low / constants["rowwise"], low)
+        rate = np.where(is_low, low, rates.matmul16[self.line_setup])
         rate = np.where(self.work.matmuls.is_float32, rates.matmul32[self.line_setup], rate)
         slower = np.where(self.work.matmuls.is_expert, constants["experts"], 1.0)
         return np.asarray(rate / slower / constants["misaligned"] ** self.misaligned)
 
-    def _matmuls(self, rates: Rates, reached: Floats, constants: Constants) -> list[Floats]:
+    def _matmuls(self, rates: Rates, reached: Sequence[Floats], constants: Constants) -> list[Floats]:
         """Return the seconds of each line, forward and in the two passes of backward."""
         memory = rates.memory[self.line_setup]
         fused = np.array([s.stack.grouped_experts for s in self.setups])[self.line_setup]
         num_kernels = np.where(fused, 1.0, self.work.matmuls.groups)
         return [
-            np.maximum(tiles / reached, num_bytes / memory) + constants["kernel_s"] * num_kernels
-            for tiles, num_bytes in zip(self.tiles(constants["small_tile.blackwell"]), self.bytes, strict=True)
+            np.maximum(tiles / rate, num_bytes / memory) + constants["kernel_s"] * num_kernels
+            for tiles, rate, num_bytes in zip(
+                self.tiles(constants["small_tile.blackwell"]), reached, self.bytes, strict=True
+            )
         ]
 
     def _attention(self, rates: Rates, constants: Constants) -> tuple[Passes, Floats]:

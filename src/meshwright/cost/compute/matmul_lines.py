@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost.compute.float8_matmuls import takes_low_precision
 from meshwright.cost.layout_table import Bools, Floats, Ints
 from meshwright.cost.training_setup import Partition
 from meshwright.spec.model.model_spec import BlockGroup
@@ -60,9 +61,10 @@ def matmul_lines(group: BlockGroup, partition: Partition) -> Iterator[dict[str, 
             columns = partition.tp if op.tensor_split == "columns" else one
             rows = partition.tp if op.tensor_split == "rows" else one
             tokens = partition.tokens_between if op.tensor_split == "none" else partition.tokens
-            line = _line(tokens, num_fused * op.out_features / columns, op.in_features / rows, one)
+            n, k = num_fused * op.out_features / columns, op.in_features / rows
+            line = _line(tokens, n, k, one, is_low=takes_low_precision(op, n, k, partition))
             if partition.routes_in_float32 and op.part == "router":
-                yield line | {"is_float32": ~line["is_float32"], "is_low": ~line["is_low"]}
+                yield line | {"is_float32": ~line["is_float32"], "is_low": np.zeros_like(line["is_low"])}
             elif op.part == "attention":
                 yield _cast(op, before, partition, line | {"is_attention": ~line["is_attention"]})
             else:
@@ -72,7 +74,8 @@ def matmul_lines(group: BlockGroup, partition: Partition) -> Iterator[dict[str, 
             rows = partition.tokens / partition.tp * partition.etp * op.experts_per_token / num_local
             n = num_fused * op.out_features / (partition.etp if op.tensor_split == "columns" else one)
             k = op.in_features / (partition.etp if op.tensor_split == "rows" else one)
-            yield _cast(op, before, partition, _line(rows, n, k, num_local, is_expert=True))
+            is_low = takes_low_precision(op, n, k, partition)
+            yield _cast(op, before, partition, _line(rows, n, k, num_local, is_expert=True, is_low=is_low))
         elif isinstance(op, Head):
             chunks = partition.loss_chunks * one
             line = _line(partition.tokens / chunks, op.vocab_size / partition.tp, op.dim * one, chunks, is_low=False)
@@ -82,8 +85,10 @@ def matmul_lines(group: BlockGroup, partition: Partition) -> Iterator[dict[str, 
 
 def _cast(op: Matmul | GroupedMatmul, before: Op | None, partition: Partition, line: dict[str, Any]) -> dict[str, Any]:
     """Return `line` with what it casts to low precision: a tensor once for all that read it, and before it is gathered
-    where that is gathered in low precision.
+    where that is gathered in low precision. Casts of our own trainer are in float8_matmuls.py.
     """
+    if partition.is_own:
+        return line
     split = op.tensor_split if isinstance(op, Matmul) and partition.gathers_low else "none"
     is_read_before = isinstance(before, Matmul | GroupedMatmul) and _reads_the_same(before, op)
     inputs, outputs = (line["groups"] * line["m"] * line[side] for side in ("k", "n"))
@@ -120,7 +125,7 @@ def _reads_the_same(before: Matmul | GroupedMatmul, after: Matmul | GroupedMatmu
 
 
 def _line(
-    m: Floats, n: Floats, k: Floats, groups: Floats, is_expert: bool = False, is_low: bool = True
+    m: Floats, n: Floats, k: Floats, groups: Floats, is_expert: bool = False, is_low: Bools | bool = True
 ) -> dict[str, NDArray[Any]]:
     flags = np.zeros(len(groups), np.bool_)
     shape = {"m": m, "n": n, "k": k, "groups": groups, "is_expert": flags | is_expert, "is_low": flags | is_low}

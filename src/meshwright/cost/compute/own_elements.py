@@ -26,6 +26,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from meshwright.cost.compute.float8_matmuls import casts_of
 from meshwright.cost.layout_table import Floats, Passes
 from meshwright.cost.training_setup import Partition
 from meshwright.spec.model.op import CoreAttention, Elementwise, Embedding, GroupedMatmul, Matmul, Norm, Op, Rope
@@ -83,6 +84,8 @@ def own_elements(ops: Sequence[Op], partition: Partition) -> Passes:
         op_forward, op_backward = _moved(op, kernels, partition)
         forward, backward = forward + share * op_forward, backward + share * op_backward
     backward = backward + _SUM[kernels] * _summed(ops, partition)
+    cast_forward, cast_backward = casts_of(ops, kernels, partition)
+    forward, backward = forward + cast_forward, backward + cast_backward
     return forward * float(partition.is_own), backward * float(partition.is_own)
 
 

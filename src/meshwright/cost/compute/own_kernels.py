@@ -7,6 +7,7 @@
     ends        embedding 1 and 1, under tp 7 and 2; norm and loss 7 and 6, under tp 28 and 11
     loss        in chunks 33 forward for each, 2 backward; norm 3 and 4
     positions   13 forward, for the tables of rotary embedding, once a stage
+    float8      what rounds a layer's operands, scales included: _ROUNDING
 
 Counted in traced steps of llama-15m, llama3-8b, GPT-2 and moe-4m on torch 2.13, 2026-11-23. Ignored: further kernels
 of latent attention, of shared experts and of attention that is split over cp.
@@ -30,6 +31,19 @@ _ENDS = {FIRST: ((1.0, 1.0), (7.0, 2.0)), LAST: ((7.0, 6.0), (28.0, 11.0))}
 _NORM, _CHUNK = (3.0, 4.0), (33.0, 2.0)
 """Of the last norm; of a chunk of the loss, forward, and of all of them, backward."""
 _POSITIONS = 13.0
+_ROUNDING = {
+    "eager": {
+        "float8-tensorwise": (11.0, 21.0),
+        "float8-rowwise": (28.0, 67.0),
+        "float8-rowwise-with-gw-hp": (28.0, 34.0),
+    },
+    "compiled": {
+        "float8-tensorwise": (2.0, 2.0),
+        "float8-rowwise": (1.5, 5.0),
+        "float8-rowwise-with-gw-hp": (1.5, 3.0),
+    },
+}
+"""Of one float8 layer."""
 
 
 def own_kernels(work: Work, setups: Sequence[TrainingSetup]) -> Passes:
@@ -50,9 +64,19 @@ def own_kernels(work: Work, setups: Sequence[TrainingSetup]) -> Passes:
         mixture = np.where(is_eager, _MIXTURE["eager"][way], _MIXTURE["compiled"][way]) + has_exchange * _EXCHANGE[way]
         copies = blocks.num_tp_collectives + np.where(is_compiled, 0.0, way * blocks.num_tp_inputs)
         kernels = (np.where(is_mixture, mixture, dense) + copies) * is_block
-        return np.where(is_ours, kernels, np.nan)
+        return np.where(is_ours, kernels + rounding[way], np.nan)
 
+    rounding = _rounding_kernels(work, setups)
     return count(0), count(1)
+
+
+def _rounding_kernels(work: Work, setups: Sequence[TrainingSetup]) -> Passes:
+    """Return the kernels forward and backward that round the operands of float8 layers, of each row."""
+    setup, none = work.setup_index[work.blocks.key], (0.0, 0.0)
+    kernels = [_ROUNDING["eager" if one.stack.kernels == "eager" else "compiled"] for one in setups]
+    of_layer = np.array([by_recipe.get(one.own_float8, none) for by_recipe, one in zip(kernels, setups, strict=True)])
+    forward, backward = (work.blocks.num_low_matmuls * of_way for of_way in of_layer[setup].T)
+    return forward, backward
 
 
 def end_kernels(work: Work) -> Passes:

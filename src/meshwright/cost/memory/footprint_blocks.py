@@ -10,13 +10,14 @@ from typing import get_args
 
 import numpy as np
 
+from meshwright.cost.compute.float8_matmuls import low_parameters
 from meshwright.cost.compute.recompute import drops_attention
 from meshwright.cost.layout_table import CONTEXT_METHODS, Bools, Floats, Ints, LayoutTable, take_rows
 from meshwright.cost.memory.footprint_constants import CHUNK_LOSS_BYTES, KEPT_LOSS_BYTES, LOSS_BYTES
 from meshwright.cost.memory.footprint_stages import StageCuts
 from meshwright.cost.memory.footprint_states import Elements, elements_of
 from meshwright.cost.memory.footprint_tensors import Bytes, Formats, Split, kept_bytes, pending_bytes, transient_bytes
-from meshwright.cost.training_setup import TrainingSetup
+from meshwright.cost.training_setup import Partition, TrainingSetup
 from meshwright.spec.layout.layout import ActivationCheckpoint
 from meshwright.spec.model.model_spec import BlockGroup
 from meshwright.spec.model.op import GroupedMatmul, Head, Matmul, Norm, Op
@@ -80,6 +81,8 @@ class ModelMemory:
         of_ops = {ops: self._block(group) for ops, group in {group.ops: group for group in groups}.items()}
         self.blocks = [replace(of_ops[group.ops], count=group.count) for group in groups]
         self.ends = self._ends(first.ops, last.ops)
+        self.gather_bytes = self._gather_bytes()
+        """Of a block's parameter that is gathered, in the mean over blocks."""
         self.cuts = StageCuts(setup, layouts)
         width = next(op.width for op in last.ops if isinstance(op, Norm))
         self.stream_bytes = self.tokens * width * self.element_bytes
@@ -91,7 +94,7 @@ class ModelMemory:
         taken = copy(self)
         taken.layouts, taken.cuts = self.layouts.take(rows), self.cuts.take(rows)
         taken.blocks, taken.ends = [take_rows(block, rows) for block in self.blocks], take_rows(self.ends, rows)
-        for name in ("tokens", "stream_bytes", "shared_stream_bytes"):
+        for name in ("tokens", "stream_bytes", "shared_stream_bytes", "gather_bytes"):
             setattr(taken, name, getattr(self, name)[rows])
         return taken
 
@@ -140,6 +143,14 @@ class ModelMemory:
             transient_bytes=self._bytes(lambda formats: transient_bytes(group.ops, formats)),
             pending_bytes=self._bytes(lambda formats: pending_bytes(group.ops, formats)),
         )
+
+    def _gather_bytes(self) -> Floats:
+        setup, partition = self.setup, Partition(self.setup, self.layouts)
+        wide = 1.0 if setup.gathers_low else self.element_bytes
+        groups = setup.model.groups[1:-1]
+        low = sum(group.count * low_parameters(op, partition) for group in groups for op in group.ops)
+        whole = sum(block.elements.whole * block.count for block in self.blocks)
+        return np.asarray(wide - (wide - 1.0) * low / np.maximum(whole, 1))
 
     def _ends(self, first: tuple[Op, ...], last: tuple[Op, ...]) -> EndsMemory:
         layouts, stack = self.layouts, self.setup.stack

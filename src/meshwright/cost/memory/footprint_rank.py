@@ -91,7 +91,7 @@ class RankFootprint:
         """Whether parameters stay gathered from one microbatch to the next."""
         self.reduces_last = (layouts.pp > 1) & stack.reduces_after_pipeline & self.is_sharded & ~self.reduces_each
         self.compute_bytes = memory.element_bytes
-        self.gather_bytes = 1.0 if memory.setup.gathers_low else memory.element_bytes
+        self.gather_bytes = memory.gather_bytes
         self.reduce_bytes = float(BYTES_PER_ELEMENT[memory.setup.workload.gradient_dtype])
         self.sums = self.elements.whole * self.reduce_bytes
         """Bytes of all gradients, whole."""

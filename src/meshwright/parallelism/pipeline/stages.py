@@ -4,10 +4,12 @@ A stage is the same model with the other stages' parts set to None, so that para
 needs no second version. Without a pipeline the only stage is the whole model.
 """
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -17,6 +19,9 @@ from meshwright.models.moe import most_experts
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.schedule.action import Action
 from meshwright.spec.layout.schedule.schedule import Schedule
+
+if TYPE_CHECKING:
+    from meshwright.parallelism.float8.convert_linears import Float8Report
 
 
 class Stages(nn.Module):
@@ -29,6 +34,8 @@ class Stages(nn.Module):
         """The pipeline rank of each stage, over all ranks."""
         self.most_experts = most_experts
         """The largest number of experts of a layer in any stage of any rank."""
+        self.float8: Float8Report | None = None
+        """What became of linear layers where the job asks for float8."""
 
     def __getitem__(self, number: int) -> nn.Module:
         return self.stages[str(number)]

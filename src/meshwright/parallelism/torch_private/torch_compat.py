@@ -1,19 +1,24 @@
 """Private parts of torch and differences between 2.11 and 2.15, one function each, tested on the installed torch."""
 
+import logging
 import warnings
 from collections.abc import Iterable, Sequence
 from itertools import product
+from types import ModuleType
 from typing import TypeVar
 
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch._functorch import config as functorch_config
 from torch.distributed.checkpoint.state_dict import _get_fqns
+from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import (
     _compute_local_shape_and_global_offset,
     compute_local_shape_and_global_offset,
 )
 
+from meshwright.extras import import_extra
 from meshwright.parallelism.pipeline.stages import Stages
 
 Value = TypeVar("Value")
@@ -91,6 +96,26 @@ def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
         for name, buffer in module.named_buffers(recurse=False)
         if name not in module._non_persistent_buffers_set
     }
+
+
+def process_group(name: str) -> dist.ProcessGroup:
+    """Return the process group of a name, which is all of a group that compiled code holds (private, 2.13)."""
+    group = _resolve_process_group(name)  # type: ignore[arg-type]
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def import_torchao(module: str, purpose: str) -> ModuleType:
+    """Return a module of torchao; raises UnsupportedError that says which extra brings it.
+
+    On import it logs warnings of its libraries for other devices, and torch one of an enumeration of its (0.18, 2.13).
+    """
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        return import_extra(module, purpose)
+    finally:
+        logging.disable(before)
 
 
 def keep_backward_inputs() -> None:

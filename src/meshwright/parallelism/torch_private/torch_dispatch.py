@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 
 from meshwright.spec.trace.trace import Signature, TensorShape
@@ -17,6 +18,17 @@ _MATMULS = ("mm", "addmm", "addmm_", "bmm", "baddbmm", "_grouped_mm")
 def tensors_in(values: Any) -> list[Tensor]:
     """Return the tensors in arguments or results, however nested, in order."""
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def is_float8(tensor: Tensor) -> bool:
+    """Return whether a tensor is in one of torch's formats of 8-bit floating point."""
+    return tensor.dtype.itemsize == 1 and tensor.is_floating_point()
+
+
+@cache
+def wraps_tensors(kind: type) -> bool:
+    """Return whether tensors of this class wrap tensors, and dispatch operators again on these."""
+    return issubclass(kind, AsyncCollectiveTensor) or is_traceable_wrapper_subclass_type(kind)
 
 
 @cache

@@ -50,6 +50,18 @@ def backward_to_weights(pending: PendingWeights, stage: nn.Module) -> None:
         _accumulate(pending.groups, _trained(stage))
 
 
+def is_needed(node: Any, index: int) -> bool:
+    """Return whether the backward pass under way asks a Python function's node for the gradient of tensor `index`.
+
+    `needs_input_grad` says only whether some backward may. Private; torch's own nodes ask the engine the same.
+    """
+    if not node.needs_input_grad[index]:
+        return False
+    after = node.next_functions[index][0]
+    # The engine refuses the question for a leaf.
+    return after.name().endswith("AccumulateGrad") or torch._C._will_engine_execute_node(after)
+
+
 def _trained(stage: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in stage.parameters() if parameter.requires_grad]
 

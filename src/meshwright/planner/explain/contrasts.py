@@ -20,6 +20,7 @@ from meshwright.spec.layout.layout import Layout
 from meshwright.spec.machine.cluster import Cluster, Link
 from meshwright.spec.machine.device import Figure
 from meshwright.spec.run.layout_plan import Candidate, Contrast, Sensitivity, WhatIf
+from meshwright.spec.step.workload import FLOAT8_PRECISIONS
 
 _AXIS_OF = {"schedule": "pp", "cp_method": "cp", "async_tp": "tp"}
 """Keys that do something only where an axis has several ranks."""
@@ -188,7 +189,7 @@ def what_ifs(finalists: LayoutTable, request: PlanRequest) -> Iterator[WhatIf]:
         priced = price(finalists, lower)
         if len(priced):
             best = candidate_at(priced, int(priced.by_time[0]), lower)
-            note, is_ours = "changes numerics", request.setup.is_own
+            note, is_ours = "changes numerics", request.setup.is_own and precision not in FLOAT8_PRECISIONS.values()
             if is_ours:
                 note += ", and the trainer does not compute it yet: a figure for other software"
             yield WhatIf(change=f"precision {precision}", best=best, note=note, is_runnable=not is_ours)

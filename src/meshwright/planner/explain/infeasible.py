@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 
@@ -17,12 +18,15 @@ from meshwright.planner.search.menu import Menu, divisors, leaner_menus, menu_of
 from meshwright.planner.search.price import weigh
 from meshwright.planner.search.rules import is_valid
 from meshwright.planner.search.space import layout_space, model_splits, splits
+from meshwright.spec.job.float8_rules import float8_layout_problems
+from meshwright.spec.job.sections import Float8Recipe
 from meshwright.spec.job.validity import split_problems
 from meshwright.spec.layout.layout import AXES, Layout
 from meshwright.spec.layout.schedule.schedule_rules import schedule_problems
 from meshwright.spec.model.moe_architecture import MoEArchitecture
 from meshwright.spec.problem import Fix, Problem, nearest_first, shown_value
 from meshwright.spec.run.layout_plan import Rejection
+from meshwright.spec.step.workload import FLOAT8_PRECISIONS
 from meshwright.units import counted, format_bytes, format_count
 
 _MAX_DEVICES = 2**17
@@ -249,7 +253,13 @@ def _broken_rules(layout: Layout, request: PlanRequest) -> list[Problem]:
                 f"layout.microbatch_size = {layout.microbatch_size}"
             ),
         ]
-    return [*problems, *schedule_problems(layout, batch // per_pass)]
+    return [*problems, *schedule_problems(layout, batch // per_pass), *_float8_problems(layout, request)]
+
+
+def _float8_problems(layout: Layout, request: PlanRequest) -> Iterator[Problem]:
+    for recipe, precision in FLOAT8_PRECISIONS.items():
+        if precision == request.setup.own_float8:
+            yield from float8_layout_problems(cast(Float8Recipe, recipe), layout, request.workload.seq_len)
 
 
 def _next(layout: Layout, axis: str, num_devices: int) -> Layout | None:

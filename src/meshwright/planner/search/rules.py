@@ -19,6 +19,7 @@ from meshwright.spec.layout.layout import SINGLE_STAGE_SCHEDULES, V_SCHEDULES
 from meshwright.spec.layout.schedule.schedule_rules import AS_MANY_AS_STAGES, IN_ROUNDS
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.moe_architecture import MoEArchitecture
+from meshwright.spec.model.op import FLOAT8_ALIGNMENT
 
 
 def is_valid(layouts: LayoutTable, request: PlanRequest) -> Bools:
@@ -67,6 +68,7 @@ def has_consistent_choices(layouts: LayoutTable, request: PlanRequest) -> Bools:
         & _keeps_parameters(layouts, request.fixed.get("reshard_after_forward"))
         & _keeps_default_sync(layouts, request.fixed.get("gradient_sync"))
         & _keeps_boundaries(layouts, request)
+        & _takes_float8(layouts, request)
     )
 
 
@@ -144,6 +146,16 @@ def _keeps_default_sync(layouts: LayoutTable, sync: Any) -> Bools | bool:
     if sync != "auto":
         return True
     return np.asarray(layouts.reduces_each_microbatch == layouts.reduces_each_by_default)
+
+
+def _takes_float8(layouts: LayoutTable, request: PlanRequest) -> Bools | bool:
+    """Return whether our trainer computes float8 matmuls in a layout, if it is to (spec/job/float8_rules.py)."""
+    recipe = request.setup.own_float8
+    if not recipe:
+        return True
+    tokens = layouts.microbatch_size * request.workload.seq_len // layouts.cp
+    gathers = ~layouts.cpu_offload & (layouts.kept_on == 0) | (recipe != "float8-tensorwise")
+    return np.asarray((tokens % FLOAT8_ALIGNMENT == 0) & ~layouts.async_tp & gathers)
 
 
 def _keeps_boundaries(layouts: LayoutTable, request: PlanRequest) -> Bools | bool:

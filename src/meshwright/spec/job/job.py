@@ -66,7 +66,8 @@ class Job(Frozen):
         return Workload(
             seq_len=self.train.seq_len,
             global_batch_size=self.global_batch_size,
-            precision=self.precision.compute,
+            precision=self.precision.matmuls,
+            wide_dtype="float32" if self.precision.has_wide_float8 else "bfloat16",
             gradient_dtype="float64" if self.precision.compute == "float64" else self.precision.reduce,
             masks_documents=self.data.mask_documents,
             optimizer=self.optimizer.name,

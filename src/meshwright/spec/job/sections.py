@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, Po
 
 from meshwright.spec.frozen import Frozen
 from meshwright.spec.run.retention import RetentionRule
+from meshwright.spec.step.workload import FLOAT8_PRECISIONS, Precision
 
 DEFAULT_WARMUP_STEPS = 10
 DEFAULT_MEMORY_MARGIN = 0.07
@@ -154,6 +155,10 @@ DType = Literal["float32", "bfloat16", "float64"]
 """Formats that the runtime computes and communicates in."""
 
 
+Float8Recipe = Literal["none", "tensorwise", "rowwise", "rowwise_with_gw_hp"]
+"""Scales of float8 matmuls, by torchao's names."""
+
+
 class PrecisionSection(Frozen):
     """Number formats; master weights are float32 (float64 where compute is float64)."""
 
@@ -161,6 +166,20 @@ class PrecisionSection(Frozen):
     """Format of parameters and activations in forward and backward."""
     reduce: DType = "float32"
     """Format in which gradients are summed over ranks; float64 wherever compute is float64."""
+    float8: Float8Recipe = "none"
+    """Scales of blocks' float8 matmuls: by tensor, by row, or by row with wide weight gradients; extra torchao."""
+    float8_skip: tuple[str, ...] = Field((), strict=False, examples=[["blocks.0.*", "blocks.*.attention.key"]])
+    """Patterns of names of linear layers that stay in compute, as embedding, head, router and experts always do."""
+
+    @property
+    def matmuls(self) -> Precision:
+        """Return the format of the matmuls of blocks."""
+        return self.compute if self.float8 == "none" else FLOAT8_PRECISIONS[self.float8]
+
+    @property
+    def has_wide_float8(self) -> bool:
+        """Return whether float32 lies between matmuls in float8."""
+        return self.float8 != "none" and self.compute == "float32"
 
 
 class ClusterSection(Frozen):

@@ -12,6 +12,7 @@ from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
 from meshwright.errors import MeshwrightError
+from meshwright.spec.job.float8_rules import float8_problems
 from meshwright.spec.job.optimizer_rules import block_problems, update_problems
 from meshwright.spec.job.size_rules import (
     both,
@@ -60,7 +61,8 @@ def broken_rules(job: Job, layout: Layout) -> list[Problem]:
     of_optimizer = [*update_problems(job.optimizer, layout, num_microbatches if is_counted else 1)]
     if (architecture := _architecture(job)) is not None:
         of_optimizer += block_problems(job.optimizer, layout, architecture)
-    return [*batch, *split, *schedule_problems(layout, num_microbatches, job.batch_key), *of_optimizer]
+    schedule = schedule_problems(layout, num_microbatches, job.batch_key)
+    return [*batch, *split, *schedule, *float8_problems(job, layout), *of_optimizer]
 
 
 def has_wrong_degree(problems: Iterable[str]) -> bool:

@@ -54,6 +54,8 @@ class Matmul(_Linear):
     """
     has_bias: bool = False
     """Whether a bias is added to the output."""
+    is_wide: bool = False
+    """Whether it stays in 16 or 32 bits where other matmuls have fewer."""
 
     @property
     def num_parameters(self) -> int:
@@ -229,6 +231,9 @@ Op = Annotated[
     Field(discriminator="kind"),
 ]
 """Any of them, distinguished by `kind`."""
+
+FLOAT8_ALIGNMENT = 16
+"""Multiple that each dim of a float8 matmul must be, as cuBLAS and CUTLASS require."""
 
 ATTENTION_SCORES_AT_ONCE = 2**24
 """Attention scores held at once where context parallelism computes attention in chunks of queries: 64 MiB in float32.

@@ -7,9 +7,20 @@ from pydantic import PositiveInt
 from meshwright.spec.frozen import Frozen
 
 Precision = Literal[
-    "float64", "float32", "bfloat16", "float16", "float8-tensorwise", "float8-rowwise", "mxfp8", "nvfp4"
-]
-"""Format of the blocks' matmuls; below 16 bits the rest (attention, norms, head) stays in bfloat16."""
+    "float64", "float32", "bfloat16", "float16", "float8-tensorwise", "float8-rowwise", "float8-rowwise-with-gw-hp",
+    "mxfp8", "nvfp4",
+]  # fmt: skip
+"""Format of the blocks' matmuls; below 16 bits the rest (attention, norms, head) is in Workload.wide_dtype.
+
+float8-rowwise-with-gw-hp: gradients of weights are products in wide_dtype.
+"""
+
+FLOAT8_PRECISIONS: dict[str, Precision] = {
+    "tensorwise": "float8-tensorwise",
+    "rowwise": "float8-rowwise",
+    "rowwise_with_gw_hp": "float8-rowwise-with-gw-hp",
+}
+"""Those that our trainer computes, by precision.float8."""
 
 MATMUL_DTYPE: dict[str, str] = {
     "float64": "float64",
@@ -18,6 +29,7 @@ MATMUL_DTYPE: dict[str, str] = {
     "float16": "float16",
     "float8-tensorwise": "float8",
     "float8-rowwise": "float8",
+    "float8-rowwise-with-gw-hp": "float8",
     "mxfp8": "float8",
     "nvfp4": "float4",
 }
@@ -36,6 +48,8 @@ class Workload(Frozen):
     """Sequences in one optimizer step over all ranks."""
     precision: Precision = "bfloat16"
     """Format of the blocks' matmuls."""
+    wide_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Format of all else where that has fewer than 16 bits."""
     gradient_dtype: Literal["float64", "float32", "bfloat16"] = "float32"
     """Format in which gradients are summed over ranks."""
     masks_documents: bool = False
@@ -59,8 +73,8 @@ class Workload(Frozen):
 
     @property
     def activation_dtype(self) -> str:
-        """Return the dtype of what lies between matmuls: that of the matmuls, or bfloat16 below 16 bits."""
-        return self.precision if self.precision in BYTES_PER_ELEMENT else "bfloat16"
+        """Return the dtype of what lies between matmuls: that of the matmuls, or wide_dtype below 16 bits."""
+        return self.precision if self.precision in BYTES_PER_ELEMENT else self.wide_dtype
 
     @property
     def activation_element_bytes(self) -> int:

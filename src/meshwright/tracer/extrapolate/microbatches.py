@@ -19,6 +19,7 @@ from meshwright.spec.layout.schedule.schedule import Schedule
 from meshwright.spec.layout.stage_split import stage_boundaries
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.model.model_spec import ModelSpec, model_spec
+from meshwright.spec.model.wide_matmuls import with_wide_matmuls
 from meshwright.spec.trace.trace import NONE, Ints, Trace
 from meshwright.tracer.extrapolate.chunks import BEFORE, FRAME, INPUT, WAIT, ChunkKey, CutTrace, NotExtrapolable
 
@@ -176,7 +177,7 @@ def alike_pipeline_ranks(job: Job, layout: Layout, schedule: Schedule) -> dict[i
     architecture = resolve_architecture(job.model)
     if blocks is None or architecture is None or layout.pp == 1:
         return {rank: [rank] for rank in range(layout.pp)}
-    kinds = _kinds(model_spec(architecture))
+    kinds = _kinds(with_wide_matmuls(model_spec(architecture), job.precision.float8_skip))
     found: dict[object, list[int]] = {}
     for rank in range(layout.pp):
         contents = tuple(

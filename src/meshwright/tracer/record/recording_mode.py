@@ -1,7 +1,8 @@
 """RecordingMode: records each operator that torch dispatches while it is active and that concerns the device.
 
-It is above FakeTensorMode, which computes shapes only, or above nothing, so that results are real. DTensor's operators
-are not recorded themselves: they are dispatched again as operators on this rank's local tensors.
+It is above FakeTensorMode, which computes shapes only, or above nothing, so that results are real. Operators of DTensor
+and of other tensors that wrap tensors, such as torchao's in float8, are not recorded themselves: they are dispatched
+again as operators on what is wrapped.
 """
 
 import weakref
@@ -13,11 +14,10 @@ from torch import Tensor
 from torch._C._distributed_c10d import FakeWork
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from meshwright.parallelism.torch_private.torch_dispatch import only_views, signature_of
+from meshwright.parallelism.torch_private.torch_dispatch import is_float8, only_views, signature_of, wraps_tensors
 from meshwright.spec.trace.trace import HOST_AXIS, NONE, OpPlace, RecordKind, Signature
 from meshwright.tracer.numbers.operator_results import computed, is_of_the_host
 from meshwright.tracer.numbers.program_numbers import ProgramNumbers
@@ -37,6 +37,7 @@ _WRAP = torch.ops._c10d_functional._wrap_tensor_autograd.default
 _RECORD_STREAM = torch.ops.aten.record_stream.default
 _IS_PINNED = torch.ops.aten.is_pinned.default
 _COPY = torch.ops.aten._to_copy.default
+_CONTIGUOUS = torch.ops.aten.contiguous.default
 _FSDP = "FSDP::"
 """Prefix of torch's marks for the work of FSDP2 between modules."""
 _READ_NUMBER = torch.ops.aten._local_scalar_dense.default
@@ -74,7 +75,7 @@ class RecordingMode(TorchDispatchMode):
         kwargs = kwargs or {}
         if "device" in kwargs and self.device_type != "cpu":
             kwargs = {**kwargs, "device": simulated(kwargs["device"])}
-        if any(issubclass(kind, DTensor | AsyncCollectiveTensor) for kind in types):
+        if any(wraps_tensors(kind) for kind in types):
             return NotImplemented
         if func is _IS_PINNED:
             # DistributedDataParallel asserts pinned memory, which is not simulated.
@@ -97,6 +98,10 @@ class RecordingMode(TorchDispatchMode):
             self._wait(args[0])
             # Fake mode would return a new tensor.
             return args[0] if isinstance(args[0], FakeTensor) else func(*args, **kwargs)
+        if func is _CONTIGUOUS and is_float8(args[0]) and not args[0].is_contiguous():
+            # Below autograd it reaches modes whole, and looks like a view.
+            with self:
+                return args[0].clone(memory_format=torch.contiguous_format)
         if func in PARTS:
             with self:
                 return PARTS[func](*args, **kwargs)

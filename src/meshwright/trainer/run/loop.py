@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import resource
 import signal
 import sys
@@ -128,6 +129,8 @@ def announce(training: Training, step: int, peak_name: str | None) -> None:
         tokens,
         step,
     )
+    if (float8 := training.model.float8) is not None:
+        logger.log(logging.WARNING if float8.is_fallback else logging.INFO, "%s", float8.text)
     if peak_name is not None:
         logger.info("MFU is of %s for each rank", peak_name)
     if step >= training.job.train.steps:

@@ -17,6 +17,7 @@ from meshwright.errors import MeshwrightError, NonFiniteError
 from meshwright.parallelism.context.context_parallel import sequence_indices
 from meshwright.parallelism.data.fully_sharded import reshard_model
 from meshwright.parallelism.data.materialize import share_buffers
+from meshwright.parallelism.float8.float8_gather import Float8Gathers
 from meshwright.parallelism.gradients import Gradients
 from meshwright.parallelism.loss import NextTokenLoss, counted_share
 from meshwright.parallelism.mesh import Meshes
@@ -50,6 +51,7 @@ class TrainStep:
     def __init__(self, job: Job, model: Stages, meshes: Meshes, optimizer: ModelOptimizer, pipeline: Pipeline) -> None:
         self.job, self.model, self.meshes, self.optimizer, self.pipeline = job, model, meshes, optimizer, pipeline
         self.gradients = Gradients(model, meshes)
+        self.float8_gathers = Float8Gathers(model, meshes)
         self.expert_load = ExpertLoad(model, meshes)
         self.in_backward = UpdateInBackward(self.gradients, optimizer) if job.optimizer.in_backward else None
         self.positions_S = self._own_positions()
@@ -70,6 +72,7 @@ class TrainStep:
         self.optimizer.set_learning_rate(rate)
         if self.in_backward is not None and self.before_update is not None:
             self.before_update()
+        self.float8_gathers.update_scales()
         total_loss = self.pipeline.step(self._stage_inputs(step, microbatches))
         self._observe("gradients")
         if not self._has_checked_gradients:
@@ -96,6 +99,7 @@ class TrainStep:
     def validate(self, batches: Sequence[Sequence[Microbatch]]) -> float:
         """Return the mean loss over `batches` of microbatches, without training; a collective."""
         self.model.eval()
+        self.float8_gathers.update_scales()
         totals = [self.pipeline.evaluate(self._stage_inputs(0, batch)) for batch in batches]
         # A checkpoint, which saves shards, may follow.
         reshard_model(self.model)
