@@ -8,7 +8,7 @@ TORCH_RELEASES ?= 2.11.0 2.15.0
 TORCH_TESTS ?= tests/unit tests/commands tests/fake_ranks tests/ranks
 BIN := $(VENV)/bin
 DEMO_EXTRAS := train,hf,report
-TEST_EXTRAS := train,hf,parquet,report,pandas,tensorboard,dev
+TEST_EXTRAS := train,hf,parquet,report,pandas,tensorboard,torchao,dev
 
 # One thread per process: ranks with several threads each fight over the cores.
 export OMP_NUM_THREADS ?= 1

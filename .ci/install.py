@@ -27,7 +27,17 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 # Wheel sizes in MB for Linux x86-64, Python 3.11, measured 2026-11-20 with the pins of constraints.txt.
 TORCH_CPU_MB = 192
 TORCH_CUDA_MB = 2700
-EXTRAS_MB = {"train": 33, "hf": 28, "parquet": 55, "report": 10, "pandas": 12, "tensorboard": 22, "docs": 20, "dev": 31}
+EXTRAS_MB = {
+    "train": 33,
+    "hf": 28,
+    "parquet": 55,
+    "report": 10,
+    "pandas": 12,
+    "tensorboard": 22,
+    "torchao": 8,
+    "docs": 20,
+    "dev": 31,
+}
 
 # What only a CUDA build of torch depends on; a CPU build can lack "+cpu" in its version (macOS, or built by hand).
 CUDA_REQUIREMENT = re.compile(r"^(nvidia|cuda|triton)\b")

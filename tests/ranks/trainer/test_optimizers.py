@@ -99,7 +99,7 @@ def test_runs_resume_to_the_bit_and_backward_updates_the_same_bits(tmp_path: Pat
 
 
 @pytest.mark.long
-@pytest.mark.skipif(find_spec("torchao") is None, reason="needs torchao: install meshwright[low-bit]")
+@pytest.mark.skipif(find_spec("torchao") is None, reason="needs torchao: install meshwright[torchao]")
 def test_8_bit_states_resume_to_the_bit_and_on_another_layout(tmp_path: Path) -> None:
     options = {**TINY_MODEL["options"], "dim": 128, "num_heads": 4, "head_dim": 64, "ffn_dim": 256}  # type: ignore[dict-item]
     model = {"source": "llama-1m", "options": options}

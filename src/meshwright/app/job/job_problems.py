@@ -122,7 +122,7 @@ def _optimizer_problems(job: Job) -> list[str]:
     problems: list[str] = []
     if job.optimizer.state_dtype == "int8" and find_spec("torchao") is None:
         problems.append(
-            'optimizer.state_dtype = "int8" needs torchao: install meshwright[low-bit], or set it to "bfloat16"'
+            'optimizer.state_dtype = "int8" needs torchao: install meshwright[torchao], or set it to "bfloat16"'
         )
     if not job.optimizer.groups or problems_raised_by(lambda: resolve_architecture(job.model)):
         return problems

@@ -124,7 +124,7 @@ class OptimizerSection(Frozen):
     name: OptimizerName = "adamw"
     """The optimizer; muon orthogonalizes the updates of the blocks' matrices and leaves the rest to AdamW."""
     state_dtype: StateDType = "float32"
-    """Format of the states between steps; bfloat16 is rounded stochastically, int8 needs meshwright[low-bit]."""
+    """Format of the states between steps; bfloat16 is rounded stochastically, int8 needs meshwright[torchao]."""
     in_backward: bool = False
     """Whether each parameter is updated in backward, as its gradient is reduced, so that not all gradients are kept."""
     groups: tuple[ParameterGroup, ...] = Field((), strict=False)

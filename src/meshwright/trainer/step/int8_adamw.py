@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from meshwright.errors import ConfigError, InfeasibleLayout
+from meshwright.extras import import_extra
 from meshwright.parallelism.torch_private.torch_compat import local_box
 from meshwright.spec.job.optimizer_rules import INT8_BLOCK_SIZE, INT8_MIN_ELEMENTS
 from meshwright.trainer.step.update_groups import is_block_matrix
@@ -143,16 +144,6 @@ def _placed(local: Tensor, parameter: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _torchao() -> Any:
-    try:
-        from torchao import optim  # noqa: PLC0415 - an extra that takes a second to import
-        from torchao.optim import subclass_8bit  # noqa: PLC0415
-    except ImportError:
-        raise ConfigError(
-            'optimizer.state_dtype = "int8" needs torchao: install meshwright[low-bit], or set it to "bfloat16"'
-        ) from None
-    assert subclass_8bit
-    return optim
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return local_box(tensor)[0]
+    purpose = 'optimizer.state_dtype = "int8"'
+    import_extra("torchao.optim.subclass_8bit", purpose)
+    return import_extra("torchao.optim", purpose)
