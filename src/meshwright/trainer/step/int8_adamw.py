@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from meshwright.errors import ConfigError, InfeasibleLayout
+from meshwright.errors import InfeasibleLayout
 from meshwright.extras import import_extra
 from meshwright.parallelism.torch_private.torch_compat import local_box
 from meshwright.spec.job.optimizer_rules import INT8_BLOCK_SIZE, INT8_MIN_ELEMENTS
@@ -147,3 +147,7 @@ def _torchao() -> Any:
     purpose = 'optimizer.state_dtype = "int8"'
     import_extra("torchao.optim.subclass_8bit", purpose)
     return import_extra("torchao.optim", purpose)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return local_box(tensor)[0]
