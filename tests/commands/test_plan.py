@@ -41,15 +41,15 @@ def test_the_page_tells_pick_waterfall_memory_alternatives_and_doubts(capsys: py
         "alternatives: best layout with",
         "sensitivities: with hardware",
         "precision float8-tensorwise",
-        "no alternative evaluated for meshwright shortens the step",
+        "Largest potential speedup: precision float8-tensorwise (changes numerics)",
     ):
         assert part in text
 
 
 def test_what_our_trainer_cannot_do_is_listed_and_not_advised(capsys: pytest.CaptureFixture[str]) -> None:
-    text = " ".join(page(capsys).split())
-    assert "precision float8-tensorwise" in text
-    assert "Largest potential speedup: precision" not in text
+    text = " ".join(page(capsys, "--cluster", "b200:8").split())
+    assert "precision nvfp4" in text
+    assert "Largest potential speedup: precision nvfp4" not in text
 
 
 def test_a_row_names_what_it_needs_and_no_key_that_does_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,6 +34,7 @@ from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.layout_table import Floats, LayoutTable
 from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.hardware.rates import matmul_rates
+from meshwright.spec.job.optimizer_rules import has_int8_states
 from meshwright.spec.machine.device import Device
 from meshwright.spec.model.op import GroupedMatmul, Matmul
 from meshwright.spec.step.workload import Workload
@@ -163,8 +164,11 @@ def _matrices(setup: TrainingSetup, layouts: LayoutTable) -> Iterator[_Matrices]
     """Yield the block matrices of the mean pipeline rank, by op."""
     one = np.ones(len(layouts))
     shards = np.maximum(layouts.expert_dp_shard, 1)
+    is_int8 = setup.workload.optimizer_state_dtype == "int8"
     for group in setup.model.groups:
         for op in group.ops if group.name else ():
+            if is_int8 and not (isinstance(op, Matmul | GroupedMatmul) and has_int8_states(op)):
+                continue
             count = group.count / layouts.pp
             if isinstance(op, Matmul):
                 is_cut = op.tensor_split != "none"

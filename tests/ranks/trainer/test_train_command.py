@@ -131,17 +131,20 @@ def test_max_restarts_goes_on_by_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"),
+    ("number", "mode", "code"),
     [
-        (signal.SIGTERM, ExitCode.RETRY),
-        pytest.param(signal.SIGHUP, ExitCode.RETRY, marks=pytest.mark.long),
-        pytest.param(signal.SIGINT, ExitCode.INTERRUPTED, marks=pytest.mark.long),
+        (signal.SIGTERM, "sync", ExitCode.RETRY),
+        pytest.param(signal.SIGTERM, "async", ExitCode.RETRY, marks=pytest.mark.long),
+        pytest.param(signal.SIGHUP, "async", ExitCode.RETRY, marks=pytest.mark.long),
+        pytest.param(signal.SIGINT, "async", ExitCode.INTERRUPTED, marks=pytest.mark.long),
     ],
     ids=str,
 )
-def test_a_signal_saves_and_leaves_nothing_behind(tmp_path: Path, number: signal.Signals, code: ExitCode) -> None:
+def test_a_signal_saves_and_leaves_nothing_behind(
+    tmp_path: Path, number: signal.Signals, mode: str, code: ExitCode
+) -> None:
     """Also where checkpoints are written in the background: the last one is awaited."""
-    command = Command(tmp_path, **{**ENDLESS, "checkpoint": {"interval": 20, "mode": "async"}})
+    command = Command(tmp_path, **{**ENDLESS, "checkpoint": {"interval": 20, "mode": mode}})
     process = command.start("--ranks", "2")
     command.wait_for_step(5)
     process.send_signal(number)

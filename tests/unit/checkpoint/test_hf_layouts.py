@@ -14,13 +14,13 @@ from hf_models import architecture, moe_architecture, write_run
 from meshwright.checkpoint.checkpoint import load_parameters, read_metadata
 from meshwright.checkpoint.format.boxes import Box
 from meshwright.checkpoint.format.durable import remove
-from meshwright.checkpoint.hf import weight_files
 from meshwright.checkpoint.hf.export import export
 from meshwright.checkpoint.hf.import_ import import_folder
 from meshwright.checkpoint.hf.maps import layouts
 from meshwright.checkpoint.hf.maps.layouts import row_ranges, to_ours, to_theirs
 from meshwright.checkpoint.hf.weights import HfWeights
 from meshwright.checkpoint.peers import GroupPeers
+from meshwright.checkpoint.safetensors import weight_files
 from meshwright.checkpoint.saving import Extent, SaveRequest, with_bytes, write_checkpoint
 from meshwright.checkpoint.section import SectionReader
 from meshwright.checkpoint.shards import Shard

@@ -18,6 +18,7 @@ from meshwright.cost.memory.footprint_stages import StageCuts
 from meshwright.cost.memory.footprint_states import Elements, elements_of
 from meshwright.cost.memory.footprint_tensors import Bytes, Formats, Split, kept_bytes, pending_bytes, transient_bytes
 from meshwright.cost.training_setup import Partition, TrainingSetup
+from meshwright.spec.job.optimizer_rules import has_int8_states
 from meshwright.spec.layout.layout import ActivationCheckpoint
 from meshwright.spec.model.model_spec import BlockGroup
 from meshwright.spec.model.op import GroupedMatmul, Head, Matmul, Norm, Op
@@ -133,7 +134,10 @@ class ModelMemory:
             return self._bytes(lambda formats: kept_bytes(group.ops, formats, policy), is_one_graph=is_one_graph)
 
         by_policy = np.stack([kept(policy) for policy in get_args(ActivationCheckpoint)])
-        matrices = tuple(op for op in group.ops if isinstance(op, Matmul | GroupedMatmul))
+        is_int8 = self.setup.workload.optimizer_state_dtype == "int8"
+        matrices = tuple(
+            op for op in group.ops if isinstance(op, Matmul | GroupedMatmul) and (not is_int8 or has_int8_states(op))
+        )
         return BlockMemory(
             count=group.count,
             matrices=elements_of(matrices, self.layouts, self.setup.stack).shared,

@@ -19,7 +19,8 @@ from meshwright.planner.search.price import weigh
 from meshwright.planner.search.rules import is_valid
 from meshwright.planner.search.space import layout_space, model_splits, splits
 from meshwright.spec.job.float8_rules import float8_layout_problems
-from meshwright.spec.job.sections import Float8Recipe
+from meshwright.spec.job.optimizer_rules import block_problems, update_problems
+from meshwright.spec.job.sections import Float8Recipe, OptimizerSection
 from meshwright.spec.job.validity import split_problems
 from meshwright.spec.layout.layout import AXES, Layout
 from meshwright.spec.layout.schedule.schedule_rules import schedule_problems
@@ -253,7 +254,22 @@ def _broken_rules(layout: Layout, request: PlanRequest) -> list[Problem]:
                 f"layout.microbatch_size = {layout.microbatch_size}"
             ),
         ]
-    return [*problems, *schedule_problems(layout, batch // per_pass), *_float8_problems(layout, request)]
+    number = batch // per_pass
+    return [
+        *problems,
+        *schedule_problems(layout, number),
+        *_optimizer_problems(layout, request, number),
+        *_float8_problems(layout, request),
+    ]
+
+
+def _optimizer_problems(layout: Layout, request: PlanRequest, num_microbatches: int) -> Iterator[Problem]:
+    workload = request.workload
+    optimizer = OptimizerSection(
+        name=workload.optimizer, state_dtype=workload.optimizer_state_dtype, in_backward=workload.updates_in_backward
+    )
+    yield from block_problems(optimizer, layout, request.architecture)
+    yield from update_problems(optimizer, layout, num_microbatches)
 
 
 def _float8_problems(layout: Layout, request: PlanRequest) -> Iterator[Problem]:

@@ -97,10 +97,14 @@ def quantized_columns(architecture: LlamaArchitecture) -> list[tuple[str, int]]:
         ("etp" if isinstance(op, GroupedMatmul) else "tp", op.in_features)
         for group in model_spec(architecture).groups
         for op in group.ops
-        if group.name and isinstance(op, Matmul | GroupedMatmul) and op.tensor_split == "rows"
-        if op.in_features % INT8_BLOCK_SIZE == 0 and op.num_parameters >= INT8_MIN_ELEMENTS
+        if group.name and isinstance(op, Matmul | GroupedMatmul) and op.tensor_split == "rows" and has_int8_states(op)
     }
     return sorted(found, key=lambda each: -each[1])
+
+
+def has_int8_states(op: Matmul | GroupedMatmul) -> bool:
+    """Return whether the states of a block's matrix are 8-bit where optimizer.state_dtype is "int8"."""
+    return op.in_features % INT8_BLOCK_SIZE == 0 and op.num_parameters >= INT8_MIN_ELEMENTS
 
 
 def update_problems(optimizer: OptimizerSection, layout: Layout, num_microbatches: int) -> Iterator[Problem]:

@@ -1,4 +1,4 @@
-"""Compile: the type of layout.compile.
+"""Compile and CompileBackend: the types of layout.compile and layout.compile_backend.
 
 The values of "blocks" and "none" are true and false, so that layouts are written as earlier versions wrote them.
 """
@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
+CompileBackend = Literal["inductor", "aot_eager", "eager"]
 _WORDS = {"none": False, "blocks": True}
 
 

@@ -11,7 +11,7 @@ from pydantic_core.core_schema import SerializerFunctionWrapHandler
 
 from meshwright.errors import InfeasibleLayout
 from meshwright.spec.frozen import Frozen
-from meshwright.spec.layout.compile_value import Compile
+from meshwright.spec.layout.compile_value import Compile, CompileBackend
 from meshwright.units import counted
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
@@ -19,7 +19,6 @@ AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 ActivationCheckpoint = Literal["none", "selective", "full"]
 ChosenCheckpoint = Literal[ActivationCheckpoint, "auto"]
-CompileBackend = Literal["inductor", "aot_eager", "eager"]
 ContextMethod = Literal["all-gather", "ring", "ulysses"]
 ReshardAfterForward = Literal["auto", "always", "never"] | PositiveInt
 GradientSync = Literal["auto", "step", "microbatch"]

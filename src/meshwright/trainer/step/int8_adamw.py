@@ -41,7 +41,7 @@ class Int8AdamW:
         betas: tuple[float, float],
         eps: float,
     ) -> None:
-        """Raise ConfigError without torchao, InfeasibleLayout where a block is cut."""
+        """Raise UnsupportedError without torchao, InfeasibleLayout where a block is cut."""
         self._names = names
         self._saved: dict[nn.Parameter, dict[str, Tensor]] = {}
         # torchao divides by the number of blocks, which an empty shard does not have.

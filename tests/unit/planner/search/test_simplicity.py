@@ -119,9 +119,9 @@ def test_no_published_run_has_what_is_called_unmeasured(published_runs: list[Mea
 
 def test_a_precision_that_is_planned_and_not_trained_is_named() -> None:
     setup = ask("llama3-8b", 16, batch=64).setup
-    low = replace(setup, workload=setup.workload.replace(precision="float8-rowwise"))
+    low = replace(setup, workload=setup.workload.replace(precision="nvfp4"))
     (feature,) = unmeasured_features(Layout(dp_shard=16), low)
-    assert feature == "precision=float8-rowwise (meshwright does not train in it yet)"
+    assert feature == "precision=nvfp4 (meshwright does not train in it yet)"
 
 
 def test_compiled_blocks_run_the_backward_twice_where_it_is_split() -> None:
