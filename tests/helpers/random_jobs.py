@@ -34,6 +34,8 @@ _groups = st.builds(
 def values_of(key: Key) -> st.SearchStrategy[Any]:
     """Return a strategy for the values of one key, None included where it may be left out."""
     values = st.sampled_from(key.choices) if key.choices else _kinds[key.kind].filter(key.accepts)
+    if key.kind == "number" and not key.choices and not key.accepts(2.0):
+        values = st.floats(0, 1).filter(key.accepts)
     if key.dotted == "checkpoint.niceness":
         values = st.integers(0, 19)  # a filter would reject nearly all integers
     if key.dotted == "optimizer.groups":

@@ -265,17 +265,13 @@ class LayoutRequest(Layout):
         fixed, rest, given = self.num_fixed_ranks, self._taking_rest, counted(num_ranks, "rank")
         if num_ranks < 1:
             return f"{given} cannot run a layout: start {fixed} or more ranks"
+        if num_ranks == fixed or (rest is not None and num_ranks % fixed == 0):
+            return None
         if rest is None:
             return (
-                None
-                if fixed == num_ranks
-                else (
-                    f"{given} cannot run a layout of {self.product}: start {counted(fixed, 'rank')}, "
-                    "or set one degree in [layout] to -1, which takes the ranks that the others leave"
-                )
+                f"{given} cannot run a layout of {self.product}: start {counted(fixed, 'rank')}, "
+                "or set one degree in [layout] to -1, which takes the ranks that the others leave"
             )
-        if num_ranks % fixed == 0:
-            return None
         equals, verb = "" if self.is_open else " = -1", "does" if num_ranks == 1 else "do"
         lower = num_ranks // fixed
         ways = range(lower, max(0, lower - _MAX_MULTIPLES), -1), range(lower + 1, lower + 1 + _MAX_MULTIPLES)
