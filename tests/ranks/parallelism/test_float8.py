@@ -61,12 +61,18 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FinishedR
             2,
             [
                 ("tensorwise", {"dp_shard": 2}),
-                ("tensorwise", {"dp_shard": 1, "tp": 2}),
                 ("rowwise", {"dp_shard": 1, "tp": 2}),
-                ("rowwise_with_gw_hp", {"dp_shard": 1, "cp": 2}),
-                ("tensorwise", {"dp_shard": 1, "cp": 2, "activation_checkpoint": "selective"}),
                 ("tensorwise", {"dp_shard": 1, "pp": 2, "schedule": "InterleavedZeroBubble"}),
             ],
+        ),
+        pytest.param(
+            2,
+            [
+                ("tensorwise", {"dp_shard": 1, "tp": 2}),
+                ("rowwise_with_gw_hp", {"dp_shard": 1, "cp": 2}),
+                ("tensorwise", {"dp_shard": 1, "cp": 2, "activation_checkpoint": "selective"}),
+            ],
+            marks=pytest.mark.long,
         ),
         pytest.param(
             4,

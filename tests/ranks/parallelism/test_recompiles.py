@@ -25,18 +25,22 @@ pytestmark = [
 
 _NUM_STEPS = 4
 _SECTIONS: dict[str, dict[str, Any]] = {
-    "32 blocks, sharded": {
-        "model": {**TINY_MODEL, "options": {**TINY_MODEL["options"], "num_layers": 32}},
+    "8 blocks, sharded": {
+        "model": {**TINY_MODEL, "options": {**TINY_MODEL["options"], "num_layers": 8}},
         "layout": {"dp_shard": 2},
     },
     "documents, several microbatches": {
         "layout": {"dp_shard": 2, "microbatch_size": 2},
         "data": {"mask_documents": True},
     },
-    "tensor parallel, recomputed": {"layout": {"tp": 2, "activation_checkpoint": "selective"}},
-    "context parallel": {"layout": {"cp": 2}},
 }
 _LONG: dict[str, dict[str, Any]] = {
+    "32 blocks, sharded": {
+        "model": {**TINY_MODEL, "options": {**TINY_MODEL["options"], "num_layers": 32}},
+        "layout": {"dp_shard": 2},
+    },
+    "tensor parallel, recomputed": {"layout": {"tp": 2, "activation_checkpoint": "selective"}},
+    "context parallel": {"layout": {"cp": 2}},
     "pipeline": {
         "model": {**TINY_MODEL, "options": {**TINY_MODEL["options"], "num_layers": 6}},
         "layout": {"pp": 2, "schedule": "Interleaved1F1B"},
