@@ -89,17 +89,18 @@ class _PassedOn:
     def __init__(self, model: str, head: nn.Module) -> None:
         self._model, self._head = model, head
         self._given: Callable[[], Tensor | None] = lambda: None
+        self._version = 0
 
     def __call__(self, x_BSD: Tensor) -> Tensor:
         # Weak: the loss frees the tensor before backward.
-        self._given = weakref.ref(x_BSD)
+        self._given, self._version = weakref.ref(x_BSD), x_BSD._version
         return x_BSD
 
     def hidden_of(self, output: Tensor) -> Tensor:
         """Return the head's input, of the whole sequence, from what the model's forward returned."""
-        if output is not self._given():
+        if output is not self._given() or output._version != self._version:
             raise ConfigError(
-                f"the forward of {self._model} changes what its head returns, such as by scaling, but with "
+                f"the forward of {self._model} changes what its head returns, such as by scaling or in place, but with "
                 "layout.loss_chunks the head is computed after forward: return its output as it is, or set "
                 "layout.loss_chunks to 1"
             )

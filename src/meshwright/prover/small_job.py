@@ -124,7 +124,7 @@ def _changes(job: Job, small: Job) -> tuple[Change, ...]:
         ("train", ("seq_len",)),
         ("data", ("source", "tokenizer")),
         ("optimizer", tuple(type(job.optimizer).model_fields)),
-        ("precision", ("compute", "reduce")),
+        ("precision", ("compute", "reduce", "float8")),
         ("model", ("initial_weights",)),
     ):
         before, after = ({key: getattr(getattr(one, section), key) for key in keys} for one in (job, small))

@@ -30,6 +30,15 @@ class Scaled(WithRole):
         return super().forward(x_BSD) * 0.5
 
 
+class Masked(WithRole):
+    """Changes its logits in place."""
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        logits_BSV = super().forward(x_BSD)
+        logits_BSV[..., 3:] = -30.0
+        return logits_BSV
+
+
 class WithLoss(WithRole):
     """Has a loss of its own."""
 
@@ -79,8 +88,9 @@ def test_a_separated_head_leaves_its_product_to_the_loss() -> None:
     torch.testing.assert_close(nn.functional.linear(hidden_BSD, head.weight_VD, head.bias_V), logits_BSV)
 
 
-def test_logits_that_change_after_the_head_are_refused() -> None:
-    model = Scaled()
+@pytest.mark.parametrize("kind", [Scaled, Masked])
+def test_logits_that_change_after_the_head_are_refused(kind: type[WithRole]) -> None:
+    model = kind()
     head = separate_head(model, 4)
-    with pytest.raises(ConfigError, match="the forward of Scaled changes what its head returns"):
+    with pytest.raises(ConfigError, match=f"the forward of {kind.__name__} changes what its head returns"):
         head.hidden_of(model(torch.randn(1, 3, 4)))

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Collection, Iterator
+from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,8 +23,8 @@ from meshwright.spec.layout.schedule.action import read_schedule
 from meshwright.spec.layout.schedule.schedule import build_schedule
 from meshwright.spec.model.hf.hf_config import hf_obstacles
 from meshwright.spec.model.model_source import resolve_architecture
-from meshwright.spec.model.weight_shapes import possible_vectors, weight_shapes
-from meshwright.spec.problem import distinct
+from meshwright.spec.model.weight_shapes import bias_names, weight_shapes
+from meshwright.spec.problem import did_you_mean, distinct
 from meshwright.spec.run.run import Run
 from meshwright.units import counted
 
@@ -52,6 +53,7 @@ def check_job(
         *remote_problems(job, resume=resume),
         *_export_problems(job),
         *_optimizer_problems(job),
+        *_float8_problems(job),
         *run_folder_problems(run_folder(resolved), resume=resume, overwrite=overwrite),
     ]
     return [resolved.located(text) for text in distinct(problems)]
@@ -80,7 +82,7 @@ def run_folder_problems(run: Run, *, resume: bool, overwrite: bool) -> list[str]
     if not folder.exists() or not any(folder.iterdir()):
         return []
     if not run.manifest.exists():
-        of_a_start = {each.name for each in (run.logs, run.checkpoints, run.heartbeats, run.hangs)}
+        of_a_start = {each.name for each in (run.logs, run.checkpoints, run.heartbeats, run.hangs, run.compile_cache)}
         if {path.name for path in folder.iterdir()} <= of_a_start and not run.checkpoint_steps():
             return []  # a start that failed before it became a run
         return [f"run.dir = {str(folder)!r} holds files but no run (no manifest.json): set run.dir to a new folder"]
@@ -128,7 +130,35 @@ def _optimizer_problems(job: Job) -> list[str]:
         return problems
     # The parameters of a class of the user's own are known once it is built.
     if (architecture := resolve_architecture(job.model)) is not None:
-        problems += group_problems(job.optimizer, [*weight_shapes(architecture), *possible_vectors(architecture)])
+        problems += group_problems(job.optimizer, [*weight_shapes(architecture), *bias_names(architecture)])
+    return problems
+
+
+def _float8_problems(job: Job) -> list[str]:
+    """Return why float8 layers cannot be made: torchao is missing, patterns that match no linear layer of a block."""
+    section = job.precision
+    if section.float8 == "none":
+        return []
+    problems: list[str] = []
+    if find_spec("torchao") is None:
+        problems.append(
+            f"precision.float8 = {section.float8!r} needs the package torchao: run pip install '.[torchao]' in "
+            'Meshwright\'s checkout, or set it to "none"'
+        )
+    architecture = (
+        None if problems_raised_by(lambda: resolve_architecture(job.model)) else resolve_architecture(job.model)
+    )
+    if architecture is None:
+        # The layers of a class of the user's own are known once it is built.
+        return problems
+    shapes = weight_shapes(architecture)
+    layers = [
+        name.removesuffix(".weight") for name, shape in shapes.items() if name.startswith("blocks.") and len(shape) == 2
+    ]
+    for pattern in section.float8_skip:
+        if not any(fnmatchcase(layer, pattern) for layer in layers):
+            near = did_you_mean(pattern, layers) or f": names are such as {layers[0]}"
+            problems.append(f'precision.float8_skip has "{pattern}", which matches no linear layer of a block{near}')
     return problems
 
 

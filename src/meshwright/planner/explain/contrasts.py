@@ -186,8 +186,8 @@ def what_ifs(finalists: LayoutTable, request: PlanRequest) -> Iterator[WhatIf]:
         if request.cluster.device.peak_flops_per_s(dtype) is None:
             continue
         lower = request.with_setup(workload=request.workload.replace(precision=precision))
-        priced = price(finalists, lower)
-        if len(priced):
+        possible = finalists.take(is_valid(finalists, lower))
+        if len(possible) and len(priced := price(possible, lower)):
             best = candidate_at(priced, int(priced.by_time[0]), lower)
             note, is_ours = "changes numerics", request.setup.is_own and precision not in FLOAT8_PRECISIONS.values()
             if is_ours:

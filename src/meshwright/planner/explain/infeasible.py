@@ -65,9 +65,11 @@ def _has_layouts(request: PlanRequest, menu: Menu | None = None) -> bool:
 
 def _with_fix(request: PlanRequest, fix: Fix) -> PlanRequest:
     keys = {key.removeprefix(_LAYOUT): value for key, value in fix.items() if key.startswith(_LAYOUT)}
-    of_train = {key.partition(".")[2]: value for key, value in fix.items() if not key.startswith(_LAYOUT)}
+    others = {key.partition(".")[2]: value for key, value in fix.items() if not key.startswith(_LAYOUT)}
+    if (recipe := others.pop("float8", None)) is not None:
+        others["precision"] = FLOAT8_PRECISIONS.get(recipe, request.workload.wide_dtype)
     fixed = {key: value for key, value in {**request.fixed, **keys}.items() if value is not None}
-    return replace(request, fixed=fixed).with_setup(workload=request.workload.replace(**of_train))
+    return replace(request, fixed=fixed).with_setup(workload=request.workload.replace(**others))
 
 
 def _asked(request: PlanRequest) -> str:

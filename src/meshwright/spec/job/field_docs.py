@@ -55,6 +55,8 @@ def rule_text(schema: dict[str, Any]) -> str:
             items = schema.get("prefixItems")
             if items is None and "$ref" in schema["items"]:
                 return "a list of tables"
+            if items is None and schema["items"].get("type") == "string" and not choices_of(schema["items"]):
+                return "a list of strings"
             if items is None:
                 return "a list of numbers, each " + rule_text(schema["items"])
             return f"a list of {len(items)} numbers, each{_bounds(items[0], step=0).removeprefix(',')}"

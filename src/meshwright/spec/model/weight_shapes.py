@@ -19,15 +19,27 @@ def weight_shapes(architecture: LlamaArchitecture) -> dict[str, tuple[int, ...]]
     return shapes
 
 
-def possible_vectors(architecture: LlamaArchitecture) -> list[str]:
-    """Return the names that biases and sinks have where a model has them, as `weight_shapes` leaves out."""
-    matrices = [name for name, shape in weight_shapes(architecture).items() if len(shape) > 1]
-    biases = [
-        f"{name.removesuffix('.weight')}.bias" if name.endswith(".weight") else f"{name}_bias" for name in matrices
-    ]
-    attentions = {name.partition(".attention.")[0] for name in matrices if ".attention." in name}
-    others = ("attention.sinks.weight", "ffn.router.logit_bias")
-    return [*biases, *(f"{block}.{name}" for block in sorted(attentions) for name in others)]
+def bias_names(architecture: LlamaArchitecture) -> list[str]:
+    """Return the names of biases and sinks, which `weight_shapes` leaves out."""
+    names: list[str] = []
+    num_blocks = 0
+    for group in model_spec(architecture).groups:
+        for _ in range(group.count):
+            prefix = f"{group.name}.{num_blocks}." if group.name else ""
+            names += [f"{prefix}{name}" for op in group.ops for name in _biases(op)]
+            if group.name and architecture.has_sinks_and_output_bias:
+                names.append(f"{prefix}attention.sinks.weight")
+            num_blocks += bool(group.name)
+    return names
+
+
+def _biases(op: Op) -> Iterator[str]:
+    if not isinstance(op, Matmul | GroupedMatmul | Norm) or not op.has_bias:
+        return
+    if isinstance(op, GroupedMatmul):
+        yield f"{op.name}_bias"
+    else:
+        yield f"{op.name}.logit_bias" if op.part == "router" else f"{op.name}.bias"
 
 
 def _weights(op: Op) -> Iterator[tuple[str, tuple[int, ...]]]:
