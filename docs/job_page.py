@@ -61,7 +61,7 @@ def _default(key: Key) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+    return " ".join(text.replace("|", "\\|").split())
 
 
 if __name__ == "__main__":

@@ -57,6 +57,8 @@ def rule_text(schema: dict[str, Any]) -> str:
                 return "a list of tables"
             if items is None and schema["items"].get("type") == "string" and not choices_of(schema["items"]):
                 return "a list of strings"
+            if items is None and choices_of(schema["items"]):
+                return "a list, each " + rule_text(schema["items"])
             if items is None:
                 return "a list of numbers, each " + rule_text(schema["items"])
             return f"a list of {len(items)} numbers, each{_bounds(items[0], step=0).removeprefix(',')}"
