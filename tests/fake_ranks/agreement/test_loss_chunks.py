@@ -28,6 +28,7 @@ layout = { activation_checkpoint = "full", compile = true, microbatch_size = 2, 
 MOST_OFF = 0.08
 
 
+@pytest.mark.long
 def test_no_tensor_of_a_step_is_as_large_as_the_logits() -> None:
     sizes = ("train.seq_len=1024", "train.global_batch_size=1", "model.options.vocab_size=4096")
     sizes += ("layout.microbatch_size=1",)

@@ -38,7 +38,8 @@ def collectives(found: Trace) -> list[tuple[str, int, str]]:
     return [(IN_PLACE.get(one.op, one.op), num_bytes, one.agreed) for one, num_bytes in signatures]
 
 
-@pytest.mark.parametrize("program", ["functional", pytest.param("tensor_parallel", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("program", ["functional", "tensor_parallel"])
 def test_compiled_code_communicates_as_eager_code_does(folder: Path, program: str) -> None:
     eager, compiled = trace_of(folder, f"{program}/eager"), trace_of(folder, f"{program}/compiled")
     assert Counter(collectives(compiled)) == Counter(collectives(eager))

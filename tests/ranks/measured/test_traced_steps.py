@@ -30,9 +30,9 @@ FEW_BLOCKS = "model.options.num_layers=2"
 QUICK = {
     "fsdp, recomputed": (*SMALL, FEW_BLOCKS, "layout.dp_shard=2", "layout.activation_checkpoint=full"),
     "tp": (*SMALL, FEW_BLOCKS, "layout.tp=2"),
-    "pp": (*SMALL, FEW_BLOCKS, "layout.pp=2"),
 }
 LONG = {
+    "pp": (*SMALL, FEW_BLOCKS, "layout.pp=2"),
     "ep": (*EXPERTS, "layout.dp_shard=2", "layout.ep=2"),
     "cp": (*SMALL, "layout.cp=2"),
     "fsdp": (*SMALL, "layout.dp_shard=2"),

@@ -208,8 +208,9 @@ def test_selective_recomputation_keeps_what_a_ring_came_to() -> None:
 # its warnings would stop it.
 @pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-@pytest.mark.parametrize("policy", [pytest.param("none", marks=pytest.mark.long), "selective"])
-@pytest.mark.parametrize("method", [pytest.param("all-gather", marks=pytest.mark.long), "ulysses"])
+@pytest.mark.long
+@pytest.mark.parametrize("policy", ["none", "selective"])
+@pytest.mark.parametrize("method", ["all-gather", "ulysses"])
 def test_one_graph_holds_all_but_a_ring(method: ContextMethod, policy: str) -> None:
     layout = {"cp": 2, "cp_method": method, "compile": True, "compile_backend": "aot_eager"}
     cases = tuple(case for case in CASES if case.name in ("grouped", "short documents"))

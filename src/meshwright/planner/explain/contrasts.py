@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.cost.constants import fitted_constants
-from meshwright.cost.layout_table import Bools, Floats, LayoutTable, layout_table
+from meshwright.cost.layout_table import Bools, Floats, LayoutTable, concatenate, layout_table
 from meshwright.planner.candidate import candidate_at, layout_at
 from meshwright.planner.explain.explain import KEYS, change_of
 from meshwright.planner.request import PlanRequest
@@ -186,7 +186,10 @@ def what_ifs(finalists: LayoutTable, request: PlanRequest) -> Iterator[WhatIf]:
         if request.cluster.device.peak_flops_per_s(dtype) is None:
             continue
         lower = request.with_setup(workload=request.workload.replace(precision=precision))
-        possible = finalists.take(is_valid(finalists, lower))
+        # Some precisions go with no async_tp.
+        plain = replace(finalists, async_tp=np.zeros(len(finalists), np.bool_))
+        possible = concatenate([finalists, plain])
+        possible = possible.take(is_valid(possible, lower))
         if len(possible) and len(priced := price(possible, lower)):
             best = candidate_at(priced, int(priced.by_time[0]), lower)
             note, is_ours = "changes numerics", request.setup.is_own and precision not in FLOAT8_PRECISIONS.values()
