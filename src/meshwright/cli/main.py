@@ -37,10 +37,16 @@ VERBS: dict[str, tuple[str, str]] = {
         "meshwright.cli.verbs.diagnose",
         "Find why a run hangs: which rank did not reach which collective.",
     ),
-    "checkpoint": ("meshwright.cli.verbs.checkpoint", "List, verify, compare, clean up or rewrite checkpoints."),
-    "generate": ("meshwright.cli.verbs.generate", "Continue a text with a trained model."),
-    "export": ("meshwright.cli.verbs.export", "Write a checkpoint as a Hugging Face folder."),
-    "import": ("meshwright.cli.verbs.import_", "Turn a Hugging Face folder into a checkpoint to train from."),
+    "checkpoint": (
+        "meshwright.cli.verbs.conversion.checkpoint",
+        "List, verify, compare, clean up or rewrite checkpoints.",
+    ),
+    "generate": ("meshwright.cli.verbs.conversion.generate", "Continue a text with a trained model."),
+    "export": ("meshwright.cli.verbs.conversion.export", "Write a checkpoint as a Hugging Face folder."),
+    "import": (
+        "meshwright.cli.verbs.conversion.import_",
+        "Turn a Hugging Face folder into a checkpoint to train from.",
+    ),
     "calibrate": ("meshwright.cli.verbs.calibrate", "Measure this machine for the planner."),
     "doctor": ("meshwright.cli.verbs.doctor", "Report what this machine has, what is missing and how to get it."),
 }

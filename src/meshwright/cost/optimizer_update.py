@@ -12,9 +12,9 @@ over the memory's rate, the rate of bfloat16 matmuls and the links of the ranks 
 and of tp where it cuts them. Updates in backward run on the stream that reduces gradients: those of blocks hide behind
 the backward of other blocks, but on a host.
 
-Source: the operators of trainer/step/bfloat16_adamw.py and muon.py, counted; a simulation prices the same from a trace
-(tests/fake_ranks/agreement/test_optimizer_costs.py). Ignored: that matrices of several sizes divide unevenly among
-ranks, kernels too small for the device's rates, and the launches of Muon's.
+Source: the operators of trainer/optimizer/bfloat16_adamw.py and muon.py, counted; a simulation prices the same from a
+trace (tests/fake_ranks/agreement/test_optimizer_costs.py). Ignored: that matrices of several sizes divide unevenly
+among ranks, kernels too small for the device's rates, and the launches of Muon's.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from meshwright.spec.layout.schedule.schedule import build_schedule
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.model_spec import model_spec
 from meshwright.spec.step.workload import Workload
-from meshwright.trainer.step.optimizer import build_optimizer
+from meshwright.trainer.optimizer.optimizer import build_optimizer
 from run_ranks import run_ranks
 
 SEQ_LEN = 128

@@ -13,8 +13,8 @@ from meshwright.parallelism.torch_private.torch_compile_count import compile_cou
 from meshwright.spec.job.job import Job
 from meshwright.trainer.launch.compile_cache import CacheKey, save_cache
 from meshwright.trainer.launch.ranks import Ranks, choose_device_type
+from meshwright.trainer.optimizer.optimizer import build_optimizer
 from meshwright.trainer.step.build_step import constant_microbatches
-from meshwright.trainer.step.optimizer import build_optimizer
 from meshwright.trainer.step.train_step import TrainStep
 from meshwright.trainer.step.training import build_pipeline
 

@@ -10,7 +10,7 @@ from meshwright.data.user_data import load_user_data, read_pair
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.user_object import is_object_source
 from meshwright.trainer.launch.ranks import Ranks
-from meshwright.trainer.step.optimizer import build_optimizer
+from meshwright.trainer.optimizer.optimizer import build_optimizer
 from meshwright.trainer.step.train_step import TrainStep
 from meshwright.trainer.step.training import build_pipeline
 

@@ -25,9 +25,9 @@ from meshwright.parallelism.pipeline.pipeline import Observe, Pipeline, StageInp
 from meshwright.parallelism.pipeline.stages import Stages
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters, local_box
 from meshwright.spec.job.job import Job
+from meshwright.trainer.optimizer.optimizer import ModelOptimizer, learning_rate
+from meshwright.trainer.optimizer.update_in_backward import UpdateInBackward
 from meshwright.trainer.step.expert_load import ExpertLoad
-from meshwright.trainer.step.optimizer import ModelOptimizer, learning_rate
-from meshwright.trainer.step.update_in_backward import UpdateInBackward
 from meshwright.units import first_of
 
 

@@ -43,9 +43,9 @@ from meshwright.spec.model.model_spec import model_spec
 from meshwright.spec.model.unseen_fields import differing_fields, fields_unseen_in_shapes
 from meshwright.spec.run.run import Run
 from meshwright.trainer.launch.ranks import Ranks
-from meshwright.trainer.step.optimizer import build_optimizer, optimizer_state
+from meshwright.trainer.optimizer.optimizer import build_optimizer, optimizer_state
+from meshwright.trainer.optimizer.update_groups import require_updatable
 from meshwright.trainer.step.train_step import TrainStep
-from meshwright.trainer.step.update_groups import require_updatable
 
 
 class Training:

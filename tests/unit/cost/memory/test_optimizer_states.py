@@ -20,7 +20,7 @@ from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.model_spec import model_spec
 from meshwright.spec.model.presets import PRESETS
 from meshwright.spec.step.workload import Workload
-from meshwright.trainer.step.optimizer import build_optimizer, optimizer_state
+from meshwright.trainer.optimizer.optimizer import build_optimizer, optimizer_state
 
 NUM_PARAMETERS = model_spec(PRESETS["llama3-8b"]).num_parameters
 KINDS = [

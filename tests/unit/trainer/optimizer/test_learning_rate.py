@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.spec.job.sections import OptimizerSection
-from meshwright.trainer.step.optimizer import learning_rate
+from meshwright.trainer.optimizer.optimizer import learning_rate
 
 SCHEDULES = ("cosine", "linear", "wsd", "constant")
 

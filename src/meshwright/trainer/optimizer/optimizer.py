@@ -11,10 +11,10 @@ from torch.optim import AdamW, Optimizer
 from meshwright.errors import ConfigError
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters
 from meshwright.spec.job.sections import OptimizerSection
-from meshwright.trainer.step.bfloat16_adamw import Bfloat16AdamW
-from meshwright.trainer.step.int8_adamw import Int8AdamW
-from meshwright.trainer.step.muon import Muon
-from meshwright.trainer.step.update_groups import update_groups
+from meshwright.trainer.optimizer.bfloat16_adamw import Bfloat16AdamW
+from meshwright.trainer.optimizer.int8_adamw import Int8AdamW
+from meshwright.trainer.optimizer.muon import Muon
+from meshwright.trainer.optimizer.update_groups import update_groups
 
 _Part: TypeAlias = AdamW | Bfloat16AdamW | Int8AdamW | Muon
 

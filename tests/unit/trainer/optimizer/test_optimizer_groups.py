@@ -8,7 +8,7 @@ from torch import nn
 from meshwright.models.build import build_architecture
 from meshwright.spec.job.sections import OptimizerSection
 from meshwright.spec.model.presets import PRESETS
-from meshwright.trainer.step.optimizer import build_optimizer
+from meshwright.trainer.optimizer.optimizer import build_optimizer
 
 SECTION = OptimizerSection(learning_rate=1e-2, weight_decay=0.5, betas=(0.9, 0.95), eps=1e-8)
 

@@ -23,7 +23,7 @@ from meshwright.errors import InfeasibleLayout
 from meshwright.extras import import_extra
 from meshwright.parallelism.torch_private.torch_compat import local_box
 from meshwright.spec.job.optimizer_rules import INT8_BLOCK_SIZE, INT8_MIN_ELEMENTS
-from meshwright.trainer.step.update_groups import is_block_matrix
+from meshwright.trainer.optimizer.update_groups import is_block_matrix
 
 _MOMENTS = {"exp_avg": True, "exp_avg_sq": False}
 """Names of the moments, and whether they have a sign."""

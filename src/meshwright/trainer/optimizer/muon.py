@@ -22,8 +22,8 @@ from torch.optim import Optimizer
 
 from meshwright.errors import MeshwrightError
 from meshwright.parallelism.torch_private.torch_compat import local_box
-from meshwright.trainer.step.matrix_exchange import ShardedMatrix, exchanges_of
-from meshwright.trainer.step.stochastic_rounding import lower_half, name_key, random_bits, rounded
+from meshwright.trainer.optimizer.matrix_exchange import ShardedMatrix, exchanges_of
+from meshwright.trainer.optimizer.stochastic_rounding import lower_half, name_key, random_bits, rounded
 from meshwright.units import first_of
 
 NUM_ITERATIONS = 5

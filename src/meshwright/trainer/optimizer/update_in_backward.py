@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.parallelism.gradients import Gradients
-from meshwright.trainer.step.optimizer import ModelOptimizer
+from meshwright.trainer.optimizer.optimizer import ModelOptimizer
 
 
 class UpdateInBackward:

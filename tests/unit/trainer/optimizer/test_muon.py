@@ -12,10 +12,10 @@ from meshwright.models.build import build_architecture
 from meshwright.models.initial import initialize
 from meshwright.spec.job.sections import OptimizerSection
 from meshwright.spec.model.presets import PRESETS
-from meshwright.trainer.step.matrix_exchange import MatrixPart, ShardedMatrix, assign
-from meshwright.trainer.step.muon import orthogonalized
-from meshwright.trainer.step.optimizer import build_optimizer
-from meshwright.trainer.step.stochastic_rounding import lower_half, name_key, random_bits, rounded, upper_half
+from meshwright.trainer.optimizer.matrix_exchange import MatrixPart, ShardedMatrix, assign
+from meshwright.trainer.optimizer.muon import orthogonalized
+from meshwright.trainer.optimizer.optimizer import build_optimizer
+from meshwright.trainer.optimizer.stochastic_rounding import lower_half, name_key, random_bits, rounded, upper_half
 
 TINY = PRESETS["llama-1m"].replace(dim=16, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8, ffn_dim=24)
 

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
 from meshwright.parallelism.torch_private.torch_compat import local_box
-from meshwright.trainer.step.stochastic_rounding import lower_half, name_key, random_bits, rounded, upper_half
+from meshwright.trainer.optimizer.stochastic_rounding import lower_half, name_key, random_bits, rounded, upper_half
 
 _MAX_ELEMENTS = 1 << 24
 """Elements that are updated at once; a larger parameter is by itself."""

@@ -1,0 +1,1 @@
+"""Commands on what became of a trained model: its checkpoints, import, export and generation."""

@@ -1,0 +1,1 @@
+"""Optimizers of sharded parameters: AdamW in three formats of states, Muon, groups by name, updates in backward."""
