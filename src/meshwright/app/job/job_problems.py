@@ -119,13 +119,14 @@ def _export_problems(job: Job) -> list[str]:
     return []
 
 
+_NEEDS_TORCHAO = "needs the package torchao: run pip install '.[torchao]' in Meshwright's checkout"
+
+
 def _optimizer_problems(job: Job) -> list[str]:
     """Return why the optimizer cannot be built: an extra that is missing, patterns that match no parameter."""
     problems: list[str] = []
     if job.optimizer.state_dtype == "int8" and find_spec("torchao") is None:
-        problems.append(
-            'optimizer.state_dtype = "int8" needs torchao: install meshwright[torchao], or set it to "bfloat16"'
-        )
+        problems.append(f'optimizer.state_dtype = "int8" {_NEEDS_TORCHAO}, or set it to "bfloat16"')
     if not job.optimizer.groups or problems_raised_by(lambda: resolve_architecture(job.model)):
         return problems
     # The parameters of a class of the user's own are known once it is built.
@@ -141,10 +142,7 @@ def _float8_problems(job: Job) -> list[str]:
         return []
     problems: list[str] = []
     if find_spec("torchao") is None:
-        problems.append(
-            f"precision.float8 = {section.float8!r} needs the package torchao: run pip install '.[torchao]' in "
-            'Meshwright\'s checkout, or set it to "none"'
-        )
+        problems.append(f'precision.float8 = "{section.float8}" {_NEEDS_TORCHAO}, or set it to "none"')
     architecture = (
         None if problems_raised_by(lambda: resolve_architecture(job.model)) else resolve_architecture(job.model)
     )

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from meshwright.cost.constants import fixed_constant
 from meshwright.cost.layout_table import Floats, Ints, LayoutTable, Passes
 from meshwright.cost.training_setup import TrainingSetup
 from meshwright.cost.work import BLOCK, FIRST, LAST, BlockTable, Work
@@ -31,17 +32,17 @@ _ENDS = {FIRST: ((1.0, 1.0), (7.0, 2.0)), LAST: ((7.0, 6.0), (28.0, 11.0))}
 _NORM, _CHUNK = (3.0, 4.0), (33.0, 2.0)
 """Of the last norm; of a chunk of the loss, forward, and of all of them, backward."""
 _POSITIONS = 13.0
+_ROWWISE_FORWARD = fixed_constant("rowwise_forward_kernels")
 _ROUNDING = {
     "eager": {
         "float8-tensorwise": (11.0, 21.0),
         "float8-rowwise": (28.0, 67.0),
         "float8-rowwise-with-gw-hp": (28.0, 34.0),
     },
-    # In the mean of the layers of a block.
     "compiled": {
         "float8-tensorwise": (2.0, 2.0),
-        "float8-rowwise": (3 / 2, 5.0),
-        "float8-rowwise-with-gw-hp": (3 / 2, 3.0),
+        "float8-rowwise": (_ROWWISE_FORWARD, 5.0),
+        "float8-rowwise-with-gw-hp": (_ROWWISE_FORWARD, 3.0),
     },
 }
 """Of one float8 layer."""
