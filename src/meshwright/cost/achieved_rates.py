@@ -27,12 +27,13 @@ def architecture_of(device: Device) -> str:
     """Return the device's architecture; raises UnsupportedError for one that no constants are known for."""
     if device.architecture is None and device.matmul_points:
         return _MEASURED_ARCHITECTURE
-    known = [name.removeprefix("matmul.") for name in all_constants() if name.startswith("matmul.")]
-    if device.architecture not in known:
+    if f"matmul.{device.architecture}" not in all_constants():
+        known = [name.removeprefix("matmul.") for name in all_constants() if name.startswith("matmul.")]
         raise UnsupportedError(
             f"device {device.name}: architecture = {device.architecture!r} has no constants in the cost model: set it "
             f"to one of {', '.join(known)} in its catalogue entry, or measure the device with `meshwright calibrate`"
         )
+    assert device.architecture is not None
     return device.architecture
 
 

@@ -223,10 +223,14 @@ def _value(layout: Layout, name: str) -> Any:
 
 def distinct_rows(columns: Iterable[NDArray[Any]]) -> tuple[Ints, Ints]:
     """Return the first row of each combination of values in integer or boolean columns, and each row's combination."""
-    which: Ints = np.zeros(0, np.int64)
+    first, which = np.zeros(1, np.int64), np.zeros(0, np.int64)
     for column in columns:
+        if not len(which):
+            which = np.zeros(len(column), np.int64)
+            first = first[: len(column)]
+        # Most columns of most tables have one value.
+        if len(column) == 0 or (column == column[0]).all():
+            continue
         _, value = np.unique(column, return_inverse=True)
-        _, first, which = np.unique(
-            value if not len(which) else which * len(value) + value, return_index=True, return_inverse=True
-        )
+        _, first, which = np.unique(which * len(value) + value, return_index=True, return_inverse=True)
     return first, which

@@ -66,8 +66,13 @@ def unit_shares(configs: Configurations) -> list[list[float]]:
     seconds_of = {
         group.ops: (one.total - one.dp).tolist() for group, (_, one) in zip(model.distinct_groups, passes, strict=True)
     }
-    units = [seconds_of[group.ops] for group in model.groups for _ in range(group.count)]
-    return [[unit_s / sum(seconds) for unit_s in seconds] for seconds in zip(*units, strict=True)]
+    units = [one for group in model.groups for one in [seconds_of[group.ops]] * group.count]
+    return [_shares(seconds) for seconds in zip(*units, strict=True)]
+
+
+def _shares(units_s: tuple[float, ...]) -> list[float]:
+    total_s = sum(units_s)
+    return [unit_s / total_s for unit_s in units_s]
 
 
 class HostStepPricer(StepPricer):

@@ -281,8 +281,12 @@ def _joined(table: type, parts: list[dict[str, NDArray[Any]]]) -> dict[str, NDAr
     """Return the columns of all `parts` one after the other."""
     lengths = [len(next(iter(part.values()))) for part in parts]
     columns = {}
-    for field in fields(table):
-        columns[field.name] = np.concatenate(
-            [np.broadcast_to(part[field.name], (n,)) for part, n in zip(parts, lengths, strict=True)]
+    for name in (field.name for field in fields(table)):
+        columns[name] = np.concatenate(
+            [_of_length(part[name], length) for part, length in zip(parts, lengths, strict=True)]
         )
     return columns
+
+
+def _of_length(column: NDArray[Any], length: int) -> NDArray[Any]:
+    return column if column.shape == (length,) else np.broadcast_to(column, (length,))

@@ -41,6 +41,8 @@ class AmaxReductions:
         return self._times(forward, row, group, fabric), self._times(low, row, group, fabric)
 
     def _times(self, number: Floats, row: Ints, group: RankGroup, fabric: Fabric) -> Floats:
+        if not np.any(number > 0):
+            return np.zeros(len(row))
         each = np.where(self._is_tensorwise, 1.0, 2.0)
         num_bytes = _BYTES * np.where(self._is_tensorwise, 1.0, self._blocks.tokens[row])
         return np.where(number > 0, number * each * all_reduce_s(num_bytes, group, fabric), 0.0)
