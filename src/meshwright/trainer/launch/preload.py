@@ -11,6 +11,8 @@ import meshwright
 from meshwright.garbage import kept_garbage
 
 _RUN_HALF = ("models", "data", "parallelism", "checkpoint", "fault_tolerance", "trainer")
+_EXTRA = "float8"
+"""In the names of modules that import torchao: most runs have no use for the second that takes."""
 _TORCH = (
     "torch",
     "torch.distributed.checkpoint",
@@ -25,6 +27,7 @@ def _import_all() -> None:
         found.name
         for half in _RUN_HALF
         for found in pkgutil.walk_packages([str(Path(meshwright.__path__[0], half))], f"meshwright.{half}.")
+        if _EXTRA not in found.name
     )
     # What is frozen now, no rank looks through for garbage.
     with kept_garbage():
