@@ -10,6 +10,8 @@ import pytest
 # Torch and thousands of tests are objects that stay: a third of their import would go into looking for garbage.
 gc.disable()
 
+_NUM_QUICK_EXAMPLES = 30
+
 _NEEDED = ("meshwright", "torch", "hypothesis", "xdist", "pytest_timeout")
 if missing := [name for name in _NEEDED if find_spec(name) is None]:
     pytest.exit(
@@ -29,8 +31,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.pop("COLUMNS", None)
 
 # hypothesis fails an example that took 0.2 s, which any does on a machine that is busy.
-settings.register_profile("no_clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("no_clock")
+settings.register_profile("all", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", settings.get_profile("all"), max_examples=_NUM_QUICK_EXAMPLES)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw hypothesis's hundred examples of a property where long tests run, too."""
+    settings.load_profile("quick" if "not long" in config.option.markexpr else "all")
 
 
 def pytest_collection_finish() -> None:

@@ -32,7 +32,7 @@ def tiny_job(folder: Path, **sections: dict[str, Any]) -> dict[str, Any]:
         "data": {"source": str(corpus), "cache_dir": str(folder / "cache")},
         "train": {"steps": 6, "seq_len": 32, "global_batch_size": 8},
         "optimizer": {"warmup_steps": 2, "learning_rate": 3e-3},
-        "layout": {"dp_shard": -1},
+        "layout": {"dp_shard": -1, "microbatch_size": 2},
         "checkpoint": {"interval": 3},
         "run": {"device": "cpu"},
     }
