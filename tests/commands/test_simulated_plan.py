@@ -90,6 +90,7 @@ def test_a_simpler_layout_wins_within_the_error_of_ranking(
     assert [runner.layout for runner in plan.runners_up[:1]] == [asked[1]]
 
 
+@pytest.mark.long
 def test_no_value_of_a_simulated_layout_is_broken_over_two_lines(
     steps_are: Callable[..., list[Layout]], capsys: pytest.CaptureFixture[str]
 ) -> None:

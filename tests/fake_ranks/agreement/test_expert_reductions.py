@@ -24,6 +24,7 @@ def block_of(found: Trace, record: int) -> int | None:
     return int(match[1]) if match else None
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13),
     reason="before torch 2.13 a unit's backward always waits for the reduction of the one before",

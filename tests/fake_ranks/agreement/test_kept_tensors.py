@@ -26,7 +26,12 @@ def peak_bytes(job: str, keys: dict[str, Any], policy: str) -> int:
     """Return the most bytes that the first rank has at once."""
     layout = Layout(**keys)
     texts = [f"layout.{name}={str(value).lower()}" for name, value in keys.items()]
-    sizes = ("train.seq_len=1024", f"train.global_batch_size={2 * layout.dp * layout.pp}", "precision.compute=bfloat16")
+    sizes = (
+        "model.options.num_layers=2",
+        "train.seq_len=1024",
+        f"train.global_batch_size={2 * layout.dp * layout.pp}",
+        "precision.compute=bfloat16",
+    )
     found = trace(
         BUILD,
         0,
@@ -36,6 +41,7 @@ def peak_bytes(job: str, keys: dict[str, Any], policy: str) -> int:
     return int(found.live_bytes().max())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("job", "keys"), CASES)
 def test_more_recomputation_keeps_less(job: str, keys: dict[str, Any]) -> None:
     none, selective, full = (peak_bytes(job, keys, policy) for policy in ("none", "selective", "full"))

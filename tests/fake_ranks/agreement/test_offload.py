@@ -63,6 +63,7 @@ def test_no_state_of_the_optimizer_is_on_the_device(trace: Trace) -> None:
     assert there.sum() < _bytes_of(trace, "to_host") / 2
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_formula_and_simulation_of_a_small_model_agree(tmp_path: Path) -> None:
     estimate, timeline = _both(tmp_path, "model.options.num_layers=4 train.seq_len=1024 train.global_batch_size=2")

@@ -28,6 +28,7 @@ MOST_OFF = 0.10
 """Of the simulated step."""
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "overrides",

@@ -65,6 +65,7 @@ SHORT = (
 """Where the replay reserves 5 to 25 % more than the formula: gaps that it has no need to close."""
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("layout", QUICK)
 def test_the_formulas_reserve_what_the_replay_does(tmp_path: Path, layout: str) -> None:

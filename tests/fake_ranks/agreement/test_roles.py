@@ -19,7 +19,7 @@ from trained_step import BUILD, arguments_of
 
 JOB = str(ROOT / "examples" / "tiny.toml")
 LAYOUT = Layout(dp_shard=2, tp=2, microbatch_size=2)
-CLUSTER = ("cluster.name=h100-ib400", "cluster.num_devices=4")
+CLUSTER = ("cluster.name=h100-ib400", "cluster.num_devices=4", "train.global_batch_size=8")
 OVERRIDES = ("layout.dp_shard=2", "layout.tp=2", *CLUSTER)
 
 

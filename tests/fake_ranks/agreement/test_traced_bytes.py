@@ -81,6 +81,7 @@ def test_a_mixtures_ranks_send_what_is_priced(keys: dict[str, Any]) -> None:
     assert others == left_out(**{name: keys[name] for name in ("cp", "tp", "etp", "ep")})
 
 
+@pytest.mark.long
 def test_a_stage_sends_what_is_priced() -> None:
     of, found = both("llama-1m", dp_shard=2, cp=2, tp=2, pp=2, cp_method="ulysses")
     priced, _ = sent_in_trace(found)

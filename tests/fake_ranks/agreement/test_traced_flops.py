@@ -28,6 +28,7 @@ def flops_of(found: Trace, *names: str) -> int:
 LONG = [pytest.param(*one, marks=pytest.mark.long) for one in ((1, "none"), (1, "full"), (2, "none"), (2, "selective"))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("tp", "policy"), [(2, "full"), *LONG])
 def test_flops_are_the_formulas(tp: int, policy: str) -> None:
     dp = NUM_RANKS // tp

@@ -98,6 +98,7 @@ def test_a_step_with_another_load_is_the_one_that_is_traced_with_it() -> None:
         assert traces.traces[rank].groups == in_order(trace).groups
 
 
+@pytest.mark.long
 def test_ranks_of_every_load_receive_what_the_others_send() -> None:
     layout = ["model.options={num_layers=1}", "layout.dp_shard=16", "layout.ep=4"]
     overrides = [*layout, "train.global_batch_size=32", "train.seq_len=64"]

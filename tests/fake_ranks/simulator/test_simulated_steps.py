@@ -22,7 +22,7 @@ RANKS = (0, 1)
 
 @pytest.fixture(scope="module")
 def traces() -> dict[int, Trace]:
-    program = Program(BUILD, 2, arguments_of("examples/tiny.toml", "layout.pp=2"))
+    program = Program(BUILD, 2, arguments_of("examples/tiny.toml", "layout.pp=2", "train.global_batch_size=8"))
     return trace_ranks(program, RANKS)
 
 

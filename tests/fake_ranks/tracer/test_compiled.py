@@ -127,6 +127,7 @@ def test_recomputed_blocks_of_several_stages_are_compiled() -> None:
     assert again(found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("backend", "device"),
     [

@@ -14,7 +14,8 @@ from meshwright.spec.trace.trace import RecordKind, Trace
 from traced_programs import WORLD_SIZE, ops, trace_of, trace_programs
 
 FLOAT_BYTES = 4
-PROGRAMS = [f"{name}/{how}" for name in ("functional", "tensor_parallel") for how in ("eager", "compiled")]
+QUICK = ["functional/eager", "functional/compiled", "resharded"]
+LONG = ["tensor_parallel/eager", "tensor_parallel/compiled"]
 IN_PLACE = {
     "c10d.allreduce_.default": "_c10d_functional.all_reduce.default",
     "c10d._allgather_base_.default": "_c10d_functional.all_gather_into_tensor.default",
@@ -25,7 +26,13 @@ IN_PLACE = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the trace of each program."""
-    return trace_programs(tmp_path_factory.mktemp("traced"), functional_programs.__name__, *PROGRAMS, "resharded")
+    return trace_programs(tmp_path_factory.mktemp("traced"), functional_programs.__name__, *QUICK)
+
+
+@pytest.fixture(scope="module")
+def of_tensor_parallelism(folder: Path) -> Path:
+    """Return the same folder with those traces, too."""
+    return trace_programs(folder, functional_programs.__name__, *LONG)
 
 
 def collectives(found: Trace) -> list[tuple[str, int, str]]:
@@ -39,6 +46,7 @@ def collectives(found: Trace) -> list[tuple[str, int, str]]:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("of_tensor_parallelism")
 @pytest.mark.parametrize("program", ["functional", "tensor_parallel"])
 def test_compiled_code_communicates_as_eager_code_does(folder: Path, program: str) -> None:
     eager, compiled = trace_of(folder, f"{program}/eager"), trace_of(folder, f"{program}/compiled")
@@ -51,8 +59,17 @@ def test_compiled_code_communicates_as_eager_code_does(folder: Path, program: st
     assert started == waited != set()
 
 
-@pytest.mark.parametrize("program", ["functional", pytest.param("tensor_parallel", marks=pytest.mark.long)])
-def test_what_is_around_collectives_is_fused_and_multiplied_once(folder: Path, program: str) -> None:
+@pytest.mark.long
+def test_what_is_around_collectives_is_fused_and_multiplied_once(folder: Path) -> None:
+    require_fused(folder, "functional")
+
+
+@pytest.mark.long
+def test_so_it_is_under_torchs_own_tensor_parallelism(of_tensor_parallelism: Path) -> None:
+    require_fused(of_tensor_parallelism, "tensor_parallel")
+
+
+def require_fused(folder: Path, program: str) -> None:
     eager, compiled = ops(trace_of(folder, f"{program}/eager")), ops(trace_of(folder, f"{program}/compiled"))
     for product in ("aten.mm.default", "aten.addmm.default"):
         assert compiled[product] == eager[product]
@@ -60,12 +77,15 @@ def test_what_is_around_collectives_is_fused_and_multiplied_once(folder: Path, p
     assert any(name.startswith("inductor.fused(") for name in compiled)
 
 
-def test_only_what_is_read_again_is_copied_before_it_is_reduced(folder: Path) -> None:
+@pytest.mark.long
+def test_only_what_is_read_again_is_copied_before_it_is_reduced(of_tensor_parallelism: Path) -> None:
+    folder = of_tensor_parallelism
     kernels = ops(trace_of(folder, "tensor_parallel/compiled"))
     assert not any(name.startswith("inductor.fused(") and "clone" in name for name in kernels)
     assert any("clone" in name for name in ops(trace_of(folder, "functional/compiled")))
 
 
+@pytest.mark.long
 def test_another_sharded_dimension_is_an_all_to_all(folder: Path) -> None:
     found = trace_of(folder, "resharded")
     num_bytes = 8 * functional_programs.WIDTH**2 * FLOAT_BYTES

@@ -63,6 +63,7 @@ def assert_equal(one: Trace, other: Trace) -> None:
         assert getattr(one, name) == getattr(other, name), name
 
 
+@pytest.mark.long
 def test_a_replayed_step_is_the_one_that_runs() -> None:
     layout = LAYOUTS["accumulated"]
     assert_equal(traced("build_replayed", *layout), traced("build_run", *layout))

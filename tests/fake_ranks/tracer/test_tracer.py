@@ -19,7 +19,7 @@ from trained_step import BUILD, arguments_of
 
 JOB = str(ROOT / "examples" / "tiny.toml")
 NUM_RANKS = 512
-HYBRID = ("layout.dp_shard=64", "layout.tp=4", "layout.pp=2", "train.global_batch_size=256")
+HYBRID = ("layout.dp_shard=64", "layout.tp=4", "layout.pp=2", "train.global_batch_size=128", "layout.microbatch_size=1")
 
 
 def traced(rank: int, *overrides: str) -> Trace:

@@ -11,7 +11,7 @@ import pytest
 from repository import ROOT
 
 PROGRAMS = ROOT / "examples" / "user_programs.py"
-QUICK = ("accelerate_ddp",)
+QUICK = ("ddp_loader",)
 SIMULATED = (
     "hf_llama",
     "ddp_loader",

@@ -88,6 +88,7 @@ class HangingRun:
     def __init__(self, folder: Path, **sections: dict[str, object]) -> None:
         self.folder, self.run, self.output = folder, Run(folder / "run"), folder / "output.txt"
         own = {"run": {"device": "cpu", "dir": str(self.run.folder), "hang_after_s": 2.0}, "train": {"steps": 2000}}
+        own["layout"] = {"microbatch_size": 1}
         (folder / "faulty.py").write_text(MODULE)
         merged = {name: {**own.get(name, {}), **keys} for name, keys in (own | sections).items()}
         (folder / "job.toml").write_text(to_toml(Job.from_dict(tiny_job(folder, **merged))))

@@ -34,13 +34,13 @@ from run_ranks import run_ranks
 
 SEQ_LEN = 128
 SIZES = {
-    "vocab_size": 512,
-    "dim": 256,
+    "vocab_size": 256,
+    "dim": 128,
     "num_layers": 3,
-    "num_heads": 8,
-    "num_kv_heads": 4,
+    "num_heads": 4,
+    "num_kv_heads": 2,
     "head_dim": 32,
-    "ffn_dim": 704,
+    "ffn_dim": 352,
     "rope_theta": 10_000.0,
     "max_seq_len": 4096,
 }
@@ -50,9 +50,9 @@ CASES: list[Case] = [
     ({}, Layout(microbatch_size=4), 1),
     ({}, Layout(activation_checkpoint="selective", microbatch_size=4), 1),
     ({}, Layout(activation_checkpoint="full", microbatch_size=4), 2),
-    ({"vocab_size": 8192}, Layout(activation_checkpoint="full", microbatch_size=4), 1),
+    ({"vocab_size": 4096}, Layout(activation_checkpoint="full", microbatch_size=4), 1),
     ({}, Layout(activation_checkpoint="full", reshard_after_forward="never"), 1),
-    ({"vocab_size": 8192}, Layout(activation_checkpoint="full", microbatch_size=4, loss_chunks=8), 1),
+    ({"vocab_size": 4096}, Layout(activation_checkpoint="full", microbatch_size=4, loss_chunks=8), 1),
 ]
 
 

@@ -29,9 +29,9 @@ EXPERTS = (str(EXAMPLES / "tiny-moe.toml"), "train.seq_len=64", "train.global_ba
 FEW_BLOCKS = "model.options.num_layers=2"
 QUICK = {
     "fsdp, recomputed": (*SMALL, FEW_BLOCKS, "layout.dp_shard=2", "layout.activation_checkpoint=full"),
-    "tp": (*SMALL, FEW_BLOCKS, "layout.tp=2"),
 }
 LONG = {
+    "tp": (*SMALL, FEW_BLOCKS, "layout.tp=2"),
     "pp": (*SMALL, FEW_BLOCKS, "layout.pp=2"),
     "ep": (*EXPERTS, "layout.dp_shard=2", "layout.ep=2"),
     "cp": (*SMALL, "layout.cp=2"),
@@ -162,6 +162,7 @@ def test_a_fake_step_is_the_real_one_to_the_byte(case: str, tmp_path: Path) -> N
     require_equal_steps(real_step, lambda: trace(BUILD, 0, num_ranks, arguments, "cpu", str(routing)))
 
 
+@pytest.mark.long
 def test_a_step_by_torchs_own_parallelism_waits_when_results_are_used() -> None:
     real = require_equal_steps(
         lambda: run_ranks(real_trace, 2, "user_steps:tensor_parallel", [], timeout_s=100)[0][0],

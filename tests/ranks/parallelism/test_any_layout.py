@@ -43,6 +43,7 @@ def check(case: Case, folder: Path, *, repeat: bool) -> None:
     assert proof.holds, (said, proof.problem, proof.worst, proof.repeats)
 
 
+@pytest.mark.long
 @settings(max_examples=2, derandomize=True, **FEW)
 @given(cases())
 def test_a_layout_that_is_not_refused_trains_as_one_process(folder: Path, case: Case) -> None:

@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 
-_DEGREES = [pytest.param({"dp_shard": 2}, marks=pytest.mark.long), {"tp": 2}]
+_DEGREES = [{"dp_shard": 2}, {"tp": 2}]
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +23,9 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, FinishedR
     return folder, train_on_ranks(tiny_job(folder), folder / "one", 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("degrees", _DEGREES, ids=str)
-@pytest.mark.parametrize("recompute", [pytest.param("full", marks=pytest.mark.long), "selective"])
+@pytest.mark.parametrize("recompute", ["full", "selective"])
 def test_compiled_blocks_train_the_same(
     reference: tuple[Path, FinishedRun], tmp_path: Path, degrees: dict[str, int], recompute: str
 ) -> None:

@@ -152,13 +152,13 @@ def assert_close(by_rank: list[dict[str, dict[str, float]]], tolerance: float) -
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("cp", [2, 4])
+@pytest.mark.parametrize("cp", [pytest.param(2, marks=pytest.mark.long), 4])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
     [
         (torch.float64, 1e-13),
         pytest.param(torch.float32, 1e-6, marks=pytest.mark.long),
-        (torch.bfloat16, 0.02),
+        pytest.param(torch.bfloat16, 0.02, marks=pytest.mark.long),
     ],
     ids=str,
 )
@@ -181,7 +181,7 @@ def test_the_ranks_of_other_samples_are_left_alone(method: ContextMethod) -> Non
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("policy", ["full", "selective"])
+@pytest.mark.parametrize("policy", [pytest.param("full", marks=pytest.mark.long), "selective"])
 def test_recomputation_changes_nothing(method: ContextMethod, policy: str) -> None:
     layout = {"cp": 4, "cp_method": method, "activation_checkpoint": policy}
     assert_close(run_ranks(worst_differences, 4, layout, torch.float64), 1e-13)

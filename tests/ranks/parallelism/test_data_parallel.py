@@ -99,7 +99,7 @@ def summed(layout: Layout, compute: Any) -> dict[str, Tensor | None]:
     return gradients_of(model)
 
 
-@pytest.mark.parametrize("compute", ["float32", "float64"])
+@pytest.mark.parametrize("compute", [pytest.param("float32", marks=pytest.mark.long), "float64"])
 @pytest.mark.parametrize(
     "layout",
     [
@@ -141,7 +141,7 @@ def reduced_late(layout: Layout, compute: Any) -> bool:
     return all(one is other if one is None or other is None else torch.equal(one, other) for one, other in pairs)
 
 
-@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+@pytest.mark.parametrize("compute", [pytest.param("float32", marks=pytest.mark.long), "bfloat16"])
 @pytest.mark.parametrize(
     "layout",
     [

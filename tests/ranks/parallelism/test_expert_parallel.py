@@ -189,10 +189,10 @@ def check(case: Case, num_ranks: int, degrees: dict[str, Any], num_steps: int = 
         pytest.param(4, {"dp_shard": 4, "ep": 2}, marks=pytest.mark.long),
         (4, {"dp_shard": 2, "cp": 2, "ep": 4}),
         (2, {"tp": 2}),
-        (2, {"tp": 2, "ep": 2}),
+        pytest.param(2, {"tp": 2, "ep": 2}, marks=pytest.mark.long),
         (2, {"tp": 2, "etp": 2}),
         pytest.param(4, {"dp_shard": 2, "tp": 2, "ep": 2, "etp": 2}, marks=pytest.mark.long),
-        (4, {"dp_replicate": 2, "tp": 2, "ep": 2}),
+        pytest.param(4, {"dp_replicate": 2, "tp": 2, "ep": 2}, marks=pytest.mark.long),
         pytest.param(8, {"dp_replicate": 2, "cp": 2, "tp": 2, "ep": 2}, marks=pytest.mark.long),
     ],
     ids=str,
@@ -207,11 +207,12 @@ def test_latent_attention_shares_its_heads(query_rank: int | None) -> None:
     check(Case(GROUPED, latent=sizes), 4, {"dp_shard": 2, "tp": 2, "ep": 2})
 
 
-@pytest.mark.parametrize("kept", ["always", pytest.param("never", marks=pytest.mark.long), 2])
+@pytest.mark.parametrize("kept", ["always", *(pytest.param(kept, marks=pytest.mark.long) for kept in ("never", 2))])
 def test_experts_that_ranks_do_not_divide(kept: str | int) -> None:
     check(Case(num_experts=6), 4, {"dp_shard": 4, "reshard_after_forward": kept}, num_steps=2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "degrees",
     [pytest.param({"dp_shard": 4, "ep": 2}, marks=pytest.mark.long), {"dp_shard": 2, "tp": 2, "ep": 4}],
@@ -251,6 +252,7 @@ def test_ranks_whose_experts_no_token_chooses_take_part(num_shared_experts: int)
     ids=str,
 )
 # What torch's own compiler does (2.13), and a warning would stop it.
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")
 def test_recomputed_and_compiled_experts_compute_the_same(how: dict[str, Any]) -> None:

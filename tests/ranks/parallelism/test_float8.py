@@ -62,12 +62,12 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FinishedR
             [
                 ("tensorwise", {"dp_shard": 2}),
                 ("rowwise", {"dp_shard": 1, "tp": 2}),
-                ("tensorwise", {"dp_shard": 1, "pp": 2, "schedule": "InterleavedZeroBubble"}),
             ],
         ),
         pytest.param(
             2,
             [
+                ("tensorwise", {"dp_shard": 1, "pp": 2, "schedule": "InterleavedZeroBubble"}),
                 ("tensorwise", {"dp_shard": 1, "tp": 2}),
                 ("rowwise_with_gw_hp", {"dp_shard": 1, "cp": 2}),
                 ("tensorwise", {"dp_shard": 1, "cp": 2, "activation_checkpoint": "selective"}),
@@ -117,6 +117,7 @@ def _train_parts(folder: str, parts: list[tuple[str, int | None, bool]]) -> list
     return codes
 
 
+@pytest.mark.long
 def test_a_resumed_run_has_the_same_bits_in_float32(tmp_path: Path) -> None:
     tiny_job(tmp_path)
     assert run_ranks(_train_parts, 2, str(tmp_path), [("whole", None, False), ("parts", 2, False)]) == [[0, 75]] * 2

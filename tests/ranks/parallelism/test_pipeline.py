@@ -73,6 +73,7 @@ def test_a_token_counts_once_however_often_it_is_recomputed() -> None:
     check(model, "pp=2,schedule=DualPipeV,activation_checkpoint=full")
 
 
+@pytest.mark.long
 def test_a_split_backward_sums_the_gradients_of_experts_over_replicas_at_once() -> None:
     # The backward to the experts' last weight starts at their output, where FSDP2's hook is.
     how = "schedule=InterleavedZeroBubble,microbatch_size=1,gradient_sync=microbatch"
@@ -92,7 +93,7 @@ def test_every_rank_logs_the_loss_of_the_last_stage(tmp_path: Path) -> None:
 
 LONG = pytest.mark.long
 LOOPED = [
-    ("Interleaved1F1B", 2, 2),
+    pytest.param("Interleaved1F1B", 2, 2, marks=LONG),
     pytest.param("Interleaved1F1B", 3, 2, marks=LONG),
     pytest.param("LoopedBFS", 2, 2, marks=LONG),
     pytest.param("Interleaved1F1B", 2, 4, marks=LONG),

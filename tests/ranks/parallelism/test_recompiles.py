@@ -30,7 +30,7 @@ _SECTIONS: dict[str, dict[str, Any]] = {
         "layout": {"dp_shard": 2},
     },
     "documents, several microbatches": {
-        "layout": {"dp_shard": 2, "microbatch_size": 2},
+        "layout": {"dp_shard": 2},
         "data": {"mask_documents": True},
     },
 }
@@ -83,7 +83,7 @@ def _graphs_of_steps(job: Job) -> tuple[list[int], list[int]]:
 
 
 def _job(folder: Path, sections: dict[str, Any]) -> dict[str, Any]:
-    layout = {**sections["layout"], "compile": True, "compile_backend": "aot_eager"}
+    layout = {"microbatch_size": 1, **sections["layout"], "compile": True, "compile_backend": "aot_eager"}
     data = {"validation_fraction": 0.1, **sections.get("data", {})}
-    train = {"steps": _NUM_STEPS, "validation_interval": 2, "validation_batches": 1}
+    train = {"steps": _NUM_STEPS, "global_batch_size": 4, "validation_interval": 2, "validation_batches": 1}
     return tiny_job(folder, **{**sections, "layout": layout, "data": data, "train": train})

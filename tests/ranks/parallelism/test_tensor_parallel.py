@@ -43,7 +43,9 @@ def _on_a_rank(architecture: LlamaArchitecture, dtype: torch.dtype, layout: Layo
     ids=str,
 )
 @pytest.mark.parametrize(
-    ("dtype", "loss_bar", "gradient_bar"), [(torch.float32, 2e-6, 1e-5), (torch.float64, 1e-13, 1e-11)], ids=str
+    ("dtype", "loss_bar", "gradient_bar"),
+    [pytest.param(torch.float32, 2e-6, 1e-5, marks=pytest.mark.long), (torch.float64, 1e-13, 1e-11)],
+    ids=str,
 )
 def test_ranks_find_what_one_process_finds(
     layout: dict[str, Any], changes: dict[str, Any], dtype: torch.dtype, loss_bar: float, gradient_bar: float

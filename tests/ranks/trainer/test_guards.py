@@ -152,7 +152,7 @@ def collectives_of_a_step(job: dict[str, Any]) -> dict[str, int]:
             {"allgather", "reduce_scatter", "allreduce"},
             marks=pytest.mark.long,
         ),
-        ("pp=2,dp_shard=2,schedule=ZBVZeroBubble", {"allgather", "reduce_scatter"}),
+        pytest.param("pp=2,dp_shard=2,schedule=ZBVZeroBubble", {"allgather", "reduce_scatter"}, marks=pytest.mark.long),
     ],
 )
 def test_a_step_of_many_microbatches_sends_what_a_step_of_few_sends(

@@ -92,7 +92,7 @@ def train(folder: Path, num_ranks: int, **sections: dict[str, object]) -> tuple[
 def train_forked(folder: Path, **sections: dict[str, object]) -> tuple[int, str]:
     """Return the same of one rank, a fork that has imported torch already; what the launcher adds is not there."""
     (folder / "mine.py").write_text(MODULE)
-    job = Job.from_dict(tiny_job(folder, **sections, layout={"dp_shard": 1}))
+    job = Job.from_dict(tiny_job(folder, **sections, layout={"dp_shard": 1, "microbatch_size": 1}))
     config = RankConfig(job=job, run_dir=str(folder / "run"), module_dir=str(folder))
     [code] = run_ranks(run_rank, 1, config, folder / "output.txt")
     return code, (folder / "output.txt").read_text()
@@ -120,7 +120,7 @@ def model(name: str, **options: object) -> dict[str, object]:
     ("name", "error"),
     [
         pytest.param("Raises", "AttributeError: 'Tensor' object has", marks=pytest.mark.long),
-        ("RaisesOnRank1", "ValueError: only here"),
+        pytest.param("RaisesOnRank1", "ValueError: only here", marks=pytest.mark.long),
     ],
 )
 def test_an_exception_is_shown_once_from_the_jobs_own_code_on(tmp_path: Path, name: str, error: str) -> None:

@@ -74,6 +74,7 @@ def test_blocks_take_float32_inputs_in_bfloat16(tmp_path: Path, monkeypatch: pyt
     assert finished.losses[6] < finished.losses[1]
 
 
+@pytest.mark.long
 def test_running_statistics_resume_exactly_under_any_recompute_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,6 +101,7 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     assert train_on_ranks(job, tmp_path / "run", 1).run.checkpoint_steps() == [5, 6]
 
 
+@pytest.mark.long
 def test_validation_is_measured_on_time_and_changes_nothing(tmp_path: Path) -> None:
     plain = train_on_ranks(tiny_job(tmp_path), tmp_path / "plain", 2)
     # At step 3 and 6 a checkpoint follows the validation, and at step 4 training goes on after both.

@@ -91,15 +91,15 @@ ENDLESS = {"train": {"steps": 1_000_000}, "checkpoint": {"interval": 20}}
 
 
 def test_a_killed_rank_ends_the_run_with_retry_and_a_resume_is_bit_equal(tmp_path: Path) -> None:
-    """The job's file names no layout: then dp_shard takes the ranks that are asked for."""
+    """The job's file names no degree: then dp_shard takes the ranks that are asked for."""
     (tmp_path / "killed").mkdir()
     (tmp_path / "straight").mkdir()
-    killed = Command(tmp_path / "killed", train={"steps": 40}, checkpoint={"interval": 10})
-    straight = Command(tmp_path / "straight", train={"steps": 40}, checkpoint={"interval": 10})
+    killed = Command(tmp_path / "killed", train={"steps": 24}, checkpoint={"interval": 4})
+    straight = Command(tmp_path / "straight", train={"steps": 24}, checkpoint={"interval": 4})
 
-    killed.job_file.write_text(to_toml(Job.from_dict({**killed.job, "layout": {}})))
+    killed.job_file.write_text(to_toml(Job.from_dict({**killed.job, "layout": {"microbatch_size": 2}})))
     process = killed.start("--ranks", "2")
-    killed.wait_for_step(12)
+    killed.wait_for_step(5)
     [attempt] = killed.manifest.attempts
     assert attempt.layout.dp_shard == 2
     pids = attempt.pids
@@ -114,7 +114,7 @@ def test_a_killed_rank_ends_the_run_with_retry_and_a_resume_is_bit_equal(tmp_pat
     uninterrupted = train_on_ranks(straight.job, straight.run.folder, 2)
     assert uninterrupted.codes == [ExitCode.DONE] * 2
     assert killed.manifest.results["parameter_hash"] == uninterrupted.parameter_hash
-    assert killed.manifest.attempts[1].start_step >= 10
+    assert killed.manifest.attempts[1].start_step >= 4
 
 
 @pytest.mark.long
@@ -211,6 +211,7 @@ def test_torchrun_does_the_same(tmp_path: Path) -> None:
     assert torchrun.manifest.results["parameter_hash"] == own.manifest.results["parameter_hash"]
 
 
+@pytest.mark.long
 def test_a_run_folder_is_resumed_by_its_name(tmp_path: Path) -> None:
     command = Command(tmp_path, train={"steps": 4, "stop_after": 2})
     assert train_on_ranks(command.job, command.run.folder, 1).codes == [ExitCode.RETRY]

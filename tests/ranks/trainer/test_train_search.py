@@ -110,6 +110,7 @@ def test_ranks_that_torchrun_started_cannot_settle_it(job: Path) -> None:
     assert f"`meshwright plan {job} --write` puts the layout into the job" in errors
 
 
+@pytest.mark.long
 def test_a_machine_that_nobody_measured_cannot_be_planned_for(job: Path) -> None:
     (job.parent / "clusters" / "cpu-local.toml").unlink()
     code, _, errors = meshwright(job, "train")

@@ -73,6 +73,7 @@ def test_a_parameter_that_never_trains_is_named(tmp_path: Path, monkeypatch: pyt
         run_ranks(train_on_this_rank, 2, job, str(tmp_path / "run"), False)
 
 
+@pytest.mark.long
 def test_a_profile_is_written_by_every_rank(tmp_path: Path) -> None:
     job = tiny_job(tmp_path, train={"steps": 4}, run={"profile_start": 3, "profile_steps": 1})
     finished = train_on_ranks(job, tmp_path / "run", 2)

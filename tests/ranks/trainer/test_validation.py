@@ -62,9 +62,8 @@ def test_dropout_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert losses[0.0][0] != losses[0.9][0]
 
 
-@pytest.mark.parametrize(
-    "model", [ROUTED, pytest.param(dropping(0.5), marks=pytest.mark.long)], ids=["router bias", "dropout"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("model", [ROUTED, dropping(0.5)], ids=["router bias", "dropout"])
 def test_nothing_in_a_checkpoint_changes(
     model: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

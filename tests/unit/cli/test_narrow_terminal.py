@@ -33,7 +33,7 @@ _wide: dict[str, str] = {}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("width", [60, pytest.param(80, marks=pytest.mark.long)])
 @pytest.mark.parametrize("arguments", COMMANDS, ids=lambda words: " ".join(words)[:24])
 def test_nothing_is_wider_than_the_terminal_and_no_word_is_broken(
     arguments: list[str],

@@ -56,7 +56,7 @@ def test_causes_are_not_negative_and_sum_to_the_step(
 
 
 @pytest.mark.slow
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(st.lists(st.tuples(SOME_LAYOUTS, st.sampled_from(CLUSTERS), st.sampled_from(sorted(stacks()))), min_size=2))
 def test_a_case_takes_as_long_alone_as_among_others(drawn: list[tuple[tuple[str, Layout], str, str]]) -> None:
     several = tuple(training_setup(model, cluster, stack) for (model, _), cluster, stack in drawn)

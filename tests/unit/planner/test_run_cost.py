@@ -77,6 +77,7 @@ def test_a_deadline_is_met_or_not() -> None:
         assert (found.is_deadline_satisfied, found.cost) == (is_met, None)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_frontier_has_sizes_of_each_cluster_slowest_first() -> None:
     other = ask("llama3-8b", 8, cluster="dgx-a100-hdr").cluster

@@ -87,7 +87,8 @@ def test_there_is_a_layer_for_every_stage(layout: dict[str, Any]) -> None:
 def test_layouts_that_fit_a_model_fit_the_small_one_together(layouts: list[Layout], source: str) -> None:
     job = Job(model=ModelSection(source=source), data=DataSection(mask_documents=True))
     train = TrainSection(seq_len=4096, global_batch_size=4096 * 16)
-    assume(not any(layout_problems(job.replace(train=train), layout) for layout in layouts))
+    layouts = [layout for layout in layouts if not layout_problems(job.replace(train=train), layout)]
+    assume(layouts)
     small = small_job(job, layouts, Path("sums.jsonl"), 3, "float32")
     for layout in layouts:
         assert layout_problems(small.with_layout(layout), layout) == [], layout_text(layout)

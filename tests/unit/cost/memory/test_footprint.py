@@ -109,10 +109,10 @@ PIPELINES += [layout.replace(activation_checkpoint="full") for layout in PIPELIN
     ("model", "stack"),
     [
         ("llama3-8b", "megatron"),
-        ("deepseek-v3", "ours"),
         *(
             pytest.param(*case, marks=pytest.mark.long)
             for case in [
+                ("deepseek-v3", "ours"),
                 ("llama3-8b", "ours"),
                 ("deepseek-v3", "megatron"),
                 *product(("qwen3-30b-a3b", "llama3.1-405b"), ("megatron", "ours")),

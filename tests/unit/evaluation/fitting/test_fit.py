@@ -61,6 +61,7 @@ def test_sources_of_many_runs_count_more_but_less_than_in_proportion() -> None:
     assert 1 < large / small < 16
 
 
+@pytest.mark.long
 def test_the_fit_explains_runs_that_its_own_formulas_made(runs: TimedRuns) -> None:
     multipliers = np.array([[1.1, 1.3, 0.8], [0.95, 0.8, 1.4], [1.05, 1.0, 1.2], [1.0, 1.2, 1.0]])
     of_run = multipliers[np.searchsorted(runs.stacks, runs.stack)].T

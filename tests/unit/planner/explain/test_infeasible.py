@@ -122,7 +122,7 @@ def test_what_each_block_saves_is_not_searched(key: str) -> None:
 @pytest.mark.parametrize(
     "fixed",
     [
-        {"virtual_stages": 3},
+        pytest.param({"virtual_stages": 3}, marks=pytest.mark.long),
         {"virtual_stages": 9, "pp": 2},
         {"schedule": "ZBVZeroBubble"},
         {"schedule": "ZBVZeroBubble", "virtual_stages": 1},

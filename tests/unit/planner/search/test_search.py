@@ -31,8 +31,9 @@ QUESTIONS = {
 }
 
 
-# The largest table: 4 s to price.
-CASES = [pytest.param(name, marks=pytest.mark.long) if name == "70b on 32" else name for name in QUESTIONS]
+# The largest tables: 4 s to price.
+LONG = ("70b on 32", "mixture on 16")
+CASES = [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in QUESTIONS]
 
 
 @cache

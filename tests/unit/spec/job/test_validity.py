@@ -329,7 +329,7 @@ def test_one_fix_after_the_other_ends(layout: Layout, batch: int, num_ranks: int
 
 @pytest.mark.slow
 @given(jobs())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_what_is_suggested_for_any_job_works(job: Job) -> None:
     problems = job.problems()
     for problem in problems:
