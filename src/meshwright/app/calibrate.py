@@ -13,7 +13,7 @@ from meshwright.app.progress import elapsed
 from meshwright.app.results.result import Result
 from meshwright.calibrator.calibrated_machine import num_threads, this_machine
 from meshwright.calibrator.describe import describe
-from meshwright.calibrator.measure import mean_of, measure
+from meshwright.calibrator.measure import mean_of, measure, slow_dtypes
 from meshwright.calibrator.profiled_step import profiled_steps, step_jobs
 from meshwright.calibrator.timing import CPU_SIZES, CUDA_SIZES
 from meshwright.errors import ConfigError, MeshwrightError
@@ -114,7 +114,7 @@ def measured_machine(
         steps = []
         # The host's clock does not time an accelerator's operators.
         if device_type == "cpu":
-            jobs = [(job.model_dump_json(), ".") for job in step_jobs(num_ranks)]
+            jobs = [(job.model_dump_json(), ".") for job in step_jobs(num_ranks, slow_dtypes(measured))]
             of_jobs = TRAINER_STEP.whole, jobs, threads, duration_s
             watched = _on_ranks(num_ranks, duration_s, device_type, profiled_steps, *of_jobs)
             steps = [step for of_rank in watched for step in of_rank]

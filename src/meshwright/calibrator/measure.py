@@ -26,7 +26,8 @@ from meshwright.models.rope import rotate
 from meshwright.parallelism.collectives import all_gather_dim, all_reduce_sum, exchange_rows, reduce_scatter_dim
 from meshwright.spec.machine.device import CollectiveKind, MemoryOp
 
-_NUM_ROUNDS = 3
+_MOST_ROUNDS, _ROUND_S = 3, 5.0
+"""Rounds of a calibration, each of which takes some seconds however little time is given."""
 _PROBED_SIZE, _MOST_TIMES_FLOAT32 = 512, 8
 # Waits between ranks of a CPU are random, with a mean of several times the minimum (all-gather of 256 KiB by 2 ranks on
 # 2 cores, 2026-11-21: minimum 0.2 ms, mean 1.1 ms). A step has hundreds of waits, so the mean matters.
@@ -57,9 +58,10 @@ def measure(device_type: str, sizes: SizeGrid, duration_s: float, num_threads: i
     """
     torch.set_num_threads(num_threads)
     device = torch.device(device_type, torch.cuda.current_device()) if device_type == "cuda" else torch.device("cpu")
-    watch = Stopwatch(device, duration_s / sizes.num_points / _NUM_ROUNDS)
+    num_rounds = max(1, min(_MOST_ROUNDS, int(duration_s / _ROUND_S)))
+    watch = Stopwatch(device, duration_s / sizes.num_points / num_rounds)
     slowdowns = _slowdowns(sizes.dtypes, watch)
-    rounds = [_round(sizes, watch, slowdowns) for _ in range(_NUM_ROUNDS)]
+    rounds = [_round(sizes, watch, slowdowns) for _ in range(num_rounds)]
     best, usual = _combine(rounds, min), _combine(rounds, statistics.median)
     return replace(best, collective_s=usual.collective_s, block_step_s=usual.block_step_s)
 
@@ -67,6 +69,12 @@ def measure(device_type: str, sizes: SizeGrid, duration_s: float, num_threads: i
 def mean_of(ranks: Sequence[Measurements]) -> Measurements:
     """Return the mean of each measurement over ranks."""
     return _combine(ranks, statistics.fmean)
+
+
+def slow_dtypes(measured: Measurements) -> list[str]:
+    """Return the dtypes whose matmuls take so much longer than float32's that the processor has no kernels for them."""
+    took_s = {dtype: sum(s for at, s in measured.matmul_s.items() if at[0] == dtype) for dtype in DTYPES}
+    return [dtype for dtype, s in took_s.items() if s > _MOST_TIMES_FLOAT32 * took_s["float32"]]
 
 
 def _slowdowns(dtypes: Sequence[str], watch: Stopwatch) -> dict[str, int]:

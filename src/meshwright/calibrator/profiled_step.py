@@ -13,8 +13,8 @@ import importlib
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -197,9 +197,15 @@ _SHAPES = (
 """Widths from CPU-bound to compute-bound, sequences from short to long; none of a preset."""
 
 
-def step_jobs(num_ranks: int) -> Iterator[Job]:
-    """Yield each job, for `num_ranks` ranks that shard the model."""
+_FEWER_TOKENS = 8
+"""Times fewer tokens a sequence in a dtype without kernels, whose steps would take seconds."""
+
+
+def step_jobs(num_ranks: int, slow_dtypes: Collection[str] = ()) -> Iterator[Job]:
+    """Yield each job, for `num_ranks` ranks that shard the model; with short sequences in `slow_dtypes`."""
     for shape in _SHAPES:
+        if shape.dtype in slow_dtypes:
+            shape = replace(shape, seq_len=shape.seq_len // _FEWER_TOKENS, microbatch_size=1)
         options = {
             **{"dim": shape.dim, "head_dim": shape.dim // shape.num_heads, "ffn_dim": shape.ffn_dim},
             **{"num_heads": shape.num_heads, "num_kv_heads": shape.num_kv_heads, "num_layers": 2},
