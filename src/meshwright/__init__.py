@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from meshwright.app.job.jobs import load_job
     from meshwright.app.plan import plan
     from meshwright.app.precompile import precompile
+    from meshwright.app.profile import profile
     from meshwright.app.prove import prove
     from meshwright.app.report import report
     from meshwright.app.simulate import simulate
@@ -35,6 +36,7 @@ _PLACES = {
     "prove": "prove",
     "precompile": "precompile",
     "train": "train",
+    "profile": "profile",
     "resume": "train",
     "generate": "conversion.exchange",
     "export": "conversion.exchange",
@@ -56,6 +58,7 @@ __all__ = [
     "load_job",
     "plan",
     "precompile",
+    "profile",
     "prove",
     "report",
     "resume",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meshwright.simulator.analysis.exposure import exposed_places
-from meshwright.simulator.analysis.step_tables import compute_seconds, rank_times
+from meshwright.simulator.analysis.step_tables import rank_times
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.run.layout_plan import Fix
 from meshwright.spec.step.estimate import StepDecomposition
@@ -17,7 +17,7 @@ from meshwright.spec.step.simulation_report import (
     RankMemory,
     SimulationReport,
 )
-from meshwright.spec.step.timeline_decomposition import decompose
+from meshwright.spec.step.timeline_decomposition import compute_seconds, decompose
 from meshwright.spec.step.workload import Workload
 from meshwright.spec.trace.timeline import Timeline
 from meshwright.spec.trace.trace_problem import CallSite, TraceProblem

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from meshwright.app.arguments import checked
 from meshwright.app.results.run_result import ReportResult
+from meshwright.app.run_waterfall import MeasuredStep, waterfall_of
+from meshwright.config.load import ResolvedJob
 from meshwright.evaluation.dataset.own_run import read_manifest, setup_of_run, timed_layout
 from meshwright.hardware.catalogue import example_of, with_example_rates
 from meshwright.planner.candidate import judge
@@ -15,8 +17,8 @@ from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.run.run import Run
 from meshwright.spec.run.run_report import read_metrics
-from meshwright.spec.step.estimate import StepDecomposition
 from meshwright.spec.step.timeline_decomposition import decompose
+from meshwright.spec.trace.timeline import Timeline
 
 MEASURED = "measured"
 """The column of what was measured."""
@@ -32,23 +34,27 @@ def report(folder: Path | str, *, simulate: bool = False) -> ReportResult:
     run = Run(folder)
     manifest, metrics = read_manifest(run), read_metrics(run)
     layout, architecture = timed_layout(run, manifest, metrics), resolve_architecture(manifest.job.model)
-    predicted, parts, example = None, {}, None
+    predicted, parts, example, profiled, simulated = None, {}, None, None, None
     if architecture is not None:
         setup = setup_of_run(run, manifest, layout)
         predicted = judge(layout, PlanRequest(manifest.job.model.source, architecture, setup))
         parts["predicted"] = predicted.estimate.step.summed()
         example = example_of(setup.cluster.device)
     if simulate:
-        parts["simulated"] = _simulated(run, manifest.job, layout)
+        simulated = _simulated(run, manifest.job, layout)
+        parts["simulated"] = decompose(simulated)
     # Reading a profile takes torch, which a machine that only reads a run may lack.
     if any(run.timelines.glob("*.json.gz")):
-        from meshwright.profiler.profiled_timeline import profile_of_run
+        from meshwright.profiler.profiled_timeline import median_step_of, profiled_files
 
-        parts[MEASURED] = decompose(profile_of_run(run.folder))
-    return ReportResult(run.folder, manifest, metrics, predicted, metrics.median_step_s, parts, example)
+        profiled = median_step_of(profiled_files(run.folder), str(run.folder))
+        parts[MEASURED] = decompose(profiled.timeline)
+    measured = MeasuredStep(metrics.median_step_s, metrics.timed_words, metrics.median_data_wait_s, profiled, simulated)
+    waterfall = waterfall_of(ResolvedJob(manifest.job, {}, run.job), layout, measured)
+    return ReportResult(run.folder, manifest, metrics, predicted, measured.median_s, parts, waterfall, example)
 
 
-def _simulated(run: Run, job: Job, layout: Layout) -> StepDecomposition:
+def _simulated(run: Run, job: Job, layout: Layout) -> Timeline:
     """Return the run's step, traced and simulated on the machine that the job names."""
     from meshwright.config.load import load_job
     from meshwright.simulator.simulate_step import simulate
@@ -63,4 +69,4 @@ def _simulated(run: Run, job: Job, layout: Layout) -> StepDecomposition:
     cluster = with_example_rates(cluster_of(job, Options(), {})).with_num_devices(layout.num_ranks)
     device = device_type_of(cluster.device)
     traces = trace_job(TRAINER_STEP, resolved, layout.num_ranks, device=device)
-    return decompose(simulate(traces, cluster, str(run.folder)))
+    return simulate(traces, cluster, str(run.folder))

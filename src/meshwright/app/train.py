@@ -48,7 +48,7 @@ def train(
     _refuse_no_step(resolved.job, run, resume=resume)
     # A module that the job names may lie next to the job file.
     sys.path.insert(0, str(resolved.folder))
-    resolved, num_ranks, estimate = _settled(resolved, ranks, resume=resume, overwrite=overwrite)
+    resolved, num_ranks, estimate = settled(resolved, ranks, resume=resume, overwrite=overwrite)
     with kept_garbage():
         from meshwright.trainer.launch.launch import train_locally
         from meshwright.trainer.run.run_folder import require_same_run, set_aside
@@ -152,20 +152,20 @@ def _refuse_open_layout(resolved: ResolvedJob) -> None:
         )
 
 
-def _settled(
+def settled(
     resolved: ResolvedJob, ranks: int | None, *, resume: bool, overwrite: bool
 ) -> tuple[ResolvedJob, int, Estimate | None]:
     """Return the job with nothing left open, the ranks to start, and the estimate of a layout that was planned."""
     from meshwright.trainer.run.run_folder import read_manifest
 
-    settled = None
+    found = None
     if resolved.job.layout.search:
         from meshwright.app.job.recompute_budget import plan_layout
 
         raise_problems(resolved.path, check_job(resolved, None, resume=resume, overwrite=overwrite))
         resolved = with_local_gpu(resolved)
-        settled = plan_layout(resolved, ranks, read_manifest(run_folder(resolved)) if resume else None)
-        resolved = settled.resolve(resolved)
+        found = plan_layout(resolved, ranks, read_manifest(run_folder(resolved)) if resume else None)
+        resolved = found.resolve(resolved)
     num_ranks = num_ranks_of(resolved.job, ranks)
     raise_problems(resolved.path, check_job(resolved, num_ranks, resume=resume, overwrite=overwrite))
     # Only now: it imports torch, which takes seconds that a mistake in the job should not.
@@ -182,13 +182,13 @@ def _settled(
     if resolved.job.layout.activation_checkpoint == "auto":
         from meshwright.app.job.recompute_budget import budget_layout
 
-        settled = budget_layout(resolved, num_ranks, read_manifest(run_folder(resolved)) if resume else None)
-        resolved = settled.resolve(resolved)
-    if settled is None:
+        found = budget_layout(resolved, num_ranks, read_manifest(run_folder(resolved)) if resume else None)
+        resolved = found.resolve(resolved)
+    if found is None:
         return resolved, num_ranks, None
-    predicted = settled.estimate and f", predicted to take {format_duration(settled.estimate.step.total_s)} a step"
-    progress.info("layout %s%s", layout_text(settled.layout), predicted or "")
-    return resolved, num_ranks, settled.estimate
+    predicted = found.estimate and f", predicted to take {format_duration(found.estimate.step.total_s)} a step"
+    progress.info("layout %s%s", layout_text(found.layout), predicted or "")
+    return resolved, num_ranks, found.estimate
 
 
 def _note_precision(resolved: ResolvedJob) -> None:

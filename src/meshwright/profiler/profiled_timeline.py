@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from meshwright.errors import ConfigError
 from meshwright.log import logger
@@ -57,12 +58,50 @@ def timeline_of(files: Sequence[Path], name: str, step: int | None = None) -> Ti
 
     Raises ConfigError for invalid traces, duplicate ranks and missing steps. Traces without step marks are one step.
     """
+    return _timeline(_traces(files), name, step)
+
+
+class ProfiledSteps(NamedTuple):
+    """The median step of a profiler window."""
+
+    timeline: Timeline
+    step: int
+    num_steps: int
+    """Steps of the window that all ranks have."""
+
+
+def median_step_of(files: Sequence[Path], name: str) -> ProfiledSteps:
+    """Return the step of median duration of those that all traces in `files` contain, one file per rank.
+
+    Of an even number the shorter of both. Raises ConfigError as `timeline_of` does, and for traces without step marks.
+    """
+    traces = _traces(files)
+    marks = [trace.steps() for trace in traces]
+    common = sorted(set(marks[0]).intersection(*marks[1:]))
+    if not common:
+        raise ConfigError(f"{name}: its traces have no step that all ranks profiled: profile a run of meshwright")
+    took_ns = {
+        step: max(of_rank[step].end_ns for of_rank in marks) - min(of_rank[step].start_ns for of_rank in marks)
+        for step in common
+    }
+    median = sorted(common, key=lambda step: took_ns[step])[(len(common) - 1) // 2]
+    return ProfiledSteps(_timeline(traces, name, median), median, len(common))
+
+
+def _traces(files: Sequence[Path]) -> list[RankTrace]:
+    """Return the traces by rank; raises ConfigError for duplicate ranks."""
     traces = sorted((read_chrome_trace(file) for file in files), key=lambda trace: trace.rank)
-    ranks = tuple(trace.rank for trace in traces)
+    ranks = [trace.rank for trace in traces]
     if len(set(ranks)) < len(ranks):
-        raise ConfigError(f"the traces are of ranks {list(ranks)}: name one file of each rank, of one window of steps")
+        raise ConfigError(f"the traces are of ranks {ranks}: name one file of each rank, of one window of steps")
     if len({trace.host for trace in traces}) > 1:
         logger.warning("the ranks ran on several hosts, whose clocks are assumed equal: waits may be inaccurate")
+    return traces
+
+
+def _timeline(traces: Sequence[RankTrace], name: str, step: int | None) -> Timeline:
+    """Return the last step, or `step`, of the traces."""
+    ranks = tuple(trace.rank for trace in traces)
     marks = _marks(traces, step)
     begin_ns, end_ns = min(mark.start_ns for mark in marks), max(mark.end_ns for mark in marks)
     columns, texts = spans_from(_spans(traces, marks), begin_ns)

@@ -11,10 +11,13 @@ from meshwright.units import counted
 
 
 class ProfilerWindow:
-    """Context manager that profiles steps [start, start + num_steps), none if start is None."""
+    """Context manager that profiles steps [start, start + num_steps), none if start is None.
 
-    def __init__(self, folder: Path, rank: int, start: int | None, num_steps: int) -> None:
-        self._folder, self._rank = folder, rank
+    With `with_memory` the traces hold allocations too, for viewers of them, which takes memory and time.
+    """
+
+    def __init__(self, folder: Path, rank: int, start: int | None, num_steps: int, *, with_memory: bool = True) -> None:
+        self._folder, self._rank, self._with_memory = folder, rank, with_memory
         self._start, self._num_steps = start, num_steps
         self._profile: profile | None = None
         self._num_profiled = 0
@@ -33,7 +36,9 @@ class ProfilerWindow:
         if step == self._start:
             activities = supported_activities() & {ProfilerActivity.CPU, ProfilerActivity.CUDA}
             # acc_events only avoids torch 2.11's warning about cleared events: there is one cycle.
-            window = profile(activities=activities, record_shapes=True, profile_memory=True, acc_events=True)
+            window = profile(
+                activities=activities, record_shapes=True, profile_memory=self._with_memory, acc_events=True
+            )
             window.__enter__()
             self._profile = window
 

@@ -13,9 +13,9 @@ from rich.text import Text
 from meshwright.app.results.result import PlottedResult
 from meshwright.errors import ConfigError, ExitCode
 from meshwright.evaluation.dataset.own_run import read_manifest
-from meshwright.pages.figures.run_figures import curve_figure, has_curve, parts_figure, run_waterfall_figure
+from meshwright.pages.figures.run_figures import curve_figure, has_curve, measured_waterfall_figure, parts_figure
 from meshwright.pages.html.run_html import CURVES, shown_parts, write_run_html
-from meshwright.pages.tables.run_table import parts_section, run_page, run_summary_table
+from meshwright.pages.tables.run_table import run_page, run_summary_table
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.run import HOW_TO_PROFILE, Run
 from meshwright.spec.run.run_report import RunMetrics, RunReport, read_metrics, run_summary
@@ -32,6 +32,7 @@ class ReportResult(PlottedResult, RunReport):
         by_component = {name: one.to_dict() for name, one in self.parts.items()}
         predicted = None if self.predicted is None else self.predicted.to_dict()
         record = {"measured_step_s": self.measured_s, "predicted": predicted, "parts": by_component}
+        record["waterfall"] = self.waterfall.to_dict()
         return json.dumps(record | ({} if self.example is None else {"rates_of": self.example}), indent=2)
 
     def to_html(self, file: Path | str) -> None:
@@ -49,16 +50,15 @@ class ReportResult(PlottedResult, RunReport):
         return f"{text}, {format_duration(self.predicted_s)} predicted ({off:+.1f} %)"
 
     def _page(self) -> Iterator[RenderableType]:
-        yield from run_page(self)
-        yield from parts_section(dict(self.parts), self.measured_s, HOW_TO_PROFILE)
+        yield from run_page(self, HOW_TO_PROFILE)
 
     def _rows(self) -> Mapping[str, Any]:
         return _columns(self.metrics)
 
     def _figures(self) -> Mapping[str, Callable[[], Any]]:
         steps: dict[str, Callable[[], Any]] = {}
-        if self.predicted is not None:
-            steps["waterfall"] = partial(run_waterfall_figure, self)
+        if self.waterfall.predicted is not None or self.waterfall.source == "profile":
+            steps["waterfall"] = partial(measured_waterfall_figure, self.waterfall)
         if self.parts:
             steps["parts"] = partial(parts_figure, self.parts, shown_parts(self.parts), self.measured_s)
         return steps | _curves(self.metrics, self.predicted_s)

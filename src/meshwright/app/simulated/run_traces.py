@@ -12,7 +12,7 @@ from meshwright.planner.explain.verdict import memory_fixes
 from meshwright.planner.request import PlanRequest
 from meshwright.simulator.analysis.exposure import collective_uses, exposed_places
 from meshwright.simulator.analysis.overlap_gains import overlap_of, suggestions
-from meshwright.simulator.analysis.step_tables import compute_seconds, rank_memory, rank_times, stragglers_of
+from meshwright.simulator.analysis.step_tables import rank_memory, rank_times, stragglers_of
 from meshwright.simulator.checks.check_traces import check, mismatches, with_earlier
 from meshwright.simulator.checks.hazards import hazards_in_background, message_hazards
 from meshwright.simulator.engine.conditions import Conditions
@@ -22,7 +22,7 @@ from meshwright.simulator.simulate_step import Deadlock, device_model, simulate
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.step.simulation_report import Outcome, Padding, RankMemory, SimulationReport, Stragglers
-from meshwright.spec.step.timeline_decomposition import decompose
+from meshwright.spec.step.timeline_decomposition import compute_seconds, decompose
 from meshwright.spec.step.workload import Workload
 from meshwright.spec.trace.timeline import Timeline
 from meshwright.spec.trace.traces import Traces

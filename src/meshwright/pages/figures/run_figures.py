@@ -12,9 +12,10 @@ from meshwright.pages.html.html_page import PURPOSE
 from meshwright.pages.tables.simulation_memory import short_op
 from meshwright.pages.tables.simulation_table import most_exposed
 from meshwright.pages.tables.stragglers_table import predicted_words
-from meshwright.spec.run.run_report import RunMetrics, RunReport
+from meshwright.spec.run.run_report import RunMetrics
 from meshwright.spec.step.estimate import COMPONENT_NAMES, StepDecomposition
 from meshwright.spec.step.simulation_report import ExposedAt, Outcome
+from meshwright.spec.step.step_waterfall import MEASURED, Waterfall
 from meshwright.units import GiB, format_duration
 
 _HEIGHT = 250
@@ -76,12 +77,22 @@ def parts_figure(parts: Mapping[str, StepDecomposition], shown: Sequence[str], m
     return figure
 
 
-def run_waterfall_figure(report: RunReport) -> Any:
-    """Return the predicted step from the time at peak FLOP/s up, with the predicted and the measured total below."""
-    assert report.predicted is not None
-    step = report.predicted.estimate.step
-    totals_s = {"step, predicted": step.total_s, f"step, {MEDIAN}": report.measured_s}
-    return waterfall_figure({"predicted": StepBars(step.to_dict())}, COMPONENT_NAMES, totals_s)
+def measured_waterfall_figure(found: Waterfall) -> Any:
+    """Return the step from its floor up, as predicted and, where it was profiled, as measured; with the totals below.
+
+    Causes that only one of them distinguishes have one bar.
+    """
+    steps = {who: step for who, step in found.columns.items() if who != MEASURED or found.source == "profile"}
+    bars = {
+        who: StepBars({row.name: row.seconds[who] or 0.0 for row in found.rows}, PREDICTED if len(steps) > 1 else None)
+        for who in steps
+    }
+    # The last one, on top, has the colour of each cause.
+    last = list(bars)[-1]
+    bars[last] = StepBars(bars[last].by_part_s)
+    totals_s = {f"step, {who}": one.total_s for who, one in steps.items() if who != MEASURED}
+    totals_s[f"step, {MEDIAN}"] = found.measured_s
+    return waterfall_figure(bars, {row.name: row.words for row in found.rows}, totals_s)
 
 
 def _style(figure: Any, height: int) -> None:

@@ -4,15 +4,17 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
 
-from meshwright.pages.figures.run_figures import MEDIAN, curve_figure, parts_figure, run_waterfall_figure
+from meshwright.pages.figures.run_figures import MEDIAN, curve_figure, measured_waterfall_figure, parts_figure
 from meshwright.pages.html.html_page import cards, paragraph, plot, section, table, write_page
 from meshwright.pages.tables.page_table import percent
-from meshwright.pages.tables.run_table import MEASURED, difference_words, not_predicted_words
+from meshwright.pages.tables.run_table import difference_words
 from meshwright.pages.tables.waterfall import MFU_MEANS, NO_PEAK
+from meshwright.pages.tables.waterfall_lines import change_words, floor_words, source_words
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.run import HOW_TO_PROFILE, Manifest
 from meshwright.spec.run.run_report import RunReport
 from meshwright.spec.step.estimate import COMPONENT_NAMES, COMPONENTS, StepDecomposition
+from meshwright.spec.step.step_waterfall import MEASURED
 from meshwright.units import format_bytes, format_count, format_duration
 
 CURVES = {
@@ -78,11 +80,16 @@ def _curves(report: RunReport) -> Iterator[str]:
 
 
 def _waterfall(report: RunReport) -> str:
-    if report.predicted is None:
-        return paragraph(not_predicted_words(report))
-    note = f"{NO_PEAK if report.predicted.estimate.mfu is None else MFU_MEANS}."
-    drawn = plot(run_waterfall_figure(report)) + paragraph(difference_words(report))
-    return section("Predicted step, from the time at peak FLOP/s up", note, drawn)
+    found = report.waterfall
+    words = [source_words(found, HOW_TO_PROFILE), *floor_words(found), *change_words(found)]
+    if report.predicted is None and found.source == "timers":
+        return "".join(map(paragraph, words))
+    note = ""
+    if report.predicted is not None:
+        words.append(difference_words(report))
+        note = f"{NO_PEAK if report.predicted.estimate.mfu is None else MFU_MEANS}."
+    drawn = plot(measured_waterfall_figure(found)) + "".join(map(paragraph, words))
+    return section("Step, from the time at peak FLOP/s up", note, drawn)
 
 
 def _parts(report: RunReport) -> Iterator[str]:

@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from meshwright.units import label_of
+from meshwright.units import format_duration, label_of
 
 _GAP = _INDENT = 2
 _LEAST_WORDS = 24
@@ -127,6 +127,13 @@ def percent(share: float, digits: int = 1) -> str:
 def signed_percent(change: float) -> str:
     """Return a relative change in per cent with its sign."""
     return f"{100 * change:+.1f} %"
+
+
+def signed(difference_s: float) -> str:
+    """Return a difference with its sign; below a nanosecond are the ends of sums that differ in their order."""
+    return (
+        "0 s" if abs(difference_s) < 1e-9 else f"{'+' if difference_s > 0 else '-'}{format_duration(abs(difference_s))}"
+    )
 
 
 def cell_text(cell: RenderableType, style: str = "") -> Text:

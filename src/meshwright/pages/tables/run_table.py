@@ -6,8 +6,9 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from meshwright.pages.tables.page_table import PageTable, percent, signed_percent
-from meshwright.pages.tables.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK, waterfall
+from meshwright.pages.tables.page_table import PageTable, percent, signed, signed_percent
+from meshwright.pages.tables.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK
+from meshwright.pages.tables.waterfall_lines import waterfall_page
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.run_report import RunComparison, RunReport, RunSummary
 from meshwright.spec.step.comparison import Comparison, Operation, RankComparison, Side
@@ -15,19 +16,15 @@ from meshwright.spec.step.estimate import COMPONENT_NAMES, COMPONENTS, StepDecom
 from meshwright.units import format_bytes, format_count, format_duration, label_of
 
 
-def run_page(report: RunReport) -> Iterator[RenderableType]:
+def run_page(report: RunReport, how_to_profile: str) -> Iterator[RenderableType]:
     """Yield the parts of the page: the layout, the waterfall up to the measured step, what is left unexplained."""
-    measured_s = report.measured_s
     yield f"[bold]{report.folder}[/], {layout_text(report.layout) or 'one rank'}"
     yield ""
+    yield from waterfall_page(report.waterfall, how_to_profile)
     if report.predicted is None:
-        yield f"measured, the median     {format_duration(measured_s)} ({report.metrics.timed_words})"
-        yield not_predicted_words(report)
         return
-    estimate = report.predicted.estimate
+    estimate, measured_s = report.predicted.estimate, report.measured_s
     total_s = estimate.step.total_s
-    yield waterfall(estimate)
-    yield f"measured, the median     {format_duration(measured_s)} ({report.metrics.timed_words})"
     yield difference_words(report)
     yield ""
     if estimate.mfu is None:
@@ -38,15 +35,6 @@ def run_page(report: RunReport) -> Iterator[RenderableType]:
     yield f"MFU {measured}, {percent(estimate.mfu)} predicted. {MFU_MEANS}."
     if estimate.hfu is not None:
         yield f"HFU {percent(estimate.hfu * total_s / measured_s)} measured. {HFU_MEANS}."
-
-
-def not_predicted_words(report: RunReport) -> str:
-    """Return why nothing is predicted of the run's model."""
-    source = report.manifest.job.model.source
-    return (
-        f"no prediction: the formulas do not know the operations of {source}, a class of your own; `meshwright report "
-        "--simulate` traces its step"
-    )
 
 
 def difference_words(report: RunReport) -> str:
@@ -62,27 +50,6 @@ def difference_words(report: RunReport) -> str:
         f"predicted and measured differ by {percent(report.predicted_s / report.measured_s - 1)} of the measured step "
         f"(the interval is ±{percent(report.predicted.estimate.relative_error, 0)})"
     )
-
-
-def parts_section(
-    parts: dict[str, StepDecomposition], measured_s: float, how_to_profile: str
-) -> Iterator[RenderableType]:
-    """Yield the step by component: what each prediction in `parts` says, and last, where it is there, the profile."""
-    yield ""
-    if parts:
-        yield parts_table(parts)
-    if MEASURED not in parts:
-        yield f"measured by component: no step of this run was profiled; {how_to_profile}"
-        return
-    profiled_s = parts[MEASURED].total_s
-    yield (
-        f"The profiled step took {format_duration(profiled_s)}, {percent(profiled_s / measured_s - 1)} more than the "
-        "median: profiling costs time itself, most of it the host's."
-    )
-
-
-MEASURED = "measured"
-"""The column of what was measured."""
 
 
 _FIGURES: dict[str, Callable[[float], str]] = {
@@ -206,13 +173,6 @@ def parts_table(columns: dict[str, StepDecomposition]) -> Table:
     totals = [format_duration(one.total_s) for one in parts] + [signed(difference_s)] * compares
     table.add_row(*(f"[bold]{cell}" for cell in ("step", *totals)))
     return table
-
-
-def signed(difference_s: float) -> str:
-    """Return a difference with its sign; below a nanosecond are the ends of sums that differ in their order."""
-    return (
-        "0 s" if abs(difference_s) < 1e-9 else f"{'+' if difference_s > 0 else '-'}{format_duration(abs(difference_s))}"
-    )
 
 
 def _noticeable(operations: Sequence[Operation], found: Comparison) -> list[Operation]:

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 from rich.console import RenderableType
 
-from meshwright.pages.tables.page_table import PageTable, labels_of
-from meshwright.pages.tables.run_table import signed
+from meshwright.pages.tables.page_table import PageTable, labels_of, signed
 from meshwright.spec.step.simulation_report import Outcome, Stragglers, Straggling
 from meshwright.spec.trace.timeline import NO_AXIS
 from meshwright.units import format_duration

@@ -21,12 +21,13 @@ def waterfall(estimate: Estimate) -> PageTable:
     for name, seconds in estimate.step.to_dict().items():
         start_s, end_s = end_s, end_s + seconds
         if seconds >= _LEAST_SHARE * total_s:
-            bar = _bar(start_s, end_s, total_s)
-            table.add_row(COMPONENT_NAMES[name], format_duration(seconds), percent(seconds / total_s), bar)
+            drawn = bar(start_s, end_s, total_s, _WIDTH)
+            table.add_row(COMPONENT_NAMES[name], format_duration(seconds), percent(seconds / total_s), drawn)
     table.add_row("[bold]step", f"[bold]{format_duration(total_s)}", "[bold]100 %", "")
     return table
 
 
-def _bar(start_s: float, end_s: float, total_s: float) -> str:
-    start, end = (min(round(at_s / total_s * _WIDTH), _WIDTH) for at_s in (start_s, end_s))
-    return f"[dim]{' ' * min(start, _WIDTH - 1)}[/]{'█' * (end - start) or '▏'}"
+def bar(start_s: float, end_s: float, total_s: float, width: int) -> str:
+    """Return a bar from `start_s` to `end_s` of `width` columns that are the whole step."""
+    start, end = (min(round(at_s / total_s * width), width) for at_s in (start_s, end_s))
+    return f"[dim]{' ' * min(start, width - 1)}[/]{'█' * (end - start) or '▏'}"

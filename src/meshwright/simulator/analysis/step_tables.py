@@ -14,32 +14,13 @@ from meshwright.simulator.checks.call_sites import without_numbers
 from meshwright.simulator.engine.program import waited_records
 from meshwright.simulator.memory.memory_curve import first_writers, live_at, roles_of
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.model.op import OP_KINDS, op_kind
-from meshwright.spec.step.estimate import COMPONENTS
 from meshwright.spec.step.simulation_report import LiveTensors, RankMemory, RankTime, Stragglers, Straggling
-from meshwright.spec.step.timeline_decomposition import components_of_compute, decompose
+from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.trace.timeline import MemoryCurve, SpanKind, TensorRole, Timeline
 from meshwright.spec.trace.trace import NONE, RecordKind, Trace
 from meshwright.spec.trace.traces import Traces
 
 _NUM_LARGEST = 8
-
-
-def compute_seconds(timeline: Timeline) -> dict[str, float]:
-    """Return the seconds of StepDecomposition.compute_s by kind of operation, the mean over all ranks.
-
-    Work of other streams while the default stream is idle, such as copies, counts as "other".
-    """
-    spans = timeline.spans
-    is_counted = components_of_compute(timeline) == COMPONENTS.index("compute_s")
-    rows = np.flatnonzero((spans.kind == SpanKind.COMPUTE) & (spans.stream == 0) & is_counted)
-    kinds = np.array([OP_KINDS.index(op_kind(name)) for name in timeline.names] + [OP_KINDS.index("other")])
-    weights = np.array(timeline.multiplicity, float)
-    share = (weights / weights.sum())[np.searchsorted(timeline.ranks, spans.rank[rows])]
-    took_s = share * (spans.end_s[rows] - spans.start_s[rows])
-    seconds = np.bincount(kinds[spans.name[rows]], took_s, minlength=len(OP_KINDS))
-    found: dict[str, float] = dict(zip(OP_KINDS, seconds.tolist(), strict=True))
-    return found | {"other": found["other"] + max(decompose(timeline).compute_s - sum(found.values()), 0.0)}
 
 
 def rank_times(timeline: Timeline, layout: Layout | None, traces: Traces | None = None) -> tuple[RankTime, ...]:

@@ -16,6 +16,7 @@ from meshwright.spec.layout.layout import Layout
 from meshwright.spec.run.layout_plan import Candidate
 from meshwright.spec.run.run import Manifest, Run
 from meshwright.spec.step.estimate import StepDecomposition
+from meshwright.spec.step.step_waterfall import Waterfall
 
 Floats = NDArray[np.float64]
 
@@ -40,6 +41,8 @@ class RunMetrics:
     learning_rate: Floats
     tokens_per_s: Floats
     step_s: Floats
+    data_wait_s: Floats
+    """What a step waited for its samples, part of step_s; nan where it was not recorded."""
     memory_bytes: Floats
     """Of the fullest rank."""
     attempt: NDArray[np.int64]
@@ -72,6 +75,11 @@ class RunMetrics:
         """Return the median time of those steps."""
         return float(np.median(self.step_s[self.timed]))
 
+    @property
+    def median_data_wait_s(self) -> float:
+        """Return the median wait for data of those steps; nan where it was not recorded."""
+        return float(np.median(self.data_wait_s[self.timed]))
+
 
 def read_metrics(run: Run) -> RunMetrics:
     """Return the metrics of `run`; raises ConfigError where they cannot be read."""
@@ -99,6 +107,7 @@ def _columns(rows: list[dict[str, Any]]) -> RunMetrics:
         learning_rate=floats("learning_rate"),
         tokens_per_s=floats("tokens_per_s"),
         step_s=floats("step_ms") / 1000,
+        data_wait_s=floats("data_wait_ms") / 1000,
         memory_bytes=floats("memory_bytes"),
         attempt=np.array([int(row.get("attempt", 1)) for row in steps.values()], np.int64),
         validation_step=np.array(list(validated), np.int64),
@@ -119,7 +128,8 @@ class RunReport:
     """Median of the timed steps."""
     parts: Mapping[str, StepDecomposition]
     """The step by component: "predicted" by formula, "simulated" and "measured" where they exist."""
-
+    waterfall: Waterfall
+    """The step by cause, from the floor to what was measured."""
     example: str | None = None
     """The machine whose rates the prediction takes, where the one that ran is not calibrated."""
 

@@ -1,11 +1,13 @@
 """decompose: a timeline's StepDecomposition, a partition of the ranks' wall time; simulated and measured alike."""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.spec.model.op import OP_KINDS, op_kind
 from meshwright.spec.step.estimate import COMPONENTS, StepDecomposition
 from meshwright.spec.trace.timeline import DDP_MARK, FSDP_MARK, Floats, Ints, SpanKind, Timeline
 
@@ -61,14 +63,27 @@ def seconds_by_rank(timeline: Timeline) -> Floats:
     """Return the seconds of each rank in each component [ranks, COMPONENTS]; every row sums to the step."""
     if timeline not in _seconds:
         # Tables of one timeline ask for them several times, and a step of millions of spans takes seconds to sweep.
-        _seconds[timeline] = _swept(timeline)
+        _seconds[timeline] = np.ascontiguousarray(_swept(timeline)[:, : len(COMPONENTS)])
     return _seconds[timeline]
 
 
 _seconds: WeakKeyDictionary[Timeline, Floats] = WeakKeyDictionary()
 
 
-def _swept(timeline: Timeline) -> Floats:
+def seconds_and_waits(timeline: Timeline) -> tuple[Floats, Floats]:
+    """Return the seconds of each rank in each component [ranks, COMPONENTS] without those in which it waits for a
+    collective that has not started, since another rank has not arrived; and these [ranks].
+
+    A wait for a stage of a pipeline is a bubble, as in `seconds_by_rank`.
+    """
+    swept = _swept(timeline, splits_waits=True)
+    return swept[:, :-1], swept[:, -1]
+
+
+def _swept(timeline: Timeline, *, splits_waits: bool = False) -> Floats:
+    """Return the seconds of each rank in each component and, last, where they are split off, in waits for other ranks
+    [ranks, COMPONENTS + 1].
+    """
     spans, num_ranks, step_s = timeline.spans, len(timeline.ranks), timeline.step_s
     # Rank after rank on one line of time, so that all are swept at once.
     offset = np.searchsorted(np.array(timeline.ranks), spans.rank) * step_s
@@ -78,20 +93,31 @@ def _swept(timeline: Timeline) -> Floats:
     bounds = np.searchsorted(edges, start), np.searchsorted(edges, end)
     component = np.full(len(width), COMPONENTS.index("cpu_bound_s"))
     is_open = np.ones(len(width), bool)
-    for name, mask, under_way in _claims(timeline):
+    for name, mask, wait in _claims(timeline):
         if mask.any():
             taken = is_open & _is_covered(bounds, len(width), mask)
             component[taken] = COMPONENTS.index(name)
-            if under_way is not None:
-                component[taken & ~_is_covered(bounds, len(width), under_way)] = COMPONENTS.index("pipeline_bubble_s")
+            if wait is not None and (wait.is_bubble or splits_waits):
+                column = COMPONENTS.index("pipeline_bubble_s") if wait.is_bubble else len(COMPONENTS)
+                component[taken & ~_is_covered(bounds, len(width), wait.under_way)] = column
             is_open &= ~taken
     at = np.clip(np.searchsorted(np.arange(num_ranks + 1) * step_s, edges[:-1], side="right") - 1, 0, num_ranks - 1)
-    seconds = np.bincount(at * len(COMPONENTS) + component, weights=width, minlength=num_ranks * len(COMPONENTS))
-    return seconds.astype(np.float64, copy=False).reshape(num_ranks, len(COMPONENTS))
+    num_columns = len(COMPONENTS) + 1
+    seconds = np.bincount(at * num_columns + component, weights=width, minlength=num_ranks * num_columns)
+    return seconds.astype(np.float64, copy=False).reshape(num_ranks, num_columns)
 
 
-def _claims(timeline: Timeline) -> Iterator[tuple[str, Mask, Mask | None]]:
-    """Yield (component, the spans that claim it, those without which it is a bubble instead), the first claim first."""
+class _Wait(NamedTuple):
+    """What a wait is for."""
+
+    under_way: Mask
+    """The spans in which that is under way; without them other ranks have not arrived."""
+    is_bubble: bool
+    """Whether these are stages of a pipeline."""
+
+
+def _claims(timeline: Timeline) -> Iterator[tuple[str, Mask, _Wait | None]]:
+    """Yield (component, the spans that claim it, what they wait for), the first claim first."""
     spans = timeline.spans
     is_default = spans.stream == 0
     by_phase = components_of_compute(timeline)
@@ -105,7 +131,7 @@ def _claims(timeline: Timeline) -> Iterator[tuple[str, Mask, Mask | None]]:
     may_be_bubbles = ("pipeline_p2p_s", "other_communication_s") if _has_stages(timeline) else ()
     for name in _COMMUNICATION:
         is_along = by_axis == COMPONENTS.index(name)
-        yield name, waits & is_along, communicates & is_along if name in may_be_bubbles else None
+        yield name, waits & is_along, _Wait(communicates & is_along, name in may_be_bubbles)
     for name in _COMMUNICATION:
         yield name, communicates & (by_axis == COMPONENTS.index(name)), None
     for name in _COMPUTE:
@@ -132,6 +158,24 @@ def _components_of_communication(timeline: Timeline) -> Ints:
     by_axis = _positions(timeline.axes, _COMPONENT_OF_AXIS, "other_communication_s", timeline.spans.axis)
     is_unknown = by_axis == COMPONENTS.index("other_communication_s")
     return np.where(is_unknown & _is_data_parallel(timeline), COMPONENTS.index("dp_communication_s"), by_axis)
+
+
+def compute_seconds(timeline: Timeline, rank: int | None = None) -> dict[str, float]:
+    """Return the seconds of StepDecomposition.compute_s by kind of operation, of one rank or the mean over all ranks.
+
+    Work of other streams while the default stream is idle, such as copies, counts as "other".
+    """
+    spans = timeline.spans
+    is_counted = components_of_compute(timeline) == COMPONENTS.index("compute_s")
+    weights = np.array(timeline.multiplicity, float) if rank is None else np.array(timeline.ranks) == rank
+    share = (weights / weights.sum())[np.searchsorted(timeline.ranks, spans.rank)]
+    rows = np.flatnonzero((spans.kind == SpanKind.COMPUTE) & (spans.stream == 0) & is_counted)
+    kinds = np.array([OP_KINDS.index(op_kind(name)) for name in timeline.names] + [OP_KINDS.index("other")])
+    took_s = share[rows] * (spans.end_s[rows] - spans.start_s[rows])
+    seconds = np.bincount(kinds[spans.name[rows]], took_s, minlength=len(OP_KINDS))
+    found: dict[str, float] = dict(zip(OP_KINDS, seconds.tolist(), strict=True))
+    whole_s = decompose(timeline, rank).compute_s
+    return found | {"other": found["other"] + max(whole_s - sum(found.values()), 0.0)}
 
 
 def _is_data_parallel(timeline: Timeline) -> Mask:

@@ -7,9 +7,9 @@ import pytest
 
 from hand_traces import Script, all_of
 from meshwright.simulator.analysis.exposure import exposed_places
-from meshwright.simulator.analysis.step_tables import compute_seconds, rank_times
+from meshwright.simulator.analysis.step_tables import rank_times
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.step.timeline_decomposition import decompose
+from meshwright.spec.step.timeline_decomposition import compute_seconds, decompose
 from simulated_steps import GATHER_S, MATMUL_S, MULTIPLY_S, simulated_step
 
 
