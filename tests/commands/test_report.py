@@ -52,13 +52,17 @@ def test_the_waterfall_ends_at_the_expected_step_beside_the_measured_one(
     assert sum(record["parts"]["predicted"].values()) == pytest.approx(predicted_s)
     assert "measured" not in record["parts"]
     assert run(["report", str(folder)]) == ExitCode.DONE
-    page = capsys.readouterr().out
+    page = " ".join(capsys.readouterr().out.split())
     assert "dp_shard=8" in page
-    assert "measured, the median" in page
+    assert "the median of steps 4 to 9" in page
     assert f"{100 * (predicted_s - 1):.1f} % of the measured step" in page
     assert "MFU" in page
-    assert "no step of this run was profiled" in page
+    assert "no step was profiled" in page
     assert "run.profile_start" in page
+    assert "Largest potential speedup" in page or "No change of one" in page
+    waterfall = record["waterfall"]
+    assert (waterfall["source"], waterfall["measured"]) == ("timers", {"compute_s": 1.0})
+    assert sum(waterfall["predicted"].values()) == pytest.approx(predicted_s)
 
 
 def test_a_profiled_step_stands_beside_the_expected_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,10 +73,16 @@ def test_a_profiled_step_stands_beside_the_expected_one(tmp_path: Path, capsys: 
     with gzip.open(folder / "timelines" / "step-4-rank-0.json.gz", "wt", encoding="utf-8") as stream:
         json.dump({"traceEvents": [mark, operator]}, stream)
     assert run(["report", str(folder), "--json"]) == ExitCode.DONE
-    profiled = json.loads(capsys.readouterr().out)["parts"]["measured"]
+    record = json.loads(capsys.readouterr().out)
+    profiled, causes = record["parts"]["measured"], record["waterfall"]["measured"]
     assert (profiled["compute_s"], profiled["cpu_bound_s"]) == pytest.approx((0.9, 0.3))
+    assert causes["model_flops_at_peak_s"] + causes["gemm_inefficiency_s"] == pytest.approx(0.9)
+    assert causes["model_flops_at_peak_s"] > 0
     assert run(["report", str(folder)]) == ExitCode.DONE
-    assert "The profiled step took 1.2 s, 20.0 % more" in " ".join(capsys.readouterr().out.split())
+    page = " ".join(capsys.readouterr().out.split())
+    assert "profiler, and noise -200 ms" in page
+    assert "step, median 1 s" in page
+    assert "Measured: step 4, of rank 0, the critical one" in page
 
 
 def test_a_machine_without_calibration_has_no_percentage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,9 +108,9 @@ def test_a_run_of_an_own_model_has_no_prediction(tmp_path: Path, capsys: pytest.
     page = tmp_path / "page.html"
     assert run(["report", str(folder), "--html", str(page)]) == ExitCode.DONE
     shown = " ".join(capsys.readouterr().out.split())
-    assert "measured, the median 1 s (steps 4 to 9) no prediction: the formulas do not know the" in shown
-    assert "operations of mine:Model" in shown
-    assert "no prediction" in page.read_text(encoding="utf-8")
+    assert "the median of steps 4 to 9" in shown
+    assert "No prediction: the formulas do not know the operations of mine:Model" in shown
+    assert "No prediction" in page.read_text(encoding="utf-8")
     report = mw.report(folder)
     assert (report.measured_s, report.predicted_s, json.loads(report.to_json())["predicted"]) == (1.0, None, None)
     assert repr(report).endswith("9 steps, 1 s/step measured>")

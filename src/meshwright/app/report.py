@@ -7,16 +7,18 @@ from meshwright.app.arguments import checked
 from meshwright.app.results.run_result import ReportResult
 from meshwright.app.run_waterfall import MeasuredStep, waterfall_of
 from meshwright.config.load import ResolvedJob
-from meshwright.evaluation.dataset.own_run import read_manifest, setup_of_run, timed_layout
+from meshwright.errors import MeshwrightError
+from meshwright.evaluation.dataset.own_run import has_timed_steps, read_manifest, setup_of_run, timed_layout
 from meshwright.hardware.catalogue import example_of, with_example_rates
+from meshwright.pages.tables.waterfall_lines import short_lines
 from meshwright.planner.candidate import judge
 from meshwright.planner.read_request import Options, cluster_of
 from meshwright.planner.request import PlanRequest
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.model_source import resolve_architecture
-from meshwright.spec.run.run import Run
-from meshwright.spec.run.run_report import read_metrics
+from meshwright.spec.run.run import HOW_TO_PROFILE, Run
+from meshwright.spec.run.run_report import RunMetrics, read_metrics
 from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.trace.timeline import Timeline
 
@@ -34,24 +36,47 @@ def report(folder: Path | str, *, simulate: bool = False) -> ReportResult:
     run = Run(folder)
     manifest, metrics = read_manifest(run), read_metrics(run)
     layout, architecture = timed_layout(run, manifest, metrics), resolve_architecture(manifest.job.model)
-    predicted, parts, example, profiled, simulated = None, {}, None, None, None
+    predicted, parts, example = None, {}, None
     if architecture is not None:
         setup = setup_of_run(run, manifest, layout)
         predicted = judge(layout, PlanRequest(manifest.job.model.source, architecture, setup))
         parts["predicted"] = predicted.estimate.step.summed()
         example = example_of(setup.cluster.device)
+    measured = _measured(run, metrics)
     if simulate:
-        simulated = _simulated(run, manifest.job, layout)
-        parts["simulated"] = decompose(simulated)
-    # Reading a profile takes torch, which a machine that only reads a run may lack.
-    if any(run.timelines.glob("*.json.gz")):
-        from meshwright.profiler.profiled_timeline import median_step_of, profiled_files
-
-        profiled = median_step_of(profiled_files(run.folder), str(run.folder))
-        parts[MEASURED] = decompose(profiled.timeline)
-    measured = MeasuredStep(metrics.median_step_s, metrics.timed_words, metrics.median_data_wait_s, profiled, simulated)
+        measured = measured._replace(simulated=_simulated(run, manifest.job, layout))
+        parts["simulated"] = decompose(measured.simulated)
+    if measured.profiled is not None:
+        parts[MEASURED] = decompose(measured.profiled.timeline)
     waterfall = waterfall_of(ResolvedJob(manifest.job, {}, run.job), layout, measured)
     return ReportResult(run.folder, manifest, metrics, predicted, measured.median_s, parts, waterfall, example)
+
+
+def short_report(run: Run) -> list[str]:
+    """Return where the steps of a run that has ended went, in a few lines; none for one with too few steps to time.
+
+    A run is not less done because its profile cannot be read: that is a line, too.
+    """
+    try:
+        manifest, metrics = read_manifest(run), read_metrics(run)
+        if not has_timed_steps(metrics):
+            return []
+        layout = timed_layout(run, manifest, metrics)
+        found = waterfall_of(ResolvedJob(manifest.job, {}, run.job), layout, _measured(run, metrics))
+    except MeshwrightError as error:
+        return [f"where the step goes is unknown: {error}"]
+    return [*short_lines(found, HOW_TO_PROFILE), f"all of it: meshwright report {run.folder}"]
+
+
+def _measured(run: Run, metrics: RunMetrics) -> MeasuredStep:
+    """Return the median step of a run, and the median one of its profiler window if it has one."""
+    measured = MeasuredStep(metrics.median_step_s, metrics.timed_words, metrics.median_data_wait_s)
+    # Reading a profile takes torch, which a machine that only reads a run may lack.
+    if not any(run.timelines.glob("*.json.gz")):
+        return measured
+    from meshwright.profiler.profiled_timeline import median_step_of, profiled_files
+
+    return measured._replace(profiled=median_step_of(profiled_files(run.folder), str(run.folder)))
 
 
 def _simulated(run: Run, job: Job, layout: Layout) -> Timeline:

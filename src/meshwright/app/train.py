@@ -10,6 +10,7 @@ from meshwright.app.job.job_problems import check_job, layout_problems_of, run_f
 from meshwright.app.job.jobs import as_job
 from meshwright.app.job.remote_checkpoints import fetch_if_empty
 from meshwright.app.job.summary import precision_note
+from meshwright.app.report import short_report
 from meshwright.app.results.run_result import TrainedRun
 from meshwright.config.load import ResolvedJob, raise_problems
 from meshwright.errors import ConfigError, ExitCode
@@ -61,6 +62,8 @@ def train(
         logger.warning("%s", note)
     progress.info("starting %s", counted(num_ranks, "rank"))
     exit_code = train_locally(_rank_config(resolved, resume=resume, estimate=estimate), num_ranks)
+    if exit_code is ExitCode.DONE:
+        _log_waterfall(run)
     return TrainedRun(run.folder, exit_code)
 
 
@@ -98,7 +101,16 @@ def train_under_torchrun(resolved: ResolvedJob, ranks: int | None, *, resume: bo
         from meshwright.trainer.run.run_folder import read_manifest
 
         resolved = settle_for_training(resolved, num_ranks, read_manifest(run_folder(resolved)))
-    return train_rank(_rank_config(resolved, resume=resume or is_restart, overwrite=overwrite))
+    exit_code = train_rank(_rank_config(resolved, resume=resume or is_restart, overwrite=overwrite))
+    if exit_code is ExitCode.DONE and os.environ["RANK"] == "0":
+        _log_waterfall(run_folder(resolved))
+    return exit_code
+
+
+def _log_waterfall(run: Run) -> None:
+    """Say where the steps of a run that is done went."""
+    for line in short_report(run):
+        progress.info("%s", line)
 
 
 def num_ranks_of(job: Job, asked: int | None) -> int:

@@ -51,9 +51,14 @@ def read_manifest(run: Run) -> Manifest:
     return manifest
 
 
+def has_timed_steps(metrics: RunMetrics) -> bool:
+    """Return whether an attempt has so many steps that its step time is known."""
+    return len(metrics) > 0 and int((metrics.attempt == metrics.timed_attempt).sum()) >= LEAST_STEPS
+
+
 def timed_layout(run: Run, manifest: Manifest, metrics: RunMetrics) -> Layout:
     """Return the layout of the attempt that step times are of; raises ConfigError where none has enough steps."""
-    if len(metrics) == 0 or (metrics.attempt == metrics.timed_attempt).sum() < LEAST_STEPS:
+    if not has_timed_steps(metrics):
         raise ConfigError(
             f"{run.folder} has {len(metrics)} steps and no attempt of {LEAST_STEPS} or more, the first of which warm "
             "up: train longer"

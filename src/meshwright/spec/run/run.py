@@ -10,7 +10,7 @@ from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.step.estimate import Estimate
 
-HOW_TO_PROFILE = "train with run.profile_start=10 (any step after the first few); run.profile_steps says how many"
+HOW_TO_PROFILE = "`meshwright profile JOB` profiles a few steps, run.profile_start=10 two of a run"
 
 
 class Run:

@@ -94,17 +94,19 @@ class Waterfall(Frozen):
 
     @property
     def rows(self) -> tuple[WaterfallRow, ...]:
-        """Return the causes that take time in any column, the floor first."""
+        """Return the causes that take LEAST_SHARE of any column or more, the floor first."""
         columns = self.columns
         has_floor = any(one.model_flops_at_peak_s for one in columns.values())
         words = _NAMES if has_floor else _NAMES | _WITHOUT_FLOOR
-        least_s = LEAST_SHARE * max(one.total_s for one in columns.values())
+        least_s = {who: LEAST_SHARE * one.total_s for who, one in columns.items()}
         merged = {who: _merged(one) for who, one in columns.items()}
         found = [
             WaterfallRow(name, words[name], {who: seconds.get(name) for who, seconds in merged.items()})
             for name in COMPONENT_NAMES
         ]
-        return tuple(row for row in found if max(seconds or 0.0 for seconds in row.seconds.values()) >= least_s)
+        return tuple(
+            row for row in found if any((seconds or 0.0) >= least_s[who] for who, seconds in row.seconds.items())
+        )
 
     @property
     def columns(self) -> dict[str, StepDecomposition]:

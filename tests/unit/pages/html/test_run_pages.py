@@ -12,7 +12,7 @@ from rich.console import Console
 from meshwright.app.compare import compare
 from meshwright.app.report import report
 from meshwright.errors import ConfigError
-from meshwright.pages.figures.run_figures import run_waterfall_figure
+from meshwright.pages.figures.run_figures import measured_waterfall_figure
 from meshwright.pages.html.run_html import write_run_html
 from meshwright.pages.tables.run_table import run_comparison_page
 from meshwright.spec.run.run_report import RunComparison
@@ -57,7 +57,7 @@ def test_the_page_of_a_run_has_its_curves_and_its_prediction(tmp_path: Path) -> 
 
 def test_predicted_and_measured_steps_are_drawn_next_to_each_other(tmp_path: Path) -> None:
     found = report(write_run(tmp_path / "mine", steps(20)))
-    parts, totals = run_waterfall_figure(found).data
+    parts, totals = measured_waterfall_figure(found.waterfall).data
     scale = totals.x[0] / found.predicted_s
     assert list(totals.y) == ["step, predicted", "step, measured, median"]
     assert totals.x[1] == pytest.approx(found.measured_s * scale)
@@ -67,8 +67,8 @@ def test_predicted_and_measured_steps_are_drawn_next_to_each_other(tmp_path: Pat
     assert (measured.name, list(measured.x)) == ("measured, median", ["step"])
     write_run_html(found, tmp_path / "run.html")
     text = (tmp_path / "run.html").read_text(encoding="utf-8")
-    assert "<h2>Predicted step, from the time at peak FLOP/s up</h2>" in text
-    assert "model FLOPs at peak" in text
+    assert "<h2>Step, from the time at peak FLOP/s up</h2>" in text
+    assert "floor: model FLOPs at peak" in text
 
 
 def test_a_metric_that_data_do_not_have_has_no_curve(tmp_path: Path) -> None:

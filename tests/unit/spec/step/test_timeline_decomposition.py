@@ -2,52 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hand_timelines import PHASES, of_axis, span, timeline_of
 from meshwright.spec.step.estimate import COMPONENTS
 from meshwright.spec.step.timeline_decomposition import decompose, seconds_by_rank
-from meshwright.spec.trace.timeline import SpanKind, Spans, Timeline, TimelineSource
+from meshwright.spec.trace.timeline import SpanKind
 
 COMPUTE, COMMUNICATION, WAIT, HOST, DATA = SpanKind
-AXES = ("tp", "fsdp", "pp", "world")
-PHASES = ("forward", "recompute", "optimizer")
-
-
-def timeline_of(rows: list[dict[str, float]], step_s: float, multiplicity: tuple[int, ...] = (1,)) -> Timeline:
-    """A timeline of the given spans; what a row leaves out is rank 0, stream 0, and nothing."""
-    default = {"rank": 0, "stream": 0, "phase": 0}
-    columns = {
-        field.name: np.array(
-            [row.get(field.name, default.get(field.name, -1)) for row in rows],
-            float if field.name.endswith("_s") else np.int64,
-        )
-        for field in fields(Spans)
-    }
-    return Timeline(
-        source=TimelineSource(kind="simulated", name="by hand", world_size=sum(multiplicity)),
-        step_s=step_s,
-        ranks=tuple(range(len(multiplicity))),
-        multiplicity=multiplicity,
-        names=(),
-        scopes=(),
-        phases=PHASES,
-        actions=(),
-        axes=AXES,
-        spans=Spans(**columns),
-    )
-
-
-def span(kind: SpanKind, start_s: float, end_s: float, **columns: float) -> dict[str, float]:
-    return {"kind": kind, "start_s": start_s, "end_s": end_s, **columns}
-
-
-def of_axis(name: str) -> dict[str, float]:
-    return {"axis": AXES.index(name)}
 
 
 def test_each_moment_goes_to_the_first_that_claims_it() -> None:
