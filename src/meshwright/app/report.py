@@ -44,8 +44,8 @@ def report(folder: Path | str, *, simulate: bool = False) -> ReportResult:
         example = example_of(setup.cluster.device)
     measured = _measured(run, metrics)
     if simulate:
-        measured = measured._replace(simulated=_simulated(run, manifest.job, layout))
-        parts["simulated"] = decompose(measured.simulated)
+        simulated = _simulated(run, manifest.job, layout)
+        measured, parts["simulated"] = measured._replace(simulated=simulated), decompose(simulated)
     if measured.profiled is not None:
         parts[MEASURED] = decompose(measured.profiled.timeline)
     waterfall = waterfall_of(ResolvedJob(manifest.job, {}, run.job), layout, measured)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshwright.config.load import ResolvedJob
@@ -103,8 +104,19 @@ def _outlook(request: PlanRequest, resolved: ResolvedJob, layout: Layout) -> dic
         "relative_error": judge(layout, request).estimate.relative_error,
         "rates_of": example_of(request.cluster.device),
         "changes": best_changes(layout, request),
-        "note": float8_note(resolved.job, request.cluster.device),
+        "notes": tuple(_notes(request, resolved, layout)),
     }
+
+
+def _notes(request: PlanRequest, resolved: ResolvedJob, layout: Layout) -> Iterator[str]:
+    device = request.cluster.device
+    if note := float8_note(resolved.job, device):
+        yield note
+    if device.is_host and layout.fsdp > 1:
+        yield (
+            "on a CPU the formulas count FSDP2's copies and its Python as DP communication, as they were calibrated; "
+            "a profile finds them in other kernels and CPU-bound: compare the sum of the three"
+        )
 
 
 def _measured(measured: MeasuredStep, floor: Floor, rank: int | None) -> StepDecomposition:

@@ -1,5 +1,6 @@
 """train and resume: a job on local ranks, each a process, or as one of the ranks that torchrun started."""
 
+import logging
 import os
 import sys
 
@@ -109,8 +110,9 @@ def train_under_torchrun(resolved: ResolvedJob, ranks: int | None, *, resume: bo
 
 def _log_waterfall(run: Run) -> None:
     """Say where the steps of a run that is done went."""
-    for line in short_report(run):
-        progress.info("%s", line)
+    if progress.isEnabledFor(logging.INFO):
+        for line in short_report(run):
+            progress.info("%s", line)
 
 
 def num_ranks_of(job: Job, asked: int | None) -> int:

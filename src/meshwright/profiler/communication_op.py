@@ -90,6 +90,9 @@ def _by_rank() -> dict[int, list[CommunicationOp]]:
 
 def _align(parts: Sequence[CommunicationOp]) -> None:
     began_ns = max(part.start_ns for part in parts)
+    if len(parts[0].group) == 1:
+        # A rank alone waits for no other rank: for its own threads at most.
+        began_ns = parts[0].issued_ns
     if parts[0].is_message and len(parts) == 2:
         received_ns = next(part.end_ns for part in parts if part.rank == part.target)
         for part in parts:

@@ -57,6 +57,12 @@ def test_a_message_ends_when_it_is_received() -> None:
     assert (sent.began_ns, sent.end_ns, received.began_ns) == (30, 45, 30)
 
 
+def test_a_rank_alone_waits_for_no_other() -> None:
+    alone = replace(part_of(0, 10, 50), group=(0,), issued_ns=4)
+    align_starts([alone])
+    assert alone.began_ns == 4
+
+
 def test_what_only_one_rank_tells_begins_when_it_says() -> None:
     alone = part_of(0, 10, 50)
     align_starts([alone])

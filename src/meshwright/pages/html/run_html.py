@@ -86,7 +86,7 @@ def _waterfall(report: RunReport) -> str:
         return "".join(map(paragraph, words))
     note = ""
     if report.predicted is not None:
-        words.append(difference_words(report))
+        words += [difference_words(report)] if report.example is None else []
         note = f"{NO_PEAK if report.predicted.estimate.mfu is None else MFU_MEANS}."
     drawn = plot(measured_waterfall_figure(found)) + "".join(map(paragraph, words))
     return section("Step, from the time at peak FLOP/s up", note, drawn)

@@ -25,7 +25,8 @@ def run_page(report: RunReport, how_to_profile: str) -> Iterator[RenderableType]
         return
     estimate, measured_s = report.predicted.estimate, report.measured_s
     total_s = estimate.step.total_s
-    yield difference_words(report)
+    if report.example is None:
+        yield difference_words(report)
     yield ""
     if estimate.mfu is None:
         yield NO_PEAK
@@ -38,12 +39,7 @@ def run_page(report: RunReport, how_to_profile: str) -> Iterator[RenderableType]
 
 
 def difference_words(report: RunReport) -> str:
-    """Return how far the predicted step is from the measured one, or that it is of another machine."""
-    if report.example is not None:
-        return (
-            f"This machine is not calibrated: the step above is predicted for an example, {report.example}, and says "
-            "little about this machine. `meshwright calibrate` measures it."
-        )
+    """Return how far the predicted step is from the measured one."""
     assert report.predicted is not None
     assert report.predicted_s is not None
     return (

@@ -75,11 +75,11 @@ def floor_words(found: Waterfall) -> Iterator[str]:
         yield "Kernels were faster than the peak of this machine's catalogue entry: run `meshwright calibrate`."
     if found.rates_of is not None:
         yield (
-            f"This machine is not calibrated: predictions are of an example, {found.rates_of}; `meshwright calibrate` "
-            "measures it."
+            f"This machine is not calibrated: predictions are of an example, {found.rates_of}, and say little about "
+            "this machine; `meshwright calibrate` measures it."
         )
-    if found.note:
-        yield f"Note: {found.note}."
+    for note in found.notes:
+        yield f"Note: {note}."
     if found.unpriced:
         yield f"No prediction: {found.unpriced}."
 
@@ -109,7 +109,8 @@ def short_lines(found: Waterfall, how_to_profile: str) -> Iterator[str]:
     is_profiled = found.source == "profile"
     who = MEASURED if is_profiled or found.predicted is None else PREDICTED
     step = found.columns[who]
-    rows = sorted(found.rows[1:], key=lambda row: -(row.seconds[who] or 0.0))[:_NUM_SHORT]
+    above = [row for row in found.rows if row.name != "model_flops_at_peak_s"]
+    rows = sorted(above, key=lambda row: -(row.seconds[who] or 0.0))[:_NUM_SHORT]
     floor_s = step.model_flops_at_peak_s
     parts = [f"floor {format_duration(floor_s)}"] if floor_s else []
     parts += [f"{row.words} {format_duration(row.seconds[who] or 0.0)}" for row in rows if row.seconds[who]]

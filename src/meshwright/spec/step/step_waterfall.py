@@ -89,8 +89,8 @@ class Waterfall(Frozen):
     """The best change of one key, and one that changes numerics where that saves more."""
     unpriced: str = ""
     """Why there is no prediction; "" where there is one."""
-    note: str = ""
-    """What the prediction leaves out of the job, such as a precision that this machine emulates; "" for nothing."""
+    notes: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """What to know of the prediction, such as a precision that this machine emulates and that it is priced without."""
 
     @property
     def rows(self) -> tuple[WaterfallRow, ...]:
