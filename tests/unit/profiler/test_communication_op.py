@@ -1,5 +1,7 @@
 """Whose axis a collective is, and when it began for all."""
 
+from dataclasses import replace
+
 import pytest
 
 from meshwright.profiler.chrome_trace import StepLocation

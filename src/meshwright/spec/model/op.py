@@ -243,7 +243,9 @@ OpKind = Literal["matmul", "attention", "other"]
 """Kind of an operator in a trace; ops of a model spec have a field `kind`."""
 OP_KINDS: tuple[OpKind, ...] = get_args(OpKind)
 
-_MATMUL = re.compile(r"\b(_?(grouped|scaled)_mm|(add|b|baddb)?mm|addmv|mv|linear|matmul)\b")
+_MATMUL = re.compile(
+    r"\b(_?(grouped|scaled)_mm|(add|b|baddb)?mm|addmv|mv|linear|matmul|grouped_matmul_by_loop(_weight_gradient)?)\b"
+)
 _ATTENTION = re.compile(r"attention|flash_attn|fmha")
 
 

@@ -16,6 +16,8 @@ from meshwright.spec.model.op import op_kind
         ("aten.baddbmm.default", "matmul"),
         ("aten._grouped_mm.default", "matmul"),
         ("aten._scaled_mm.default", "matmul"),
+        ("meshwright.grouped_matmul_by_loop.default", "matmul"),
+        ("meshwright.grouped_matmul_by_loop_weight_gradient", "matmul"),
         ("aten._scaled_dot_product_flash_attention.default", "attention"),
         ("aten._scaled_dot_product_flash_attention_for_cpu_backward.default", "attention"),
         ("aten.mul.Tensor", "other"),
