@@ -17,7 +17,7 @@ from meshwright.planner.request import PlanRequest, float8_note
 from meshwright.spec.job.sections import ModelSection
 from meshwright.spec.layout.layout import Layout, LayoutRequest
 from meshwright.spec.model.model_source import resolve_architecture
-from meshwright.spec.step.estimate import StepDecomposition
+from meshwright.spec.step.estimate import Estimate, StepDecomposition
 from meshwright.spec.step.step_causes import Floor, causes_of, critical_rank
 from meshwright.spec.step.step_waterfall import Waterfall, timed_parts
 
@@ -46,38 +46,48 @@ def waterfall_of(resolved: ResolvedJob, layout: Layout, measured: MeasuredStep) 
 
     A model that formulas do not know, or a machine without rates, has no prediction; the waterfall says why.
     """
-    request, unpriced = None, ""
+    profiled, prediction, unpriced = measured.profiled, None, ""
     try:
-        _require_known(resolved.job.model)
-        request = request_of(resolved, layout)
-        priced, step = floor_of(layout, request), judge(layout, request).estimate.step
+        prediction = _predict(resolved, layout)
     except MeshwrightError as error:
-        priced, step, unpriced = PricedFloor(Floor(), 0.0), None, str(error)
-    profiled = measured.profiled
-    rank = None if profiled is None else critical_rank(profiled.timeline)
-    pipeline_rank = rank // (layout.num_ranks // layout.pp) if rank is not None and layout.pp > 1 else None
-    if request is None or step is None:
-        predicted = None
+        unpriced = str(error)
+    floor = Floor() if prediction is None else prediction.priced.floor
+    about: dict[str, Any] = {"measured_s": measured.median_s, "timed": measured.timed, "unpriced": unpriced}
+    if profiled is None:
+        about |= {"source": "timers", "measured": timed_parts(measured.median_s, measured.data_wait_s)}
+        rank = pipeline_rank = None
     else:
-        share = 1.0 if pipeline_rank is None else share_of_rank(layout, pipeline_rank, request)
-        predicted = predicted_causes(step, priced, share)
-    found = _measured(measured, priced.floor, rank)
+        rank = critical_rank(profiled.timeline)
+        pipeline_rank = rank // (layout.num_ranks // layout.pp) if layout.pp > 1 else None
+        found = causes_of(profiled.timeline, rank, floor)
+        about |= {"source": "profile", "measured": found, "step": profiled.step, "num_steps": profiled.num_steps}
+        about |= {"is_floor_lowered": found.model_flops_at_peak_s < 0.999 * floor.total_s}
+    if prediction is not None:
+        about |= _outlook(prediction, layout, pipeline_rank)
+        notes = _notes(prediction.request, resolved, layout, is_profiled=profiled is not None)
+        about |= {"notes": tuple(notes)}
     return Waterfall(
-        measured=found,
-        source="timers" if profiled is None else "profile",
-        measured_s=measured.median_s,
-        timed=measured.timed,
-        predicted=predicted,
-        simulated=_simulated(measured.simulated, priced.floor, rank),
-        step=None if profiled is None else profiled.step,
-        num_steps=0 if profiled is None else profiled.num_steps,
+        simulated=_simulated(measured.simulated, floor, rank),
         rank=rank,
         num_ranks=layout.num_ranks,
         pipeline_rank=pipeline_rank,
-        is_floor_lowered=profiled is not None and found.model_flops_at_peak_s < 0.999 * priced.floor.total_s,
-        unpriced=unpriced,
-        **({} if request is None else _outlook(request, resolved, layout)),
+        **about,
     )
+
+
+class _Prediction(NamedTuple):
+    """What the formulas say of a step."""
+
+    request: PlanRequest
+    priced: PricedFloor
+    estimate: Estimate
+
+
+def _predict(resolved: ResolvedJob, layout: Layout) -> _Prediction:
+    """Return the prediction of a job in a concrete layout; raises MeshwrightError where there is none."""
+    _require_known(resolved.job.model)
+    request = request_of(resolved, layout)
+    return _Prediction(request, floor_of(layout, request), judge(layout, request).estimate)
 
 
 def _require_known(model: ModelSection) -> None:
@@ -98,36 +108,32 @@ def request_of(resolved: ResolvedJob, layout: Layout) -> PlanRequest:
     return request.with_setup(cluster=request.cluster.with_num_devices(layout.num_ranks))
 
 
-def _outlook(request: PlanRequest, resolved: ResolvedJob, layout: Layout) -> dict[str, Any]:
-    """Return what a waterfall says besides its causes: the interval, the rates, the best changes."""
+def _outlook(found: _Prediction, layout: Layout, pipeline_rank: int | None) -> dict[str, Any]:
+    """Return the fields of a waterfall that are predicted, the causes those of a pipeline rank if one is named."""
+    share = 1.0 if pipeline_rank is None else share_of_rank(layout, pipeline_rank, found.request)
     return {
-        "relative_error": judge(layout, request).estimate.relative_error,
-        "rates_of": example_of(request.cluster.device),
-        "changes": best_changes(layout, request),
-        "notes": tuple(_notes(request, resolved, layout)),
+        "predicted": predicted_causes(found.estimate.step, found.priced, share),
+        "relative_error": found.estimate.relative_error,
+        "rates_of": example_of(found.request.cluster.device),
+        "changes": best_changes(layout, found.request),
     }
 
 
-def _notes(request: PlanRequest, resolved: ResolvedJob, layout: Layout) -> Iterator[str]:
+def _notes(request: PlanRequest, resolved: ResolvedJob, layout: Layout, *, is_profiled: bool) -> Iterator[str]:
+    """Yield what to know of a prediction that is compared with a measurement."""
     device = request.cluster.device
     if note := float8_note(resolved.job, device):
         yield note
-    if device.is_host and layout.fsdp > 1:
+    if is_profiled and device.is_host and layout.fsdp > 1:
         yield (
             "on a CPU the formulas count FSDP2's copies and its Python as DP communication, as they were calibrated; "
             "a profile finds them in other kernels and CPU-bound: compare the sum of the three"
         )
 
 
-def _measured(measured: MeasuredStep, floor: Floor, rank: int | None) -> StepDecomposition:
-    if measured.profiled is None or rank is None:
-        return timed_parts(measured.median_s, measured.data_wait_s)
-    return causes_of(measured.profiled.timeline, rank, floor)
-
-
 def _simulated(timeline: Timeline | None, floor: Floor, rank: int | None) -> StepDecomposition | None:
     if timeline is None:
         return None
-    # Ranks that do the same are simulated once, as the first of them.
-    simulated = max((one for one in timeline.ranks if one <= rank), default=None) if rank is not None else None
-    return causes_of(timeline, critical_rank(timeline) if simulated is None else simulated, floor)
+    # Of ranks that do the same one is simulated.
+    own = rank if rank is not None and rank in timeline.ranks else critical_rank(timeline)
+    return causes_of(timeline, own, floor)
