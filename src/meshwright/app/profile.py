@@ -68,7 +68,7 @@ class ProfileResult(PlottedResult):
     def _rows(self) -> list[dict[str, Any]]:
         columns = {who: f"{who}_s" for who in self.waterfall.columns}
         return [
-            {"cause": row.words, **{columns[who]: value for who, value in row.seconds.items()}}
+            {"cause": row.words, **{columns[who]: value for who, value in row.by_column_s.items()}}
             for row in self.waterfall.rows
         ]
 

@@ -84,7 +84,9 @@ def measured_waterfall_figure(found: Waterfall) -> Any:
     """
     steps = {who: step for who, step in found.columns.items() if who != MEASURED or found.source == "profile"}
     bars = {
-        who: StepBars({row.name: row.seconds[who] or 0.0 for row in found.rows}, PREDICTED if len(steps) > 1 else None)
+        who: StepBars(
+            {row.name: row.by_column_s[who] or 0.0 for row in found.rows}, PREDICTED if len(steps) > 1 else None
+        )
         for who in steps
     }
     # The last one, on top, has the colour of each cause.

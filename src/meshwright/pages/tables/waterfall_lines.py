@@ -32,9 +32,9 @@ def waterfall_table(found: Waterfall) -> PageTable:
     table.columns[-1].no_wrap, table.columns[-1].overflow = True, "crop"
     drawn = MEASURED if found.source == "profile" or PREDICTED not in columns else PREDICTED
     rows = found.rows
-    ends_s = list(accumulate((row.seconds[drawn] or 0.0 for row in rows), initial=0.0))
+    ends_s = list(accumulate((row.by_column_s[drawn] or 0.0 for row in rows), initial=0.0))
     for row, start_s, end_s in zip(rows, ends_s, ends_s[1:], strict=False):
-        cells = ["-" if value is None else format_duration(value) for value in row.seconds.values()]
+        cells = ["-" if value is None else format_duration(value) for value in row.by_column_s.values()]
         drawing = bar(start_s, end_s, columns[drawn].total_s, _BAR_WIDTH)
         table.add_row(row.words, *cells, *([_difference(row)] if compares else []), drawing)
     totals = [format_duration(one.total_s) for one in columns.values()]
@@ -110,10 +110,10 @@ def short_lines(found: Waterfall, how_to_profile: str) -> Iterator[str]:
     who = MEASURED if is_profiled or found.predicted is None else PREDICTED
     step = found.columns[who]
     above = [row for row in found.rows if row.name != "model_flops_at_peak_s"]
-    rows = sorted(above, key=lambda row: -(row.seconds[who] or 0.0))[:_NUM_SHORT]
+    rows = sorted(above, key=lambda row: -(row.by_column_s[who] or 0.0))[:_NUM_SHORT]
     floor_s = step.model_flops_at_peak_s
     parts = [f"floor {format_duration(floor_s)}"] if floor_s else []
-    parts += [f"{row.words} {format_duration(row.seconds[who] or 0.0)}" for row in rows if row.seconds[who]]
+    parts += [f"{row.words} {format_duration(row.by_column_s[who] or 0.0)}" for row in rows if row.by_column_s[who]]
     if found.predicted is None and not is_profiled:
         yield f"step {format_duration(found.measured_s)} (median of {found.timed}); by cause: {how_to_profile}"
         return
@@ -132,5 +132,5 @@ def _saving(one: BestChange) -> str:
 
 
 def _difference(row: WaterfallRow) -> str:
-    predicted_s, measured_s = row.seconds[PREDICTED], row.seconds[MEASURED]
+    predicted_s, measured_s = row.by_column_s[PREDICTED], row.by_column_s[MEASURED]
     return "" if predicted_s is None and measured_s is None else signed((measured_s or 0.0) - (predicted_s or 0.0))

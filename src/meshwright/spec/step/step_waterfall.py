@@ -51,8 +51,8 @@ class WaterfallRow(NamedTuple):
 
     name: str
     words: str
-    seconds: Mapping[str, float | None]
-    """By column, in the order PREDICTED, SIMULATED, MEASURED; only columns that exist."""
+    by_column_s: Mapping[str, float | None]
+    """Seconds by column, in the order PREDICTED, SIMULATED, MEASURED; only columns that exist."""
 
 
 class Waterfall(Frozen):
@@ -105,7 +105,7 @@ class Waterfall(Frozen):
             for name in COMPONENT_NAMES
         ]
         return tuple(
-            row for row in found if any((seconds or 0.0) >= least_s[who] for who, seconds in row.seconds.items())
+            row for row in found if any((seconds or 0.0) >= least_s[who] for who, seconds in row.by_column_s.items())
         )
 
     @property
