@@ -83,15 +83,12 @@ def measured_waterfall_figure(found: Waterfall) -> Any:
     Causes that only one of them distinguishes have one bar.
     """
     steps = {who: step for who, step in found.columns.items() if who != MEASURED or found.source == "profile"}
+    # The last one, on top, has the colour of each cause.
+    last = list(steps)[-1]
     bars = {
-        who: StepBars(
-            {row.name: row.by_column_s[who] or 0.0 for row in found.rows}, PREDICTED if len(steps) > 1 else None
-        )
+        who: StepBars({row.name: row.by_column_s[who] or 0.0 for row in found.rows}, None if who == last else PREDICTED)
         for who in steps
     }
-    # The last one, on top, has the colour of each cause.
-    last = list(bars)[-1]
-    bars[last] = StepBars(bars[last].by_part_s)
     totals_s = {f"step, {who}": one.total_s for who, one in steps.items() if who != MEASURED}
     totals_s[f"step, {MEDIAN}"] = found.measured_s
     return waterfall_figure(bars, {row.name: row.words for row in found.rows}, totals_s)
