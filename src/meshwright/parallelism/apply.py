@@ -9,16 +9,19 @@
 6. activation checkpoint   after all steps that add collectives to a block: they are part of its recomputation
 7. compile                 after 6 and 3: the compiler must see the recomputed region, and the collectives that it
                            overlaps with matmuls (layout.async_tp)
-8. FSDP2 / HSDP            after 7, so that its hooks stay outside of compiled graphs; shards what 3 and 4 left
-9. materialize             last: now each rank knows its shards, so no rank ever holds the whole model
+8. activation offload      after 6 and 7: it moves what recomputed and compiled blocks save
+9. FSDP2 / HSDP            after 7, so that its hooks stay outside of compiled graphs; shards what 3 and 4 left
+10. materialize            last: now each rank knows its shards, so no rank ever holds the whole model
 
 spec/job/validity.py rejects invalid layouts before any process starts.
 """
 
+import torch
 from torch import nn
 
 from meshwright.models.contract import blocks_of
 from meshwright.parallelism.activation_checkpoint import checkpoint_blocks, compile_blocks
+from meshwright.parallelism.activation_offload import HostTransfers, offload_blocks
 from meshwright.parallelism.context.context_parallel import apply_context_parallel
 from meshwright.parallelism.data.fully_sharded import shard_model
 from meshwright.parallelism.data.materialize import materialize
@@ -39,6 +42,7 @@ def parallelize(
     """Return this rank's stages of `model`, parallelized by meshes.layout, with initial weights; consumes `model`."""
     layout = meshes.layout
     require_separable(model, layout.loss_chunks)
+    transfers = HostTransfers(torch.device(meshes.device_type)) if layout.activation_offload else None
     stages = split(model, layout, schedule, meshes.rank("pp"))
     stages.float8 = convert_linears(list(stages), meshes, precision)
     apply_async_tensor_parallel(meshes)
@@ -52,6 +56,8 @@ def parallelize(
         checkpoint_blocks(blocks, layout, tp_group, ep_group)
         if layout.compile:
             compile_blocks(blocks, layout)
+        if transfers is not None:
+            offload_blocks(blocks, transfers, has_last=stage is stages.last)
         shard_model(stage, layout, precision, meshes)
         materialize(stage, meshes.device_type, seed, offloads=layout.cpu_offload)
     share_tied(stages, meshes)

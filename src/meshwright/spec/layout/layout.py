@@ -83,6 +83,8 @@ class Layout(Frozen):
     """Blocks whose parameters FSDP2 gathers ahead of the one that computes."""
     cpu_offload: bool = False
     """Whether parameters, gradients and optimizer state wait in the host's memory between uses (FSDP2)."""
+    activation_offload: bool = False
+    """Whether what blocks save for backward waits in the host's memory, copied next to the blocks before and after."""
     loss_chunks: PositiveInt = 1
     """Chunks of tokens in which head and loss are computed, so that only one chunk's logits exist; 1: all at once."""
     compile: Compile = False

@@ -1,0 +1,183 @@
+"""SavedTensors: what one forward of a block saved for backward, by storage, on the device, on the host, or on both.
+
+Tensors that share a storage are views of one copy of it, so that a tensor that is saved twice is copied once. Handles,
+which autograd keeps in place of the tensors, own the storages: backward frees them one by one, as it would tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from meshwright.errors import UnsupportedError
+from meshwright.parallelism.torch_private.torch_dispatch import wraps_tensors
+from meshwright.units import KiB
+
+SMALLEST_BYTES = 16 * KiB
+"""Storages of fewer bytes stay on the device: a copy of them takes longer to start than to run."""
+
+
+class SavedStorage:
+    """A storage that was saved."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        """Begin with that of `tensor`, on its device."""
+        elements = tensor.untyped_storage().nbytes() // tensor.element_size()
+        self.on_device: Tensor | None = tensor.as_strided((elements,), (1,), 0)
+        self._on_host: Tensor | None = None
+        self._version: int | None = tensor._version
+
+    def copy_to_host(self) -> int:
+        """Start its copy to the host on the current stream, and return its bytes."""
+        source = self.on_device
+        assert source is not None
+        is_apart = source.device.type != "cpu"
+        self._on_host = torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=is_apart)
+        self._on_host.copy_(source, non_blocking=True)
+        return source.nbytes
+
+    def allocate(self, device: torch.device) -> None:
+        """Give it memory on the device again, of the current stream."""
+        assert self._on_host is not None
+        self.on_device = torch.empty_like(self._on_host, device=device, pin_memory=False)
+
+    def copy_to_device(self) -> None:
+        """Start its copy to the memory that was allocated, on the current stream."""
+        assert self.on_device is not None
+        assert self._on_host is not None
+        self.on_device.copy_(self._on_host, non_blocking=True)
+
+    def free(self) -> None:
+        """Free it on the device; raises UnsupportedError if it was changed in place since it was saved."""
+        if self.on_device is not None and self._version not in (None, self.on_device._version):
+            raise UnsupportedError(
+                "a tensor that a block saved for backward was changed in place before its copy to the host was done: "
+                "write to a new tensor in the model, or set layout.activation_offload = false"
+            )
+        self.on_device = self._version = None
+
+
+class SavedTensors:
+    """The saved tensors of one forward of a block."""
+
+    _running: SavedTensors | None = None
+
+    def __init__(
+        self, previous: SavedTensors | None, ignored: set[int], reach: Callable[[SavedTensors], None], *, stays: bool
+    ) -> None:
+        """Begin those of the block after `previous`; `reach` is called before backward reads any of them.
+
+        Storages with an `ignored` identity are not moved, and none is if it `stays`.
+        """
+        self.previous, self._ignored, self._reach, self._stays = previous, ignored, reach, stays
+        self._saved: dict[int, SavedStorage] = {}
+        self._owned_by_handles: WeakSet[SavedStorage] = WeakSet()
+        self.event: Any = None
+        """Of the newest copy, to the host or back; None before it, and on a host."""
+        self.coming: list[SavedStorage] = []
+        """Storages on their way to the device."""
+
+    @classmethod
+    def of_running_block(cls) -> SavedTensors | None:
+        """Return those of the block whose forward runs, None outside of such a block."""
+        return cls._running
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Save what autograd saves within the context."""
+        SavedTensors._running = self
+        try:
+            with saved_tensors_hooks(self.pack, self.unpack):
+                yield
+        finally:
+            SavedTensors._running = None
+
+    @property
+    def storages(self) -> list[SavedStorage]:
+        """Return the storages that are moved and still needed."""
+        return [*self._saved.values(), *self._owned_by_handles]
+
+    def pack(self, tensor: Tensor) -> Handle | Here:
+        """Return what autograd is to keep in place of `tensor`."""
+        if self._stays or wraps_tensors(type(tensor)) or tensor.layout is not torch.strided:
+            return Here(self, tensor)
+        storage = tensor.untyped_storage()
+        if storage.nbytes() < SMALLEST_BYTES or identity(tensor) in self._ignored:
+            return Here(self, tensor)
+        saved = self._saved.setdefault(identity(tensor), SavedStorage(tensor.detach()))
+        return Handle(self, saved, tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset())
+
+    @staticmethod
+    def unpack(kept: Handle | Here) -> Tensor:
+        """Return the tensor that `pack` was given."""
+        return kept.get()
+
+    def reach(self) -> None:
+        """Have them on the device, from where the current stream goes on."""
+        self._reach(self)
+
+    def leave_to_handles(self) -> None:
+        """Keep storages alive no longer than their handles, once they have been copied to the host."""
+        self._owned_by_handles = WeakSet(self._saved.values())
+        self._saved.clear()
+        self._ignored.clear()
+
+    def free(self) -> None:
+        """Free on the device what is on the host."""
+        self.coming = []
+        for storage in self.storages:
+            storage.free()
+
+
+class Here(NamedTuple):
+    """A saved tensor that stays on the device."""
+
+    saved: SavedTensors
+    tensor: Tensor
+
+    def get(self) -> Tensor:
+        """Return the tensor."""
+        self.saved.reach()
+        return self.tensor
+
+
+class Handle(NamedTuple):
+    """A saved tensor whose storage is moved."""
+
+    saved: SavedTensors
+    storage: SavedStorage
+    dtype: torch.dtype
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+    def get(self) -> Tensor:
+        """Return the tensor, on the device."""
+        self.saved.reach()
+        whole = self.storage.on_device
+        assert whole is not None, "a block's saved tensors are on the device in its backward"
+        return whole.view(self.dtype).as_strided(self.size, self.stride, self.offset)
+
+
+def identity(tensor: Tensor) -> int:
+    """Return a number that tensors of one storage share; valid while one of them is alive."""
+    return tensor.untyped_storage()._cdata
+
+
+def parts_of(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the plain tensors that `tensor` wraps, or itself."""
+    if not is_traceable_wrapper_subclass(tensor):
+        yield tensor
+        return
+    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    # A DTensor also lists its mesh.
+    for part in (getattr(tensor, name) for name in names):
+        if isinstance(part, Tensor):
+            yield from parts_of(part)
