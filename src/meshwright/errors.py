@@ -67,6 +67,10 @@ class DamagedCheckpoint(CheckpointError):
     """Files of a checkpoint are missing, or their bytes are not those that were saved; an older one may be whole."""
 
 
+class OutOfMemory(MeshwrightError):
+    """A rank's device, or its host, had no memory left for an allocation of the training step."""
+
+
 class NonFiniteError(MeshwrightError):
     """Loss or gradients became NaN or infinite; the optimizer step was not taken."""
 

@@ -73,6 +73,7 @@ class LayoutTable:
     """Whether gradients are reduce-scattered after each microbatch, not once a step."""
     async_tp: Bools
     cpu_offload: Bools
+    activation_offload: Bools
     loss_chunks: Ints
     """Chunks of tokens in which head and loss are computed; 1 for all logits at once."""
     compile: Bools

@@ -35,6 +35,7 @@ from meshwright.cost.compute.recompute import repeated_share
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import Floats, Passes
 from meshwright.cost.measured_op import measured_update_s
+from meshwright.cost.memory.activation_copies import ActivationCopies
 from meshwright.cost.optimizer_update import UpdateCost
 from meshwright.cost.pipeline.stage import RankPass, blocks_per_rank, bubble_share
 from meshwright.cost.stack_factors import StackFactors, stacks_of
@@ -60,6 +61,7 @@ class StepTerms:
     tp_communication_s: Floats
     cp_communication_s: Floats
     ep_communication_s: Floats
+    activation_copies_s: Floats
     dp_communication_s: Floats
     pipeline_p2p_s: Floats
     other_communication_s: Floats
@@ -74,9 +76,10 @@ class StepTerms:
 
     def decomposition(self, row: int) -> StepDecomposition:
         """Return the step of the configuration at `row`."""
-        return StepDecomposition(
-            **{field.name: max(0.0, float(getattr(self, field.name)[row])) for field in fields(self)}
-        )
+        seconds = {field.name: max(0.0, float(getattr(self, field.name)[row])) for field in fields(self)}
+        if not seconds["activation_copies_s"]:
+            del seconds["activation_copies_s"]
+        return StepDecomposition(**seconds)
 
 
 class StepPricer:
@@ -102,6 +105,7 @@ class StepPricer:
         self.compute = ComputePricer(configs, self.parallel, self.stage.num_blocks)
         self.copies = FsdpCopies(self.parallel, self.positions)
         self.traffic = TrafficPricer(self.communication, self.parallel)
+        self.activations = ActivationCopies(configs, self.stage.num_blocks)
         self.update = UpdateCost(configs, self.parallel)
         measured_s = measured_update_s(configs, self.parallel.updated)
         self.update_s = np.where(self.update.is_plain, measured_s, np.nan)
@@ -181,6 +185,7 @@ class StepPricer:
             ep=sent.ep[0] + sent.ep[1],
             dp=dp,
             first_dp=first_dp,
+            activation_copies=self.activations.exposed_s(position, whole),
         )
 
     def _copies_s(self, position: BlockPosition, prices: Prices) -> Passes:
@@ -255,6 +260,7 @@ class StepPricer:
             tp_communication_s=steady.tp + replicated_sums_s(self.parallel, fabric),
             cp_communication_s=steady.cp,
             ep_communication_s=steady.ep,
+            activation_copies_s=steady.activation_copies,
             dp_communication_s=steady.dp + exchanges + self.update.exchange_s(fabric),
             pipeline_p2p_s=sends,
             other_communication_s=self._sums_of_numbers_s(fabric),

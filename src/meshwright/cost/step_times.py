@@ -87,9 +87,12 @@ class HostStepPricer(StepPricer):
         self.compute.split_attention.has_wide_pieces = never
 
     def price(self, constants: Constants) -> StepTerms:
-        """Return the step of each configuration by cause; nothing is CPU-bound where the host itself computes."""
+        """Return the step of each configuration by cause; nothing is CPU-bound where the host itself computes, and
+        copies of activations are within its memory.
+        """
         step = super().price(constants)
-        return replace(step, memory_bound_ops_s=step.memory_bound_ops_s + step.cpu_bound_s, cpu_bound_s=self._none())
+        moved_s = step.memory_bound_ops_s + step.cpu_bound_s + step.activation_copies_s
+        return replace(step, memory_bound_ops_s=moved_s, cpu_bound_s=self._none(), activation_copies_s=self._none())
 
     def _copies_s(self, position: BlockPosition, prices: Prices) -> Passes:
         return self._none(), self._none()

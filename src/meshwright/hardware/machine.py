@@ -3,9 +3,13 @@
 import os
 import platform
 import re
+import resource
 import shutil
 import subprocess
+import sys
 from pathlib import Path
+
+from meshwright.units import KiB
 
 _CGROUP_MEMORY = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _PROCESSORS = Path("/proc/cpuinfo")
@@ -50,6 +54,15 @@ def usable_memory_bytes() -> int:
         if limit.isdigit():
             return min(physical, int(limit))
     return physical
+
+
+def resident_bytes() -> int:
+    """Return the memory that this process has written to and not freed, bytes; its highest so far outside of Linux."""
+    statistics = Path("/proc/self/statm")
+    if statistics.exists():
+        return int(statistics.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    unit_bytes = 1 if sys.platform == "darwin" else KiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes
 
 
 def shared_memory_bytes() -> tuple[int, int] | None:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import ActivationWrapper
 
-from meshwright.parallelism.saved_tensors import SavedTensors, identity, parts_of
-from meshwright.parallelism.torch_private.torch_dispatch import tensors_in
+from meshwright.parallelism.saved_tensors import SavedTensors
+from meshwright.parallelism.torch_private.torch_dispatch import plain_tensors, storage_identity, tensors_in
 
 
 def offload_blocks(blocks: nn.ModuleList, transfers: HostTransfers, *, has_last: bool) -> None:
@@ -66,7 +66,7 @@ class HostTransfers:
     def begin(self, shared: Iterable[Tensor], *, is_first: bool, stays: bool) -> SavedTensors:
         """Return what a block's forward will save, `shared` tensors aside; what `stays` is not moved."""
         self._free_reached()
-        ignored = {identity(part) for tensor in shared for part in parts_of(tensor)}
+        ignored = {storage_identity(part) for tensor in shared for part in plain_tensors(tensor)}
         self._newest = SavedTensors(None if is_first else self._newest, ignored, self.reach, stays=stays)
         return self._newest
 
@@ -82,8 +82,8 @@ class HostTransfers:
         """Have what a block saved on the device, and start to fetch what the block before it did."""
         if self._reached and self._reached[-1] is saved:
             return
-        self._settle()
         self._fetch(saved)
+        self._settle()
         self._module.current_stream().wait_event(saved.event)
         saved.coming = []
         self._free_reached(but=saved)

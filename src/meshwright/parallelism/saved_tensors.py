@@ -14,10 +14,9 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from meshwright.errors import UnsupportedError
-from meshwright.parallelism.torch_private.torch_dispatch import wraps_tensors
+from meshwright.parallelism.torch_private.torch_dispatch import storage_identity, wraps_tensors
 from meshwright.units import KiB
 
 SMALLEST_BYTES = 16 * KiB
@@ -109,9 +108,9 @@ class SavedTensors:
         if self._stays or wraps_tensors(type(tensor)) or tensor.layout is not torch.strided:
             return Here(self, tensor)
         storage = tensor.untyped_storage()
-        if storage.nbytes() < SMALLEST_BYTES or identity(tensor) in self._ignored:
+        if storage.nbytes() < SMALLEST_BYTES or storage_identity(tensor) in self._ignored:
             return Here(self, tensor)
-        saved = self._saved.setdefault(identity(tensor), SavedStorage(tensor.detach()))
+        saved = self._saved.setdefault(storage_identity(tensor), SavedStorage(tensor.detach()))
         return Handle(self, saved, tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset())
 
     @staticmethod
@@ -164,20 +163,3 @@ class Handle(NamedTuple):
         whole = self.storage.on_device
         assert whole is not None, "a block's saved tensors are on the device in its backward"
         return whole.view(self.dtype).as_strided(self.size, self.stride, self.offset)
-
-
-def identity(tensor: Tensor) -> int:
-    """Return a number that tensors of one storage share; valid while one of them is alive."""
-    return tensor.untyped_storage()._cdata
-
-
-def parts_of(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield the plain tensors that `tensor` wraps, or itself."""
-    if not is_traceable_wrapper_subclass(tensor):
-        yield tensor
-        return
-    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-    # A DTensor also lists its mesh.
-    for part in (getattr(tensor, name) for name in names):
-        if isinstance(part, Tensor):
-            yield from parts_of(part)

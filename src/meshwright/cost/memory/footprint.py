@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.layout_table import Bools, Floats, Ints, take_rows
+from meshwright.cost.layout_table import Bools, Floats, Ints, LayoutTable, take_rows
 from meshwright.cost.memory.footprint_blocks import HostModelMemory, ModelMemory
 from meshwright.cost.memory.footprint_constants import SMI_BYTES
 from meshwright.cost.memory.footprint_rank import HostRankFootprint, Parts, RankFootprint, largest, total
-from meshwright.cost.training_setup import Configurations
+from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.step.estimate import MemoryUse
 
@@ -94,6 +94,27 @@ def outside_bytes(cluster: Cluster) -> float:
     return cluster.device.memory_bytes.value - cluster.device.usable_memory_bytes
 
 
+def model_memory(setup: TrainingSetup, layouts: LayoutTable) -> ModelMemory:
+    """Return what the parts of a setup's model take under each of `layouts`, on its kind of device."""
+    return (HostModelMemory if setup.cluster.device.is_host else ModelMemory)(setup, layouts)
+
+
+def host_activation_bytes(configs: Configurations) -> Floats:
+    """Return the bytes of activations in the host's memory of the rank that has most; 0 without activation_offload."""
+    most = np.zeros(len(configs))
+    for position in np.unique(configs.setup_index[configs.layouts.activation_offload]):
+        rows = np.flatnonzero((configs.setup_index == position) & configs.layouts.activation_offload)
+        setup, numbers = configs.setups[position], configs.num_microbatches[rows]
+        memory, of_rank = model_memory(setup, configs.layouts.take(rows)), _rank_footprint(setup)
+        ranks = [of_rank(memory, numbers, pp_rank).kept.on_host for pp_rank in memory.ranks_to_weigh]
+        most[rows] = np.max(ranks, axis=0)
+    return most
+
+
+def _rank_footprint(setup: TrainingSetup) -> type[RankFootprint]:
+    return HostRankFootprint if setup.cluster.device.is_host else RankFootprint
+
+
 def _footprint(configs: Configurations, pp_rank: Ints | None, most_bytes: float = math.inf) -> Footprint:
     """Return the memory of each one's rank `pp_rank`; None for the fullest, or the first beyond `most_bytes`."""
     columns = {field.name: np.zeros(len(configs)) for field in fields(Footprint)}
@@ -102,11 +123,7 @@ def _footprint(configs: Configurations, pp_rank: Ints | None, most_bytes: float 
     for position in np.unique(configs.setup_index):
         rows = np.flatnonzero(configs.setup_index == position)
         setup, layouts, numbers = configs.setups[position], configs.layouts.take(rows), num_microbatches[rows]
-        if setup.cluster.device.is_host:
-            memory: ModelMemory = HostModelMemory(setup, layouts)
-            of_rank: type[RankFootprint] = HostRankFootprint
-        else:
-            memory, of_rank = ModelMemory(setup, layouts), RankFootprint
+        memory, of_rank = model_memory(setup, layouts), _rank_footprint(setup)
         if pp_rank is None:
             parts = _fullest(memory, numbers, most_bytes, of_rank)
         else:

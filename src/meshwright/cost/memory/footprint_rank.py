@@ -2,8 +2,8 @@
 
     loss       all kept activations, logits and what the loss makes of them; in chunks of tokens, one chunk's and the
                gradients of the head
-    backward   all kept activations; the block at work is recomputed and has its gradients; its parameters are
-               gathered, and those of the next
+    backward   all kept activations, and those of two blocks where they wait on the host; the block at work is
+               recomputed and has its gradients; its parameters are gathered, and those of the next
     ends       a pipeline reduces a microbatch's gradients of what stands outside of blocks: the activations of that
                microbatch and stage are freed
     last       what stands outside of blocks is reduced, when all else is: whole gradients, and what the reduction reads
@@ -147,7 +147,7 @@ class RankFootprint:
             + self._kept_copies(self.all_blocks - few_blocks)
             + self._own_gradients(is_end=False),
             gradients_bytes=self._added_up(),
-            activations_bytes=self.kept.most + self.blocks.recomputed,
+            activations_bytes=self.kept.most + self.blocks.window + self.blocks.recomputed,
             communication_buffers_bytes=np.where(self.reduces_last, 0.0, self._reduced_next()),
             workspace_bytes=self.blocks.transient,
             elsewhere=np.where(self.gathers & self.is_resharded, self.block.whole * self.gather_bytes, 0.0),

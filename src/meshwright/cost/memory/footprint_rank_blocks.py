@@ -47,7 +47,11 @@ class RankBlocks:
     matrices: Floats
     """Elements of the matrices of all blocks, after data-parallel ranks have divided them."""
     kept: Floats
-    """Bytes that all of them keep from forward to backward."""
+    """Bytes that all of them keep from forward to backward, on the device."""
+    moved: Floats
+    """Bytes that wait on the host meanwhile."""
+    window: Floats
+    """Bytes of what was moved that are on the device while a block runs: its own, and those on their way."""
     pending: Floats
     """Bytes that all of them hold for a backward to the weights that runs later."""
     recomputed: Floats
@@ -58,6 +62,7 @@ class RankBlocks:
 
 def rank_blocks(memory: ModelMemory, counts: Sequence[Floats], outside: Elements, pp_rank: Ints) -> RankBlocks:
     """Return what the blocks of rank `pp_rank` take, whose `counts` blocks_of_rank returned, next to `outside`."""
+    is_last = (stages_of_rank(memory.layouts, pp_rank) == memory.layouts.num_stages - 1).any(axis=0)
     kept = pending = recomputed = transient = matrices = np.zeros(len(memory.layouts))
     elements, largest = outside, Elements(kept, kept)
     for block, by_policy in zip(memory.blocks, counts, strict=True):
@@ -71,8 +76,39 @@ def rank_blocks(memory: ModelMemory, counts: Sequence[Floats], outside: Elements
         again = np.where(by_policy > 0, block.all_kept_bytes - block.kept_bytes, 0.0).max(axis=0)
         recomputed = np.maximum(recomputed, again)
         transient = np.maximum(transient, block.transient_bytes * is_here)
-    freed = np.min([block.all_kept_bytes for block in memory.blocks], axis=0) * _num_kept_behind(memory, pp_rank)
-    return RankBlocks(elements, largest, matrices, kept, pending, (recomputed - freed).clip(0), transient)
+    # Of what waits on the host nothing is freed.
+    is_moved = memory.layouts.activation_offload
+    freed = (
+        ~is_moved
+        * np.min([block.all_kept_bytes for block in memory.blocks], axis=0)
+        * _num_kept_behind(memory, pp_rank)
+    )
+    stays, window = _offloaded(memory, counts, is_last.astype(np.float64))
+    return RankBlocks(
+        elements=elements,
+        largest=largest,
+        matrices=matrices,
+        kept=np.where(is_moved, stays, kept),
+        moved=np.where(is_moved, kept - stays, 0.0),
+        window=np.where(is_moved, window, 0.0),
+        pending=pending,
+        recomputed=(recomputed - freed).clip(0),
+        transient=transient,
+    )
+
+
+def _offloaded(memory: ModelMemory, counts: Sequence[Floats], is_last: Floats) -> tuple[Floats, Floats]:
+    """Return (bytes that the model's last block keeps, where the rank has it, bytes of two blocks of the rank less
+    these): what activation_offload leaves on the device.
+    """
+    none = np.zeros(len(memory.layouts))
+    largest = none
+    for block, by_policy in zip(memory.blocks, counts, strict=True):
+        largest = np.maximum(largest, np.where(by_policy > 0, block.kept_bytes, 0.0).max(axis=0))
+    # Which policy the last block has, its rank's blocks of its group say: the one that is most of them.
+    last, by_policy = memory.blocks[-1], counts[-1]
+    stays = is_last * np.take_along_axis(last.kept_bytes, by_policy.argmax(axis=0)[None], axis=0)[0]
+    return stays * (by_policy.sum(axis=0) > 0), 2 * largest - stays
 
 
 def _held_by_chunks(memory: ModelMemory, num_microbatches: Floats, pp_rank: Ints, chunk: ChunkBytes) -> HeldBytes:
@@ -131,6 +167,8 @@ class SavedActivations:
     """What a microbatch keeps behind the blocks until its backward."""
     num_waiting: Floats
     """Losses that wait for their backward while the last one is computed."""
+    on_host: Floats
+    """Of all chunks in the host's memory, at most."""
     gaps: Floats
     """Gaps that gradients of logits leave which waited for the backward to the weights."""
 
@@ -140,9 +178,11 @@ def saved_activations(
 ) -> SavedActivations:
     """Return what rank `pp_rank` keeps of its `blocks`, and of the loss if it is a last one."""
     layouts, ends, stages = memory.layouts, memory.ends, memory.layouts.stages_per_rank
+    none = np.zeros(len(layouts))
     chunks = chunks_in_flight(layouts, num_microbatches, pp_rank)
     of_chunk = ChunkBytes(blocks.kept / stages, blocks.pending / stages, is_last * ends.late_gradients_bytes)
     held = _held_by_chunks(memory, num_microbatches, pp_rank, of_chunk)
+    moved = _held_by_chunks(memory, num_microbatches, pp_rank, ChunkBytes(blocks.moved / stages, none, none))
     of_blocks = held.most + _passed_on(memory, chunks)
     chunk = of_blocks / np.maximum(chunks, 1)
     of_loss = is_last * (ends.last_kept_bytes + ends.kept_loss_bytes)
@@ -156,6 +196,7 @@ def saved_activations(
         chunk=chunk,
         of_loss=of_loss,
         num_waiting=num_waiting,
+        on_host=moved.most,
         # Freed one after the other, between forwards whose activations go there before the next loss.
         gaps=is_last
         * ends.late_gradients_bytes

@@ -8,7 +8,8 @@ With cpu_offload parameters, gradients and optimizer state wait in the host's me
     copies      4 bytes of each of a unit's parameters / PCIe: before each gather, and of gradients after each reduction
     host        bytes of each parameter as an operator's: 28 of AdamW, 12 of the norm and of clipping by it, 8 of
                 scaling sums to means, 12 of adding up each further microbatch that is reduced
-    memory      16 bytes of each parameter: float32 weights, gradients and two moments
+    memory      16 bytes of each parameter: float32 weights, gradients and two moments; activations that wait there
+                (activation_copies.py) are counted next to them
 
 Figures are those of a usual server, which no catalogue entry states (constants.toml). What hides copies:
 fsdp_exposed.py. Ignored: devices that share a PCIe switch, and caches of the host.
@@ -76,10 +77,14 @@ def host_s(configs: Configurations) -> Floats:
     return np.where(layouts.cpu_offload, seconds, 0.0)
 
 
-def host_headroom_bytes(configs: Configurations) -> Floats:
-    """Return what offload leaves to each rank of its share of the host's memory; infinite where a layout has none."""
+def host_headroom_bytes(configs: Configurations, activations_bytes: Floats | float = 0.0) -> Floats:
+    """Return what offload of state and of `activations_bytes` leaves to each rank of its share of the host's memory;
+    infinite where a layout has none.
+    """
+    layouts = configs.layouts
     share = HOST_BYTES / configs.each(lambda setup: setup.cluster.devices_per_node)
-    return np.where(configs.layouts.cpu_offload, share - _STATE_BYTES * _own_parameters(configs), np.inf)
+    state = np.where(layouts.cpu_offload, _STATE_BYTES * _own_parameters(configs), 0.0)
+    return np.where(layouts.cpu_offload | layouts.activation_offload, share - state - activations_bytes, np.inf)
 
 
 def _own_parameters(configs: Configurations) -> Floats:

@@ -124,11 +124,25 @@ class RankPass:
     dp: Floats
     first_dp: Floats
     """What a block adds to dp if no block stands before it; not in the total."""
+    activation_copies: Floats
+    """Exposed, between the memories of the device and the host."""
 
     @property
     def total(self) -> Floats:
         """Return what all causes come to."""
-        names = ("matmul", "attention", "memory", "host", "recompute", "repeat", "tp", "cp", "ep", "dp")
+        names = (
+            "matmul",
+            "attention",
+            "memory",
+            "host",
+            "recompute",
+            "repeat",
+            "tp",
+            "cp",
+            "ep",
+            "dp",
+            "activation_copies",
+        )
         return np.asarray(sum(getattr(self, name) for name in names))
 
     def __add__(self, other: RankPass) -> RankPass:

@@ -148,6 +148,11 @@ class Pipeline:
         self._finish()
         return self._total
 
+    def forget_microbatches(self) -> None:
+        """Drop the microbatches of a step that failed, with all that they saved for backward."""
+        for held in (self._in_flight, self._arriving, self._outgoing, self._sends):
+            held.clear()
+
     def _evaluate_stage(self, stage: int, microbatches: Sequence[StageInput], numbers: Sequence[int]) -> None:
         """Run the forwards of some microbatches on one stage.
 

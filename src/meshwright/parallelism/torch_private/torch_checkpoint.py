@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, Self
 
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch._guards import TracingContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import (
@@ -27,9 +27,7 @@ class Hooks(Protocol):
         """Return the tensor that `kept` was returned for."""
 
 
-def selective_contexts(
-    policy: Callable[..., Any], *, is_reread: bool, hooks: Hooks | None = None
-) -> tuple[Any, Any]:
+def selective_contexts(policy: Callable[..., Any], *, is_reread: bool, hooks: Hooks | None = None) -> tuple[Any, Any]:
     """Return the contexts of forward and of recomputation, which save what `policy` selects.
 
     With `is_reread`, for a split backward, saved tensors can be read in several recomputations; torch frees them after
@@ -70,7 +68,7 @@ class _PackingCache(_CachingTorchDispatchMode):
     def __exit__(self, *raised: object) -> None:
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
         # A compiler that traces the block decides on its own what to save, and its results are packed by autograd.
-        if get_proxy_mode() is None:
+        if TracingContext.try_get() is None:
             for calls in self.storage.values():
                 for call in calls if isinstance(calls, dict) else range(len(calls)):
                     calls[call] = tree_map(self._packed, calls[call])

@@ -1,13 +1,17 @@
 """Dispatched torch operators: their tensors, signatures and kernel counts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    is_traceable_wrapper_subclass,
+    is_traceable_wrapper_subclass_type,
+)
 from torch.utils._pytree import tree_leaves
 
 from meshwright.spec.trace.trace import Signature, TensorShape
@@ -29,6 +33,30 @@ def is_float8(tensor: Tensor) -> bool:
 def wraps_tensors(kind: type) -> bool:
     """Return whether tensors of this class wrap tensors, and dispatch operators again on these."""
     return issubclass(kind, AsyncCollectiveTensor) or is_traceable_wrapper_subclass_type(kind)
+
+
+def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the tensors that `tensor` wraps, however deep, or itself."""
+    if not is_traceable_wrapper_subclass(tensor):
+        yield tensor
+        return
+    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    # A DTensor also lists its mesh.
+    for part in (getattr(tensor, name) for name in names):
+        if isinstance(part, Tensor):
+            yield from plain_tensors(part)
+
+
+def storage_identity(tensor: Tensor) -> int:
+    """Return a number that plain tensors of one storage share; valid while one of them is alive (private, 2.13)."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def storage_bytes(tensors: Iterable[Tensor], device_type: str | None = None) -> int:
+    """Return the bytes of the storages of `tensors` on this rank, each counted once, those of one device if given."""
+    parts = [part for tensor in tensors for part in plain_tensors(tensor)]
+    own = [part for part in parts if device_type in (None, part.device.type)]
+    return sum({storage_identity(part): part.untyped_storage().nbytes() for part in own}.values())
 
 
 @cache

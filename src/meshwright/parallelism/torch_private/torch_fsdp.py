@@ -15,6 +15,8 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
 from torch.utils.checkpoint import _CachedTorchDispatchMode, _CachingTorchDispatchMode
 
+from meshwright.parallelism.torch_private.torch_dispatch import storage_bytes
+
 
 def end_backward(root: FSDPModule) -> None:
     """Run the post-backward of every unit under `root`: accumulate, or reduce and reshard if sync is on.
@@ -86,6 +88,17 @@ def hide_from_selective_checkpoint(unit: nn.Module) -> None:
     for hooks in (unit._forward_pre_hooks, unit._forward_hooks):
         for key, hook in hooks.items():
             hooks[key] = partial(_outside_of_checkpoint, hook)
+
+
+def unsharded_bytes(root: FSDPModule) -> int:
+    """Return the bytes of all-gathered parameters and of unreduced gradients under `root` that have memory now."""
+    tensors = []
+    for group in _param_groups(root._get_fsdp_state()):
+        for one in group.fsdp_params:
+            unsharded = getattr(one, "_unsharded_param", None)
+            gradients = [one.unsharded_accumulated_grad, None if unsharded is None else unsharded.grad]
+            tensors += [*one.all_gather_outputs, *gradients]
+    return storage_bytes(tensor for tensor in tensors if tensor is not None)
 
 
 def modules_of_unit(owner: object) -> Sequence[nn.Module]:

@@ -32,6 +32,7 @@ KEYS = (
     "async_tp",
 )
 """Columns of a table whose other values a plan compares with."""
+_ON_HOST = {"cpu_offload": "state", "activation_offload": "activations"}
 _NUM_FIXES = 3
 _NUM_REJECTIONS = 5
 
@@ -116,7 +117,7 @@ def _other_choices(layout: Layout, menu: Menu) -> Iterator[LayoutTable]:
         for key in ("microbatch_size", "cp_method", "is_resharded", "reduces_each_microbatch", "async_tp", "compile")
     ]
     options += [pipeline_options(menu.pipelines)] if layout.pp > 1 else []
-    options.append({"cpu_offload": (False, True)})
+    options += [{key: (False, True)} for key in ("cpu_offload", "activation_offload")]
     kinds = [(kind, every) for kind in menu.activation_checkpoint for every in menu.activation_checkpoint_every]
     kinds = [(kind, every) for kind, every in kinds if kind != "none" or every == 1]
     options.append(
@@ -132,6 +133,7 @@ def _differs(table: LayoutTable, own: LayoutTable) -> Bools:
         "schedule",
         "stages_per_rank",
         "cpu_offload",
+        "activation_offload",
         "loss_chunks",
         "compile",
         "activation_checkpoint_every",
@@ -183,8 +185,10 @@ def listed(changed: Mapping[str, object]) -> str:
 def _excess(candidate: Candidate, usual: MemoryUse, request: PlanRequest) -> str:
     """Return how much is missing, and which class of tensors takes so much more than in the pick."""
     memory, usable_bytes = candidate.estimate.memory, request.cluster.device.usable_memory_bytes
-    if candidate.layout.cpu_offload and memory.reserved_bytes <= usable_bytes:
-        return f"the host's memory cannot hold the state: {format_bytes(-candidate.free_bytes)} a rank are missing"
+    on_host = [name for key, name in _ON_HOST.items() if getattr(candidate.layout, key)]
+    if on_host and memory.reserved_bytes <= usable_bytes:
+        missing = format_bytes(-candidate.free_bytes)
+        return f"the host's memory cannot hold the {' and '.join(on_host)}: {missing} a rank are missing"
     more = {name: getattr(memory, name) - getattr(usual, name) for name in MemoryUse.model_fields}
     # A layout that is compared with itself breaks at what is largest.
     worst = max(more, key=lambda name: (more[name], getattr(memory, name)))

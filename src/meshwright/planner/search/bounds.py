@@ -101,6 +101,7 @@ def leanest(candidates: LayoutTable, menu: Menu, **changes: Any) -> LayoutTable:
         # What it joins with a reduce-scatter is recomputed, not kept.
         "async_tp": (candidates.tp > 1) & any(menu.async_tp) & any(menu.compile),
         "cpu_offload": any(menu.cpu_offload),
+        "activation_offload": any(menu.activation_offload),
         "loss_chunks": max(menu.loss_chunks),
         "compile": any(menu.compile),
     }
@@ -114,6 +115,7 @@ def _fastest(candidates: LayoutTable, menu: Menu) -> LayoutTable:
         "stages_per_rank": 1,
         "async_tp": (candidates.tp > 1) & any(menu.async_tp),
         "cpu_offload": all(menu.cpu_offload),
+        "activation_offload": all(menu.activation_offload),
         "loss_chunks": min(menu.loss_chunks),
         "compile": any(menu.compile),
     }

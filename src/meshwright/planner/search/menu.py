@@ -6,9 +6,10 @@ stage a rank, which are 1F1B or GPipe; `compile = false` on an accelerator, wher
 but for schedules that split backwards, which are tried with eager blocks: a compiled block runs its whole backward in
 each part.
 GPipe and LoopedBFS are tried only where 1F1B and Interleaved1F1B cannot run: they wait as long and hold more. Left out
-unless nothing else fits: a loss in chunks, and cpu_offload, which only adds copies. Left out to keep the search short:
-all but a few numbers of virtual stages, microbatches of more than 64 sequences, recomputation of every n-th block
-beyond n = 4, and groups of ranks in reshard_after_forward. Whatever a job sets itself is taken as it is.
+unless nothing else fits: a loss in chunks, activation_offload and cpu_offload, which only add copies. Left out to keep
+the search short: all but a few numbers of virtual stages, microbatches of more than 64 sequences, recomputation of
+every n-th block beyond n = 4, and groups of ranks in reshard_after_forward. Whatever a job sets itself is taken as it
+is.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ _VIRTUAL_STAGES = (2, 3, 4, 6, 8)
 _MAX_MICROBATCH_SIZE = 64
 _CHECKPOINT_EVERY = (1, 2, 3, 4)
 _MIN_TOKENS_OF_SEQUENCE = 256
-_LOSS_CHUNKS = 16
+LOSS_CHUNKS = 16
 """Of which one has less than half of the bytes of 16-bit logits: docs/design/0018-loss-in-chunks.md."""
 
 Pipeline = tuple[str, int]
@@ -54,6 +55,7 @@ class Menu:
     reduces_each_microbatch: tuple[bool, ...]
     async_tp: tuple[bool, ...]
     cpu_offload: tuple[bool, ...]
+    activation_offload: tuple[bool, ...]
     loss_chunks: tuple[int, ...]
     compile: tuple[bool, ...]
 
@@ -91,6 +93,7 @@ def menu_of(request: PlanRequest) -> Menu:
         reduces_each_microbatch=(True, False),
         async_tp=(False, True) if is_accelerator else (False,),
         cpu_offload=(False,),
+        activation_offload=(False,),
         loss_chunks=(1,),
         compile=(True, False) if is_accelerator else (False,),
     )
@@ -99,12 +102,15 @@ def menu_of(request: PlanRequest) -> Menu:
 
 def leaner_menus(menu: Menu, request: PlanRequest) -> list[Menu]:
     """Return the menus to try where nothing of `menu` fits, each after the one before: with a loss in chunks, then with
-    state in the host's memory too, unless the request fixes these keys.
+    activations in the host's memory, then with state there too, unless the request fixes these keys.
     """
     menus = []
     if "loss_chunks" not in request.fixed:
-        menu = replace(menu, loss_chunks=(_LOSS_CHUNKS,))
+        menu = replace(menu, loss_chunks=(LOSS_CHUNKS,))
         menus.append(menu)
+    if "activation_offload" not in request.fixed and request.cluster.device.is_accelerator:
+        menus.append(replace(menu, activation_offload=(True,)))
+        menu = replace(menu, activation_offload=(False, True))
     if "cpu_offload" not in request.fixed and request.cluster.device.is_accelerator:
         menus.append(replace(menu, cpu_offload=(True,)))
     return menus

@@ -12,7 +12,13 @@ import numpy as np
 
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import Bools, Floats, Ints, LayoutTable, concatenate, layout_table
-from meshwright.cost.memory.footprint import Footprint, footprint, footprint_of_rank, memory_use
+from meshwright.cost.memory.footprint import (
+    Footprint,
+    footprint,
+    footprint_of_rank,
+    host_activation_bytes,
+    memory_use,
+)
 from meshwright.cost.memory.host_memory import host_headroom_bytes, host_s
 from meshwright.cost.step import StepTerms
 from meshwright.cost.step_times import step_times
@@ -136,7 +142,9 @@ def weigh(
     most_bytes = math.inf if least_headroom_bytes is None else usable_bytes - least_headroom_bytes
     memory = footprint(configs, most_bytes)
     headroom = usable_bytes - memory.reserved_bytes
-    return memory, np.minimum(headroom, host_headroom_bytes(configs)) if layouts.cpu_offload.any() else headroom
+    if not (layouts.cpu_offload | layouts.activation_offload).any():
+        return memory, headroom
+    return memory, np.minimum(headroom, host_headroom_bytes(configs, host_activation_bytes(configs)))
 
 
 def memory_of_ranks(layout: Layout, request: PlanRequest) -> tuple[MemoryUse, ...]:

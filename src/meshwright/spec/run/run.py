@@ -37,6 +37,10 @@ class Run:
         """Return the Hugging Face folder that is written of the checkpoint after `step`, with checkpoint.export."""
         return self.exports / f"step-{step}"
 
+    def memory_snapshot(self, rank: int) -> Path:
+        """Return the file with the allocator's state on one rank when an allocation failed."""
+        return self.folder / "memory" / f"rank-{rank}.pickle"
+
     def rank_log(self, rank: int) -> Path:
         """Return the log file of one rank."""
         return self.logs / f"rank-{rank}.log"

@@ -45,6 +45,8 @@ class StepDecomposition(Frozen):
     """Exposed context-parallel communication."""
     ep_communication_s: NonNegativeFloat = 0.0
     """Exposed expert-parallel all-to-alls."""
+    activation_copies_s: NonNegativeFloat = 0.0
+    """Exposed copies of offloaded activations between the memories of the host and the device (activation_offload)."""
     dp_communication_s: NonNegativeFloat = 0.0
     """Exposed data-parallel all-gathers and reductions (FSDP, expert FSDP, dp_replicate), and copies of offloaded
     parameters and gradients between the memories of the host and the device."""
@@ -82,6 +84,7 @@ class StepDecomposition(Frozen):
                 self.tp_communication_s,
                 self.cp_communication_s,
                 self.ep_communication_s,
+                self.activation_copies_s,
                 self.dp_communication_s,
                 self.pipeline_p2p_s,
                 self.other_communication_s,
@@ -123,7 +126,7 @@ _CAUSES = {
         "memory_bound_ops_s",
         "repeated_backward_s",
     ),
-    "other_communication_s": ("stragglers_s",),
+    "other_communication_s": ("activation_copies_s", "stragglers_s"),
 }
 """For each component of a timeline, the finer components that the cost model predicts."""
 assert sorted((*COMPONENTS, *(cause for causes in _CAUSES.values() for cause in causes))) == sorted(COMPONENT_NAMES)

@@ -54,6 +54,12 @@ class Int8AdamW:
                 self._make_state(parameter)
 
     @property
+    def state(self) -> Mapping[Any, dict[str, Any]]:
+        """Return the state of each parameter as torchao keeps it."""
+        states: Mapping[Any, dict[str, Any]] = self._optimizer.state
+        return states
+
+    @property
     def param_groups(self) -> list[dict[str, Any]]:
         """Return the groups; their rates are tensors."""
         groups: list[dict[str, Any]] = self._optimizer.param_groups

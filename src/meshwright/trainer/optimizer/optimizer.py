@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -10,6 +11,7 @@ from torch.optim import AdamW, Optimizer
 
 from meshwright.errors import ConfigError
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters
+from meshwright.parallelism.torch_private.torch_dispatch import tensors_in
 from meshwright.spec.job.sections import OptimizerSection
 from meshwright.trainer.optimizer.bfloat16_adamw import Bfloat16AdamW
 from meshwright.trainer.optimizer.int8_adamw import Int8AdamW
@@ -63,6 +65,12 @@ class ModelOptimizer:
             optimizer.state[parameter] = _initial_state(optimizer, parameter)
         state: dict[str, Tensor] = optimizer.state[parameter]
         return state
+
+    @property
+    def state_tensors(self) -> list[Tensor]:
+        """Return the state tensors of all parameters that there are by now, as optimizers keep them."""
+        states = (optimizer.state.values() for optimizer in self._optimizers)
+        return tensors_in([dict(state) for state in chain.from_iterable(states)])
 
 
 def build_optimizer(model: nn.Module, section: OptimizerSection) -> ModelOptimizer:

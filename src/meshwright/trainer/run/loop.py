@@ -33,6 +33,7 @@ from meshwright.spec.trace.timeline import DATA_MARK, STEP_MARK
 from meshwright.trainer.launch.compile_cache import load_cache
 from meshwright.trainer.launch.ranks import Ranks
 from meshwright.trainer.run.compile_watch import CompileWatch
+from meshwright.trainer.run.memory_post_mortem import MemoryPostMortem
 from meshwright.trainer.run.open_run import open_recorder
 from meshwright.trainer.run.run_checkpoints import RunCheckpoints
 from meshwright.trainer.run.run_recorder import RunRecorder, StepMetrics
@@ -47,9 +48,14 @@ def train(job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate 
     however this ends.
     """
     compiles = CompileWatch()
-    with StopRequest() as stop, HangWatch(run, ranks.rank, ranks.num_ranks, job.run.hang_after_s) as watch:
+    with (
+        StopRequest() as stop,
+        HangWatch(run, ranks.rank, ranks.num_ranks, job.run.hang_after_s) as watch,
+        MemoryPostMortem(job, run, ranks) as post_mortem,
+    ):
         cached = load_cache(job, run, ranks) if job.layout.compile else None
         training = Training.build(job, ranks)
+        post_mortem.follow(training)
         watch.follow(training.model)
         training.step.report_to(watch.mark)
         watch.mark("restore")

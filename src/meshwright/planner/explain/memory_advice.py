@@ -1,0 +1,78 @@
+"""What a rank was predicted to hold, and the one key whose change is predicted to free what an allocation missed."""
+
+from pathlib import Path
+
+import numpy as np
+
+from meshwright.config.load import ResolvedJob
+from meshwright.cost.layout_table import concatenate, layout_table
+from meshwright.hardware.catalogue import LOCAL
+from meshwright.planner.candidate import candidate_at, judge, layout_at
+from meshwright.planner.explain.explain import changes, listed, neighbours
+from meshwright.planner.read_request import Options, plan_request
+from meshwright.planner.request import PlanRequest
+from meshwright.planner.search.finalists import SHORT_PIPELINE
+from meshwright.planner.search.menu import LOSS_CHUNKS, menu_of
+from meshwright.planner.search.price import memory_of_ranks, price
+from meshwright.planner.search.rules import is_valid
+from meshwright.planner.search.space import vary
+from meshwright.spec.frozen import Frozen
+from meshwright.spec.job.job import Job
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.run.layout_plan import Candidate
+from meshwright.spec.step.estimate import MemoryUse
+
+
+class SmallerLayout(Frozen):
+    """A change of one key of the layout, as the planner predicts it."""
+
+    change: str
+    """As a job would write it."""
+    memory_bytes: float
+    """Reserved by the fullest rank."""
+    step_s: float
+
+
+class MemoryAdvice(Frozen):
+    """The prediction for one pipeline rank, and what takes less."""
+
+    rank: MemoryUse
+    memory_bytes: float
+    """Reserved by the fullest rank."""
+    step_s: float
+    smaller: SmallerLayout | None = None
+    """The fastest change that frees enough; None where no single key does."""
+
+
+def memory_advice(job: Job, layout: Layout, pp_rank: int, missing_bytes: float, *, is_host: bool) -> MemoryAdvice:
+    """Return the prediction for pipeline rank `pp_rank` of a job, and the key whose change frees `missing_bytes`.
+
+    `is_host` says that ranks run on this machine's processors, whatever cluster the job names. Raises ConfigError or
+    UnsupportedError for what the planner cannot price.
+    """
+    cluster = job.cluster.replace(num_devices=layout.num_ranks)
+    cluster = cluster.replace(name=LOCAL, device=None) if is_host else cluster
+    resolved = ResolvedJob(job.replace(cluster=cluster), {}, Path("job.toml"))
+    request = plan_request(resolved, Options(takes_example=True))
+    now = judge(layout, request)
+    memory_bytes = now.estimate.memory.reserved_bytes
+    most_bytes = memory_bytes - max(missing_bytes, -now.free_bytes, 1.0)
+    return MemoryAdvice(
+        rank=memory_of_ranks(layout, request)[pp_rank],
+        memory_bytes=memory_bytes,
+        step_s=now.step_s,
+        smaller=_smaller(now, request, most_bytes),
+    )
+
+
+def _smaller(now: Candidate, request: PlanRequest, most_bytes: float) -> SmallerLayout | None:
+    chunked = vary(layout_table([now.layout]), {"loss_chunks": (LOSS_CHUNKS,)})
+    tables = [neighbours(now.layout, request, menu_of(request)), chunked.take(is_valid(chunked, request))]
+    priced = price(concatenate(tables), request, only_fitting=False)
+    for row in np.argsort(priced.total_s, kind="stable").tolist():
+        change = changes(now.layout, layout_at(priced.layouts, row, request))
+        if len(change) == 1 and priced.memory.reserved_bytes[row] <= most_bytes:
+            found = candidate_at(priced, row, request, SHORT_PIPELINE)
+            taken = found.estimate.memory.reserved_bytes
+            return SmallerLayout(change=listed(change), memory_bytes=taken, step_s=found.step_s)
+    return None

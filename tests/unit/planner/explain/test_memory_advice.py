@@ -1,0 +1,47 @@
+"""The one key whose change frees enough, as the planner predicts it for a rank that ran out of memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.errors import UnsupportedError
+from meshwright.planner.explain.memory_advice import memory_advice
+from meshwright.spec.job.job import Job
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.layout.layout_text import parse_layout
+from meshwright.units import GiB
+
+
+def _job(**sections: object) -> Job:
+    return Job.from_dict(
+        {
+            "model": {"source": "llama3-8b"},
+            "train": {"seq_len": 8192, "global_batch_size": 16},
+            "precision": {"compute": "bfloat16"},
+            "cluster": {"name": "h100-ib400"},
+            **sections,
+        }
+    )
+
+
+@pytest.mark.slow
+def test_the_fastest_change_that_frees_enough_is_named() -> None:
+    layout = Layout(dp_shard=8, microbatch_size=2, compile=True)
+    little, much = (memory_advice(_job(), layout, 0, missing * GiB, is_host=False) for missing in (1, 40))
+    for advice, missing in ((little, 1), (much, 40)):
+        assert advice.smaller is not None
+        key, _, value = advice.smaller.change.partition("=")
+        assert key in Layout.model_fields
+        assert advice.smaller.memory_bytes <= advice.memory_bytes - missing * GiB
+        again = memory_advice(
+            _job(), parse_layout(f"dp_shard=8,microbatch_size=2,compile=true,{key}={value}"), 0, 0, is_host=False
+        )
+        assert again.memory_bytes == pytest.approx(advice.smaller.memory_bytes)
+    assert little.smaller is not None
+    assert much.smaller is not None
+    assert little.smaller.step_s <= much.smaller.step_s
+
+
+def test_what_cannot_be_priced_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedError, match="class of your own"):
+        memory_advice(_job(model={"source": "mine:Model"}), Layout(), 0, 0, is_host=False)
