@@ -1,5 +1,6 @@
 """doctor: what this machine has, what is missing and the command that gets it."""
 
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -15,6 +16,7 @@ from meshwright.extras import EXTRA_OF_PACKAGE
 from meshwright.hardware import machine
 from meshwright.hardware.catalogue import recognise_device, user_folder
 from meshwright.hardware.machine import nvidia_driver
+from meshwright.spec.machine.allocator_settings import allocator_notes, has_expandable_segments, variable_of
 from meshwright.units import format_bytes, format_count
 
 TORCH_SERIES = ((2, 11), (2, 15))
@@ -161,6 +163,7 @@ def _torch_devices(torch: Any) -> Iterator[Finding]:
     if not torch.cuda.is_available():
         yield Finding("torch", "devices", "the processor only")
         return
+    yield from _allocator()
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         found = f"{properties.name}, {format_bytes(properties.total_memory)}"
@@ -172,6 +175,16 @@ def _torch_devices(torch: Any) -> Iterator[Finding]:
         else:
             rate = "no bfloat16 peak known" if peak is None else f"{format_count(peak)}FLOP/s bfloat16"
             yield Finding("torch", f"cuda:{index}", f"{found}: {device.name}, {rate}")
+
+
+def _allocator() -> Iterator[Finding]:
+    """Yield what torch's settings of device memory do; fixed segments where the environment asks for them."""
+    notes, name = allocator_notes(os.environ), variable_of(os.environ)
+    for note in notes:
+        yield Finding("torch", "device memory", note)
+    if not (name is None or has_expandable_segments(os.environ)):
+        found = f"{name} has no expandable_segments:True, which would leave more of the device to tensors"
+        yield Finding("torch", "device memory", found, "missing", f"unset {name}")
 
 
 def _packages() -> Iterator[Finding]:

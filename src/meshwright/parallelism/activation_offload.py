@@ -82,8 +82,9 @@ class HostTransfers:
         """Have what a block saved on the device, and start to fetch what the block before it did."""
         if self._reached and self._reached[-1] is saved:
             return
-        self._fetch(saved)
-        self._settle()
+        if self._leaving is not saved:
+            self._fetch(saved)
+        self._settle(but=saved)
         self._module.current_stream().wait_event(saved.event)
         saved.coming = []
         self._free_reached(but=saved)
@@ -104,13 +105,15 @@ class HostTransfers:
             saved.event = self._to_device.record_event()
         saved.coming = absent
 
-    def _settle(self) -> None:
+    def _settle(self, but: SavedTensors | None = None) -> None:
         """Free on the device what the newest block saved, once its copy to the host is done."""
-        if self._leaving is not None:
-            self._module.current_stream().wait_event(self._leaving.event)
-            self._leaving.free()
-            self._leaving.leave_to_handles()
-            self._leaving = None
+        if (leaving := self._leaving) is None:
+            return
+        self._module.current_stream().wait_event(leaving.event)
+        if leaving is not but:
+            leaving.free()
+        leaving.leave_to_handles()
+        self._leaving = None
 
     def _free_reached(self, but: SavedTensors | None = None) -> None:
         """Free on the device what backward has read, of which a part remains where it runs in two parts."""

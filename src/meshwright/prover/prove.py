@@ -173,6 +173,7 @@ def on_few_ranks(layout: Layout) -> Layout:
         async_tp=False,
         compile=False,
         cpu_offload=False,
+        activation_offload=False,
         loss_chunks=min(layout.loss_chunks, 2),
     )
     for axis in ("dp_replicate", "dp_shard"):

@@ -186,7 +186,7 @@ def _excess(candidate: Candidate, usual: MemoryUse, request: PlanRequest) -> str
     """Return how much is missing, and which class of tensors takes so much more than in the pick."""
     memory, usable_bytes = candidate.estimate.memory, request.cluster.device.usable_memory_bytes
     on_host = [name for key, name in _ON_HOST.items() if getattr(candidate.layout, key)]
-    if on_host and memory.reserved_bytes <= usable_bytes:
+    if on_host and candidate.free_bytes < min(0, usable_bytes - memory.reserved_bytes):
         missing = format_bytes(-candidate.free_bytes)
         return f"the host's memory cannot hold the {' and '.join(on_host)}: {missing} a rank are missing"
     more = {name: getattr(memory, name) - getattr(usual, name) for name in MemoryUse.model_fields}

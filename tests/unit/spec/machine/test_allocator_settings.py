@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwright.spec.machine.allocator_settings import has_expandable_segments, set_allocator
+from meshwright.spec.machine.allocator_settings import allocator_notes, has_expandable_segments, set_allocator
 
 
 def test_the_trainer_lets_segments_grow() -> None:
@@ -27,3 +27,13 @@ def test_what_a_user_sets_stays(name: str, text: str, grows: bool) -> None:
     set_allocator(environment)
     assert environment == {name: text}
     assert has_expandable_segments(environment) == grows
+
+
+def test_each_setting_that_bears_on_fragmentation_is_explained() -> None:
+    (ours,) = allocator_notes({})
+    assert ours.startswith("expandable_segments:True, which train sets: ")
+    fixed, split = allocator_notes({"PYTORCH_ALLOC_CONF": "max_split_size_mb:128,backend:native"})
+    assert fixed.startswith("fixed segments: a freed block seldom serves another size")
+    assert split.startswith("max_split_size_mb:128: larger blocks are not split")
+    (grows,) = allocator_notes({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
+    assert grows.startswith("expandable_segments:True: ")

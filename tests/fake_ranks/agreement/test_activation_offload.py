@@ -1,0 +1,97 @@
+"""Activations that wait on the host: the trainer's traced step on CUDA, simulated, and the formulas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshwright.config.load import load_job
+from meshwright.cost.layout_table import layout_table
+from meshwright.cost.memory.footprint import footprint_of_rank, host_activation_bytes
+from meshwright.planner.candidate import judge
+from meshwright.planner.read_request import Options, plan_request
+from meshwright.simulator.simulate_step import simulate
+from meshwright.spec.step.estimate import COMPONENTS
+from meshwright.spec.step.timeline_decomposition import decompose
+from meshwright.spec.trace.trace import RecordKind, Trace
+from meshwright.tracer.programs.job_steps import layout_of
+from meshwright.tracer.trace_job import TraceOptions, trace_job
+from meshwright.trainer.step.step_builder import TRAINER_STEP
+
+JOB = """
+model = { source = "llama3-8b" }
+data = { source = "stdlib", tokenizer = "bytes" }
+train = { steps = 10, seq_len = 2048 }
+precision = { compute = "bfloat16" }
+layout = { activation_offload = true }
+"""
+MOST_OFF_STEP, MOST_OFF_MEMORY, MOST_OFF_BYTES = 0.10, 0.08, 0.03
+QUICK = ("num_layers=4 global_batch_size=1",)
+LONG = (
+    "num_layers=6 global_batch_size=2 activation_checkpoint=full",
+    "num_layers=6 global_batch_size=2 activation_checkpoint=selective compile=true",
+    "num_layers=6 global_batch_size=4 dp_shard=4",
+    "num_layers=6 global_batch_size=2 tp=2",
+    "num_layers=8 global_batch_size=16 pp=4",
+    "num_layers=16 global_batch_size=16 pp=4 activation_checkpoint=full",
+    "num_layers=16 global_batch_size=16 pp=4 schedule=ZBVZeroBubble activation_checkpoint=full",
+    "num_layers=16 global_batch_size=16 pp=4 schedule=Interleaved1F1B virtual_stages=2",
+)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("case", QUICK)
+def test_formula_and_simulation_agree(tmp_path: Path, case: str) -> None:
+    _compare(tmp_path, case)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("case", LONG)
+def test_formula_and_simulation_of_other_layouts_agree(tmp_path: Path, case: str) -> None:
+    _compare(tmp_path, case)
+
+
+def _compare(folder: Path, case: str) -> None:
+    """Compare the step by component, each pipeline rank's allocated bytes, and the bytes that one microbatch moves."""
+    file = folder / "job.toml"
+    file.write_text(JOB, encoding="utf-8")
+    resolved = load_job(file, tuple(map(_override, case.split())))
+    num_ranks = resolved.job.layout.num_fixed_ranks
+    request = plan_request(resolved, Options(f"h100-ib400:{num_ranks}"))
+    layout = layout_of(resolved.job, num_ranks)
+    estimate = judge(layout, request).estimate
+    traces = trace_job(TRAINER_STEP, resolved, num_ranks, how=TraceOptions(use_cache=False))
+    timeline = simulate(traces, request.cluster)
+    expected, found = estimate.step.summed(), decompose(timeline)
+    assert timeline.step_s == pytest.approx(estimate.step.total_s, rel=MOST_OFF_STEP)
+    off = {part: (getattr(expected, part) - getattr(found, part)) / timeline.step_s for part in COMPONENTS}
+    assert {part: share for part, share in off.items() if abs(share) > MOST_OFF_STEP} == {}
+    configs = request.configs(layout_table([layout]))
+    for curve in timeline.memory:
+        stage = curve.rank * layout.pp // num_ranks
+        formula = footprint_of_rank(configs, stage).allocated_bytes[0]
+        assert curve.allocated_bytes.max() == pytest.approx(formula, rel=MOST_OFF_MEMORY), stage
+    if layout.pp == 1:
+        _require_moved(
+            traces.of_rank(0), float(host_activation_bytes(configs)[0]), resolved.job.num_microbatches(layout)
+        )
+
+
+def _require_moved(trace: Trace, num_bytes: float) -> None:
+    """Compare what is copied each way in a step with the formula's bytes."""
+    signatures = trace.records.signature[trace.records.kind == RecordKind.OP]
+    for place in ("to_host", "to_device"):
+        moved = sum(
+            min(one.read_bytes, one.written_bytes)
+            for one in (trace.signatures[number] for number in signatures.tolist())
+            if one.place == place
+        )
+        assert moved == pytest.approx(num_bytes, rel=MOST_OFF_BYTES)
+
+
+def _override(word: str) -> str:
+    key = word.partition("=")[0]
+    section = {"num_layers": "model.options", "global_batch_size": "train"}.get(key, "layout")
+    return f"{section}.{word}"
