@@ -136,4 +136,6 @@ def unmeasured_features(layout: Layout, setup: TrainingSetup) -> tuple[str, ...]
         found.append(f"cp_method={layout.cp_method}")
     if layout.tp > 1 and layout.async_tp:
         found.append("async_tp=true (measured with torchtitan only)")
+    if layout.activation_offload:
+        found.append("activation_offload=true")
     return tuple(found)

@@ -68,6 +68,8 @@ class EndsMemory:
 class ModelMemory:
     """What the parts of one setup's model take under each layout of an accelerator."""
 
+    is_host = False
+    """Whether kernels run on the host, whose memory is the device's."""
     has_wide_flash_attention = False
     """Whether torch has flash attention of more than 16 bits, which takes keys of fewer heads than queries."""
 
@@ -243,4 +245,5 @@ class ModelMemory:
 class HostModelMemory(ModelMemory):
     """The same where kernels run on the host."""
 
+    is_host = True
     has_wide_flash_attention = True

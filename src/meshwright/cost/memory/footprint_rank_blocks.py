@@ -76,13 +76,10 @@ def rank_blocks(memory: ModelMemory, counts: Sequence[Floats], outside: Elements
         again = np.where(by_policy > 0, block.all_kept_bytes - block.kept_bytes, 0.0).max(axis=0)
         recomputed = np.maximum(recomputed, again)
         transient = np.maximum(transient, block.transient_bytes * is_here)
-    # Of what waits on the host nothing is freed.
-    is_moved = memory.layouts.activation_offload
-    freed = (
-        ~is_moved
-        * np.min([block.all_kept_bytes for block in memory.blocks], axis=0)
-        * _num_kept_behind(memory, pp_rank)
-    )
+    is_moved = memory.layouts.activation_offload & (not memory.is_host)
+    # What waits on the host is not there to be freed.
+    num_freed = np.where(is_moved, 0, _num_kept_behind(memory, pp_rank))
+    freed = np.min([block.all_kept_bytes for block in memory.blocks], axis=0) * num_freed
     stays, window = _offloaded(memory, counts, is_last.astype(np.float64))
     return RankBlocks(
         elements=elements,

@@ -30,7 +30,7 @@ def variable_of(environment: Mapping[str, str]) -> str | None:
 
 
 def allocator_notes(environment: Mapping[str, str]) -> list[str]:
-    """Return what each setting that training on a CUDA device would have does about fragmentation, one sentence each."""
+    """Return what each setting that training on CUDA would have does about fragmentation, one sentence each."""
     if variable_of(environment) is None:
         return [f"{_OURS}, which train sets: {_GROWING}"]
     notes = [f"{name}:{value}: {_EFFECTS[name]}" for name, value in _settings(environment).items() if name in _EFFECTS]
@@ -43,7 +43,7 @@ _GROWING = "freed memory serves tensors of any size; replayed steps reserve 1.12
 _FIXED = "a freed block seldom serves another size; replayed steps reserve 1.21 to 1.64 times what tensors take"
 _EFFECTS = {
     "max_split_size_mb": "larger blocks are not split, so that they stay whole for tensors as large",
-    "garbage_collection_threshold": "beyond this share of the device, unused blocks are freed before an allocation fails",
+    "garbage_collection_threshold": "beyond this share of the device, unused blocks are freed early",
     "roundup_power2_divisions": "sizes are rounded up, so that more blocks fit again, each with some waste",
 }
 

@@ -137,6 +137,8 @@ def announce(training: Training, step: int, peak_name: str | None) -> None:
     )
     if (float8 := training.model.float8) is not None:
         logger.log(logging.WARNING if float8.is_fallback else logging.INFO, "%s", float8.text)
+    if layout.activation_offload and ranks.device.type == "cpu":
+        logger.warning("layout.activation_offload saves nothing on a CPU: activations are copied within its own memory")
     if peak_name is not None:
         logger.info("MFU is of %s for each rank", peak_name)
     if step >= training.job.train.steps:

@@ -21,7 +21,7 @@ from typing import Self
 import torch
 from torch.distributed.fsdp import FSDPModule
 
-from meshwright.errors import MeshwrightError, OutOfMemory
+from meshwright.errors import OutOfMemory
 from meshwright.hardware.machine import resident_bytes
 from meshwright.parallelism.torch_private.torch_dispatch import storage_bytes
 from meshwright.parallelism.torch_private.torch_fsdp import unsharded_bytes
@@ -75,7 +75,7 @@ class MemoryPostMortem:
         traceback.clear_frames(trace)
         if self._training is not None:
             self._training.step.pipeline.forget_microbatches()
-        raise OutOfMemory("\n".join(self._lines(error, present, snapshot))) from None
+        raise OutOfMemory("\n".join(self._lines(error, present, snapshot))) from error
 
     def _present(self, training: Training) -> MemoryByClass:
         parameters, here = list(training.model.parameters()), self._ranks.device.type
@@ -101,13 +101,16 @@ class MemoryPostMortem:
         return allocated, total - free - allocated
 
     def _snapshot(self) -> str | None:
-        """Write the state of the device's allocator, and return the file; None on a host, which has none."""
+        """Write the state of the device's allocator, and return a line about it; None on a host, which has none."""
         if self._ranks.device.type != "cuda":
             return None
         path = self._run.memory_snapshot(self._ranks.rank)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.cuda.memory._dump_snapshot(str(path))
-        return str(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.cuda.memory._dump_snapshot(str(path))
+        except OSError as problem:
+            return f"no snapshot of the allocator: cannot write {path}: {problem.strerror}"
+        return f"{path} has the allocator's state: open it at https://pytorch.org/memory_viz"
 
     def _lines(self, error: BaseException, present: MemoryByClass | None, snapshot: str | None) -> list[str]:
         """Return the message: what failed, the table, the key to change."""
@@ -116,11 +119,12 @@ class MemoryPostMortem:
         try:
             advice: MemoryAdvice | None = self._advice(asked_bytes(error))
             reason = ""
-        except (MeshwrightError, MemoryError) as problem:
-            advice, reason = None, f"no prediction: {problem or 'there is no memory left to make it'}"
+        except Exception as problem:
+            # Every exception, as those of own models and of memory that is missing: none may hide the one that counts.
+            advice, reason = None, f"no prediction: {problem or type(problem).__name__}"
         lines += table_lines(None if advice is None else by_class(advice.rank), present)
         if snapshot is not None:
-            lines.append(f"{snapshot} has the allocator's state: open it at https://pytorch.org/memory_viz")
+            lines.append(snapshot)
         return [*lines, reason if advice is None else change_line(advice)]
 
     def _advice(self, missing_bytes: float) -> MemoryAdvice:
