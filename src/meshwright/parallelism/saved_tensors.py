@@ -106,10 +106,10 @@ class SavedTensors:
     def pack(self, tensor: Tensor) -> Handle | Here:
         """Return what autograd is to keep in place of `tensor`."""
         if self._stays or wraps_tensors(type(tensor)) or tensor.layout is not torch.strided:
-            return Here(self, tensor)
+            return Here(self, tensor.detach())
         storage = tensor.untyped_storage()
         if storage.nbytes() < SMALLEST_BYTES or storage_identity(tensor) in self._ignored:
-            return Here(self, tensor)
+            return Here(self, tensor.detach())
         saved = self._saved.setdefault(storage_identity(tensor), SavedStorage(tensor.detach()))
         return Handle(self, saved, tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset())
 

@@ -7,10 +7,10 @@
                 last block stays on the device
     host        what is moved of one chunk x chunks in flight (footprint.py)
 
-On a host copies are within its own memory, of which they save nothing: read and written once each way. Source: the order
-of parallelism/activation_offload.py. Ignored: that the two ways may share a link, devices that share a PCIe switch, what
-FSDP2 copies on the same link (cpu_offload), NVLink-C2C, tensors of fewer than 16 KiB, which stay, that pinned memory is
-rounded up to powers of two, and that blocks of unequal policies hide unequal copies.
+On a host copies are within its own memory, of which they save nothing: read and written once each way. Source: the
+order of parallelism/activation_offload.py. Ignored: that the two ways may share a link, devices that share a PCIe
+switch, what FSDP2 copies on the same link (cpu_offload), NVLink-C2C, tensors of fewer than 16 KiB, which stay, that
+pinned memory is rounded up to powers of two, and that blocks of unequal policies hide unequal copies.
 """
 
 import numpy as np

@@ -21,6 +21,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from meshwright.parallelism.collectives import all_gather_autograd, reduce_scatter_autograd, start_all_gather
+from meshwright.parallelism.saved_tensors import SavedTensors
+from meshwright.parallelism.torch_private.torch_dispatch import storage_identity
 
 
 class ShardedModule(nn.Module):
@@ -155,11 +157,15 @@ class _View(NamedTuple):
 class _RegatheredInput:
     """All-gathered input of column-parallel matmuls in eager code, saved as its shard.
 
-    Backward all-gathers once for all the ops that saved it, and frees the result after the last.
+    Backward all-gathers once for all the ops that saved it, and frees the result after the last. What is saved besides
+    goes to the block that runs, which may keep it on the host (saved_tensors.py).
     """
 
     def __init__(self, shard: Tensor, dim: int, group: dist.ProcessGroup) -> None:
-        self._shard, self._dim, self._group = shard, dim, group
+        self._input, self._dim, self._group = shard, dim, group
+        self._block = SavedTensors.of_running_block()
+        self._shard: Any = None
+        """The detached input, as it is kept for backward."""
         self._storage = 0
         self._num_saved = self._num_unused = 0
         self._wait: Callable[[], Tensor] | None = None
@@ -168,8 +174,9 @@ class _RegatheredInput:
     @contextmanager
     def gathered(self) -> Iterator[Tensor]:
         """Yield the gathered tensor; within the context autograd saves the shard in its place."""
-        gathered = all_gather_autograd(self._shard, self._dim, self._group)
-        self._shard, self._storage = self._shard.detach(), gathered.untyped_storage()._cdata
+        gathered = all_gather_autograd(self._input, self._dim, self._group)
+        self._shard, self._storage = self._kept(self._input), storage_identity(gathered)
+        del self._input
         with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
             yield gathered
 
@@ -179,16 +186,22 @@ class _RegatheredInput:
         if node is not None:
             node.register_hook(lambda *_: self._start())
 
-    def _pack(self, saved: Tensor) -> Tensor | _View:
-        if saved.untyped_storage()._cdata != self._storage:
-            # Detached: an output saved by its own node would be a reference cycle.
-            return saved.detach()
+    def _kept(self, tensor: Tensor) -> Any:
+        """Return what to keep of a tensor. Detached: an output saved by its own node would be a reference cycle."""
+        return tensor.detach() if self._block is None else self._block.pack(tensor.detach())
+
+    def _read(self, kept: Any) -> Tensor:
+        return kept if self._block is None else self._block.unpack(kept)
+
+    def _pack(self, saved: Tensor) -> Any:
+        if storage_identity(saved) != self._storage:
+            return self._kept(saved)
         self._num_saved += 1
         return _View(saved.size(), saved.stride(), int(saved.storage_offset()))
 
-    def _unpack(self, saved: Tensor | _View) -> Tensor:
-        if isinstance(saved, Tensor):
-            return saved
+    def _unpack(self, saved: Any) -> Tensor:
+        if not isinstance(saved, _View):
+            return self._read(saved)
         if self._regathered is None:
             self._start()
             assert self._wait is not None
@@ -201,7 +214,7 @@ class _RegatheredInput:
 
     def _start(self) -> None:
         if self._num_saved and self._wait is None and self._regathered is None:
-            self._wait = start_all_gather(self._shard, self._dim, self._group)
+            self._wait = start_all_gather(self._read(self._shard), self._dim, self._group)
 
 
 def _recomputed_all_gather(shard: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
