@@ -243,6 +243,16 @@ def _checkpoint_problems(layout: Layout, num_layers: int | None) -> Iterator[Pro
                 {"layout.activation_checkpoint_every": 1},
             ],
         )
+    elif kind == "auto" and layout.activation_offload:
+        yield Problem(
+            'layout.activation_checkpoint = "auto" recomputes what the device alone cannot hold, but '
+            "layout.activation_offload = true moves it to the host",
+            [
+                {"layout.activation_checkpoint": "full"},
+                {"layout.activation_checkpoint": "none"},
+                {"layout.activation_offload": False},
+            ],
+        )
 
 
 def _loss_problems(layout: Layout, seq_len: int) -> Iterator[Problem]:

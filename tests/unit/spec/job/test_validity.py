@@ -100,6 +100,9 @@ LATENT = EXPERTS.replace(
          '"full" and layout.activation_checkpoint_every = 1 say it, too: leave '
          "layout.activation_checkpoint_blocks out, or set layout.activation_checkpoint to "
          '"none" and layout.activation_checkpoint_every to 1'),
+        ("activation_checkpoint=auto,activation_offload=true", 'layout.activation_checkpoint = "auto" recomputes what '
+         "the device alone cannot hold, but layout.activation_offload = true moves it to the host: set "
+         'layout.activation_checkpoint to "full" or "none", or layout.activation_offload to false'),
         ("tp=2,async_tp=true,compile_backend=eager", "layout.async_tp = true needs matmuls that are split and "
          'compiled, but layout.tp = 2, layout.compile = false and layout.compile_backend = "eager": set '
          'layout.compile to true and layout.compile_backend to "inductor", or layout.async_tp to false'),
