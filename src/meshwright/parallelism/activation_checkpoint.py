@@ -10,7 +10,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.utils.checkpoint import CheckpointPolicy
 
 from meshwright.log import logger
-from meshwright.parallelism.saved_tensors import SavedTensors
+from meshwright.parallelism.saved_tensors import BlockActivations
 from meshwright.parallelism.tensor.layers import is_partial_sum
 from meshwright.parallelism.torch_private.torch_checkpoint import selective_contexts
 from meshwright.parallelism.torch_private.torch_compat import keep_backward_inputs
@@ -80,7 +80,7 @@ def checkpoints_of(blocks: nn.ModuleList, layout: Layout) -> list[tuple[int, Act
 
 
 def _contexts(repeated: frozenset[tuple[str, str]], *, is_reread: bool) -> tuple[Any, Any]:
-    return selective_contexts(_Policy(repeated), is_reread=is_reread, hooks=SavedTensors.of_running_block())
+    return selective_contexts(_Policy(repeated), is_reread=is_reread, hooks=BlockActivations.of_running_block())
 
 
 class _Policy:

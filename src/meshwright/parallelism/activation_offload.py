@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import ActivationWrapper
 
-from meshwright.parallelism.saved_tensors import SavedTensors
+from meshwright.parallelism.saved_tensors import BlockActivations
 from meshwright.parallelism.torch_private.torch_dispatch import plain_tensors, storage_identity, tensors_in
 
 
@@ -56,21 +56,21 @@ class HostTransfers:
         self.device = device
         self._module: Any = torch.get_device_module(device)
         self._to_host, self._to_device = self._module.Stream(), self._module.Stream()
-        self._newest: SavedTensors | None = None
-        self._leaving: SavedTensors | None = None
-        self._reached: list[SavedTensors] = []
+        self._newest: BlockActivations | None = None
+        self._leaving: BlockActivations | None = None
+        self._reached: list[BlockActivations] = []
         """What backward has reached and not freed, the newest last."""
         self.moved_bytes = 0
         """Bytes that were copied to the host so far."""
 
-    def begin(self, shared: Iterable[Tensor], *, is_first: bool, stays: bool) -> SavedTensors:
+    def begin(self, shared: Iterable[Tensor], *, is_first: bool, stays: bool) -> BlockActivations:
         """Return what a block's forward will save, `shared` tensors aside; what `stays` is not moved."""
         self._free_reached()
         ignored = {storage_identity(part) for tensor in shared for part in plain_tensors(tensor)}
-        self._newest = SavedTensors(None if is_first else self._newest, ignored, self.reach, stays=stays)
+        self._newest = BlockActivations(None if is_first else self._newest, ignored, self.reach, stays=stays)
         return self._newest
 
-    def leave(self, saved: SavedTensors) -> None:
+    def leave(self, saved: BlockActivations) -> None:
         """Start to copy what a block saved to the host, and free on the device what the block before it did."""
         self._settle()
         with self._on(self._to_host):
@@ -78,7 +78,7 @@ class HostTransfers:
             saved.event = self._to_host.record_event()
         self._leaving = saved
 
-    def reach(self, saved: SavedTensors) -> None:
+    def reach(self, saved: BlockActivations) -> None:
         """Have what a block saved on the device, and start to fetch what the block before it did."""
         if self._reached and self._reached[-1] is saved:
             return
@@ -92,7 +92,7 @@ class HostTransfers:
         if saved.previous is not None:
             self._fetch(saved.previous)
 
-    def _fetch(self, saved: SavedTensors) -> None:
+    def _fetch(self, saved: BlockActivations) -> None:
         """Start to copy what is on the host only to the device."""
         if not (absent := [storage for storage in saved.storages if storage.on_device is None]):
             return
@@ -105,7 +105,7 @@ class HostTransfers:
             saved.event = self._to_device.record_event()
         saved.coming = absent
 
-    def _settle(self, but: SavedTensors | None = None) -> None:
+    def _settle(self, but: BlockActivations | None = None) -> None:
         """Free on the device what the newest block saved, once its copy to the host is done."""
         if (leaving := self._leaving) is None:
             return
@@ -115,7 +115,7 @@ class HostTransfers:
         leaving.leave_to_handles()
         self._leaving = None
 
-    def _free_reached(self, but: SavedTensors | None = None) -> None:
+    def _free_reached(self, but: BlockActivations | None = None) -> None:
         """Free on the device what backward has read, of which a part remains where it runs in two parts."""
         for saved in self._reached:
             if saved is not but:

@@ -1,4 +1,4 @@
-"""SavedTensors: what one forward of a block saved for backward, by storage, on the device, on the host, or on both.
+"""BlockActivations: what one forward of a block saved for backward, by storage, on the device, on the host, or on both.
 
 Tensors that share a storage are views of one copy of it, so that a tensor that is saved twice is copied once. Handles,
 which autograd keeps in place of the tensors, own the storages: backward frees them one by one, as it would tensors.
@@ -63,13 +63,18 @@ class SavedStorage:
         self.on_device = self._version = None
 
 
-class SavedTensors:
+class BlockActivations:
     """The saved tensors of one forward of a block."""
 
-    _running: SavedTensors | None = None
+    _running: BlockActivations | None = None
 
     def __init__(
-        self, previous: SavedTensors | None, ignored: set[int], reach: Callable[[SavedTensors], None], *, stays: bool
+        self,
+        previous: BlockActivations | None,
+        ignored: set[int],
+        reach: Callable[[BlockActivations], None],
+        *,
+        stays: bool,
     ) -> None:
         """Begin those of the block after `previous`; `reach` is called before backward reads any of them.
 
@@ -84,19 +89,19 @@ class SavedTensors:
         """Storages on their way to the device."""
 
     @classmethod
-    def of_running_block(cls) -> SavedTensors | None:
+    def of_running_block(cls) -> BlockActivations | None:
         """Return those of the block whose forward runs, None outside of such a block."""
         return cls._running
 
     @contextmanager
     def saving(self) -> Iterator[None]:
         """Save what autograd saves within the context."""
-        SavedTensors._running = self
+        BlockActivations._running = self
         try:
             with saved_tensors_hooks(self.pack, self.unpack):
                 yield
         finally:
-            SavedTensors._running = None
+            BlockActivations._running = None
 
     @property
     def storages(self) -> list[SavedStorage]:
@@ -138,7 +143,7 @@ class SavedTensors:
 class Here(NamedTuple):
     """A saved tensor that stays on the device."""
 
-    saved: SavedTensors
+    saved: BlockActivations
     tensor: Tensor
 
     def get(self) -> Tensor:
@@ -150,7 +155,7 @@ class Here(NamedTuple):
 class Handle(NamedTuple):
     """A saved tensor whose storage is moved."""
 
-    saved: SavedTensors
+    saved: BlockActivations
     storage: SavedStorage
     dtype: torch.dtype
     size: torch.Size

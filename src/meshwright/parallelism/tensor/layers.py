@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from meshwright.parallelism.collectives import all_gather_autograd, reduce_scatter_autograd, start_all_gather
-from meshwright.parallelism.saved_tensors import SavedTensors
+from meshwright.parallelism.saved_tensors import BlockActivations
 from meshwright.parallelism.torch_private.torch_dispatch import storage_identity
 
 
@@ -163,7 +163,7 @@ class _RegatheredInput:
 
     def __init__(self, shard: Tensor, dim: int, group: dist.ProcessGroup) -> None:
         self._input, self._dim, self._group = shard, dim, group
-        self._block = SavedTensors.of_running_block()
+        self._block = BlockActivations.of_running_block()
         self._shard: Any = None
         """The detached input, as it is kept for backward."""
         self._storage = 0
