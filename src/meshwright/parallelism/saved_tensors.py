@@ -116,7 +116,7 @@ class BlockActivations:
         if storage.nbytes() < SMALLEST_BYTES or storage_identity(tensor) in self._ignored:
             return Here(self, tensor.detach())
         saved = self._saved.setdefault(storage_identity(tensor), SavedStorage(tensor.detach()))
-        return Handle(self, saved, tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset())
+        return Handle(self, saved, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
     @staticmethod
     def unpack(kept: Handle | Here) -> Tensor:

@@ -37,12 +37,14 @@ def wraps_tensors(kind: type) -> bool:
 
 def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
     """Yield the tensors that `tensor` wraps, however deep, or itself."""
-    if not is_traceable_wrapper_subclass(tensor):
+    # mypy holds that no tensor can be such a subclass.
+    whole: Any = tensor
+    if not is_traceable_wrapper_subclass(whole):
         yield tensor
         return
-    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    names, _ = whole.__tensor_flatten__()
     # A DTensor also lists its mesh.
-    for part in (getattr(tensor, name) for name in names):
+    for part in (getattr(whole, name) for name in names):
         if isinstance(part, Tensor):
             yield from plain_tensors(part)
 

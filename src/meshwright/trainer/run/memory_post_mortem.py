@@ -167,8 +167,8 @@ def table_lines(predicted: MemoryByClass | None, present: MemoryByClass | None) 
         sides = [None if side is None else _of_class(side, name) for side in (predicted, present)]
         known = [side for side in sides if side is not None]
         difference = f"{_signed(known[1] - known[0])}" if len(known) == 2 else "-"
-        texts = ["-" if side is None else format_bytes(side) for side in sides]
-        rows.append((name.replace("_", " "), *texts, difference))
+        one, other = ("-" if side is None else format_bytes(side) for side in sides)
+        rows.append((name.replace("_", " "), one, other, difference))
     return [f"  {name:<18}{one:>12}{other:>12}{difference:>13}" for name, one, other, difference in rows]
 
 
