@@ -10,7 +10,8 @@
 7. compile                 after 6 and 3: the compiler must see the recomputed region, and the collectives that it
                            overlaps with matmuls (layout.async_tp)
 8. activation offload      after 6 and 7: it moves what recomputed and compiled blocks save
-9. FSDP2 / HSDP            after 7, so that its hooks stay outside of compiled graphs; shards what 3 and 4 left
+9. FSDP2 / HSDP            after 7, so that its hooks stay outside of compiled graphs; shards what 3 and 4 left. In a
+                           model that is one graph sharding comes before 7, since its collectives are in the graph
 10. materialize            last: now each rank knows its shards, so no rank ever holds the whole model
 
 spec/job/validity.py rejects invalid layouts before any process starts.
@@ -22,8 +23,10 @@ from torch import nn
 from meshwright.models.contract import blocks_of
 from meshwright.parallelism.activation_checkpoint import checkpoint_blocks, compile_blocks
 from meshwright.parallelism.activation_offload import HostTransfers, offload_blocks
+from meshwright.parallelism.compile_model import compile_model
 from meshwright.parallelism.context.context_parallel import apply_context_parallel
 from meshwright.parallelism.data.fully_sharded import shard_model
+from meshwright.parallelism.data.graph_sharded import shard_in_graph
 from meshwright.parallelism.data.materialize import materialize
 from meshwright.parallelism.expert.expert_parallel import apply_expert_parallel
 from meshwright.parallelism.float8.convert_linears import convert_linears, set_shard_groups
@@ -54,11 +57,17 @@ def parallelize(
         blocks = blocks_of(stage)
         tp_group, ep_group = (meshes.group(axis) if meshes.degree(axis) > 1 else None for axis in ("tp", "ep"))
         checkpoint_blocks(blocks, layout, tp_group, ep_group)
-        if layout.compile:
-            compile_blocks(blocks, layout)
-        if transfers is not None:
-            offload_blocks(blocks, transfers, has_last=stage is stages.last)
-        shard_model(stage, layout, precision, meshes)
+        if layout.compiles_model:
+            sums_replicas = schedule.num_microbatches == 1
+            shard_in_graph(stage, layout, precision, meshes, sums_replicas=sums_replicas)
+            stages.sums_replicas_after = not sums_replicas
+            compile_model(stage, layout)
+        else:
+            if layout.compile:
+                compile_blocks(blocks, layout)
+            if transfers is not None:
+                offload_blocks(blocks, transfers, has_last=stage is stages.last)
+            shard_model(stage, layout, precision, meshes)
         materialize(stage, meshes.device_type, seed, offloads=layout.cpu_offload)
     share_tied(stages, meshes)
     return stages

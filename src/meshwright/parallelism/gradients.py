@@ -1,8 +1,9 @@
 """Final reduction, norm and clipping of gradients, once per step.
 
     1. parameters replicated over tp   summed over tp: a rank has the gradient of its shard of sequence, heads, experts
-    2. tied embedding                  summed over the first and the last stage
-    3. all                             divided by num_microbatches x dp x cp, the number of mean losses in the sum
+    2. all, of a model of one graph    summed over dp_replicate, if several microbatches left that to this place
+    3. tied embedding                  summed over the first and the last stage
+    4. all                             divided by num_microbatches x dp x cp, the number of mean losses in the sum
 
 The norm counts each element once, whatever its replicas, with one all-reduce for all meshes. torch's clip_grad_norm_
 rejects parameters on different meshes and reduces over each axis in turn.
@@ -41,6 +42,8 @@ class Gradients:
     def finish(self, num_microbatches: int) -> None:
         """Turn sums over microbatches into gradients of the mean loss, in place; a collective."""
         _sum_over(self._meshes.group("tp"), _local_gradients(self.summed_over_tp))
+        if self._model.sums_replicas_after:
+            _sum_over(self._meshes.group("dp_replicate"), _local_gradients(self._parameters))
         self._sum_tied()
         scale = self._scale(num_microbatches)
         if scale != 1 and (gradients := _local_gradients(self._parameters)):

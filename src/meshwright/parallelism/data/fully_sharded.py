@@ -64,6 +64,14 @@ def shard_model(model: nn.Module, layout: Layout, precision: PrecisionSection, m
     _prefetch(model, units, layout.prefetch)
 
 
+def is_one_graph(model: nn.Module) -> bool:
+    """Return whether a stage gathers parameters and reduces gradients in its own graph (data/graph_sharded.py).
+
+    What says when FSDP2 does so has no effect on it.
+    """
+    return not isinstance(model, FSDPModule)
+
+
 def set_gradient_sync(model: nn.Module, layout: Layout, *, reduces: bool, is_last: bool, waits: bool) -> None:
     """Set how the next backward passes of a stage reduce gradients.
 
@@ -71,6 +79,8 @@ def set_gradient_sync(model: nn.Module, layout: Layout, *, reduces: bool, is_las
     step also all-reduces the shards over replicas and reshards parameters that forward kept. With `waits` a backward
     waits for its reductions, else `await_gradients` does.
     """
+    if is_one_graph(model):
+        return
     assert isinstance(model, FSDPModule)
     model.set_requires_gradient_sync(reduces)
     model.set_requires_all_reduce(reduces and is_last)
@@ -93,6 +103,8 @@ def accumulate_gradients(model: nn.Module) -> None:
     FSDP2's hooks do so in a backward to the inputs. Gradients of a backward to the weights would accumulate in the
     parameters' dtype until the next backward to the inputs.
     """
+    if is_one_graph(model):
+        return
     assert isinstance(model, FSDPModule)
     end_backward(model)
 
@@ -102,6 +114,8 @@ def reduce_gradients(model: nn.Module, layout: Layout, *, is_last: bool) -> None
 
     The last reduction of a step reshards parameters; gradients are sharded after `await_gradients`.
     """
+    if is_one_graph(model):
+        return
     assert isinstance(model, FSDPModule)
     set_gradient_sync(model, layout, reduces=True, is_last=is_last, waits=False)
     end_backward(model)
@@ -109,6 +123,8 @@ def reduce_gradients(model: nn.Module, layout: Layout, *, is_last: bool) -> None
 
 def await_gradients(model: nn.Module) -> None:
     """Wait for the pending reductions of a stage."""
+    if is_one_graph(model):
+        return
     assert isinstance(model, FSDPModule)
     model.set_is_last_backward(True)
     end_gradient_reduction(model)
@@ -119,6 +135,8 @@ def require_reduced(model: nn.Module) -> None:
 
     The last microbatch sums them, but not for parameters that it does not use.
     """
+    if is_one_graph(model):
+        return
     assert isinstance(model, FSDPModule)
     if holds_partial_sums(model):
         raise UnsupportedError(
@@ -132,6 +150,8 @@ def prefetch_first_parameters(model: nn.Module, layout: Layout) -> None:
 
     A pipeline stage would otherwise all-gather after it has waited for its first microbatch.
     """
+    if is_one_graph(model):
+        return
     assert isinstance(model, FSDPModule)
     if layout.pp > 1 and layout.fsdp > 1 and not _reshard_after_forward(layout, layout.fsdp):
         start_unshard(model)

@@ -36,6 +36,8 @@ class Stages(nn.Module):
         """The largest number of experts of a layer in any stage of any rank."""
         self.float8: Float8Report | None = None
         """What became of linear layers where the job asks for float8."""
+        self.sums_replicas_after = False
+        """Whether gradients are summed over dp_replicate at the end of a step, not in backward."""
 
     def __getitem__(self, number: int) -> nn.Module:
         return self.stages[str(number)]

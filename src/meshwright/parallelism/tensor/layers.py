@@ -8,9 +8,10 @@ Megatron-LM's sequence parallelism (Korthikanti et al. 2022, arXiv:2205.05198, s
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -30,11 +31,13 @@ class ShardedModule(nn.Module):
 
     tp_group: dist.ProcessGroup
     """The ranks that hold the other shards."""
+    unshardings: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType({})
+    """What makes of a data-parallel shard what the module reads; without FSDP2 only (data/graph_sharded.py)."""
 
     def local_shard(self, name: str) -> Tensor:
         """Return what `self.<name>` reads as."""
         shard: Tensor = cast(DTensor, self._parameters[name]).to_local()
-        return shard
+        return self.unshardings[name](shard) if name in self.unshardings else shard
 
 
 class AllGatherInput(ShardedModule):
@@ -138,7 +141,7 @@ def _joined(layer: type[ShardedModule], own: type[nn.Module], names: tuple[str, 
 def _read(module: ShardedModule, name: str) -> Tensor | None:
     parameter = module._parameters[name]
     # Between forwards FSDP2 registers its own shards under the same name and reads them from there.
-    return parameter if _is_fsdp_sharded(parameter) else module.local_shard(name)
+    return parameter if _is_fsdp_sharded(parameter) and not module.unshardings else module.local_shard(name)
 
 
 def _is_fsdp_sharded(parameter: Tensor | None) -> bool:

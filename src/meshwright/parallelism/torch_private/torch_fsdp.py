@@ -3,6 +3,7 @@
 torch's own pipelines do the same (torch/distributed/pipelining/stage.py). Checked in 2.13.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -12,6 +13,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+from torch.distributed.tensor import Placement, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
 from torch.utils.checkpoint import _CachedTorchDispatchMode, _CachingTorchDispatchMode
 
@@ -67,6 +70,15 @@ def start_unshard(root: FSDPModule) -> None:
     state._lazy_init()
     for unit in reversed(list(_param_groups(state))):
         unit.unshard(async_op=True)
+
+
+def fsdp_placement(dim: int, of_others: Sequence[tuple[Placement, int]]) -> Placement:
+    """Return the placement that FSDP2 gives `dim` over its ranks; `of_others` are those over other axes, with degrees.
+
+    Where they shard the same dim, each of theirs is cut again: shards interleave, which has a private type (2.13).
+    """
+    factor = math.prod(size for placement, size in of_others if placement.is_shard(dim))
+    return _StridedShard(dim, split_factor=factor) if factor > 1 else Shard(dim)
 
 
 def overlap_reductions(root: FSDPModule, num_units: int) -> None:

@@ -12,6 +12,7 @@ from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
 from meshwright.errors import MeshwrightError
+from meshwright.spec.job.compile_rules import model_graph_layout_problems, model_graph_problems
 from meshwright.spec.job.float8_rules import float8_problems
 from meshwright.spec.job.optimizer_rules import block_problems, update_problems
 from meshwright.spec.job.size_rules import (
@@ -27,6 +28,7 @@ from meshwright.spec.layout.layout import AXES, Layout
 from meshwright.spec.layout.schedule.schedule_rules import schedule_problems, stage_problems
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.model_source import resolve_architecture
+from meshwright.spec.model.moe_architecture import MoEArchitecture
 from meshwright.spec.problem import Fix, Problem, multiples_near, nearest_first, shown_value, with_working_fixes
 
 if TYPE_CHECKING:
@@ -62,7 +64,7 @@ def broken_rules(job: Job, layout: Layout) -> list[Problem]:
     if (architecture := _architecture(job)) is not None:
         of_optimizer += block_problems(job.optimizer, layout, architecture)
     schedule = schedule_problems(layout, num_microbatches, job.batch_key)
-    return [*batch, *split, *schedule, *float8_problems(job, layout), *of_optimizer]
+    return [*batch, *split, *schedule, *float8_problems(job, layout), *of_optimizer, *model_graph_problems(job, layout)]
 
 
 def has_wrong_degree(problems: Iterable[str]) -> bool:
@@ -92,6 +94,7 @@ def split_problems(layout: Layout, architecture: LlamaArchitecture | None, seq_l
     problems += [*expert_problems(layout, architecture, knows_tp=not tensor), *_stage_problems(layout, num_layers)]
     problems += _checkpoint_problems(layout, num_layers)
     problems += [] if architecture is None else length_problems(architecture, seq_len)
+    problems += model_graph_layout_problems(layout, has_experts=isinstance(architecture, MoEArchitecture))
     return [*problems, *_reshard_problems(layout), *_option_problems(layout), *_loss_problems(layout, seq_len)]
 
 

@@ -1,6 +1,7 @@
 """Compile and CompileBackend: the types of layout.compile and layout.compile_backend.
 
-The values of "blocks" and "none" are true and false, so that layouts are written as earlier versions wrote them.
+The values of "blocks" and "none" are true and false, so that layouts are written as earlier versions wrote them. "auto"
+is settled before a layout is applied or priced.
 """
 
 from typing import Annotated, Any, Literal
@@ -16,6 +17,6 @@ def _value(given: Any) -> Any:
 
 
 Compile = Annotated[
-    bool | Literal["auto"],
-    BeforeValidator(_value, json_schema_input_type=bool | Literal["none", "blocks", "auto"]),
+    bool | Literal["model", "auto"],
+    BeforeValidator(_value, json_schema_input_type=bool | Literal["none", "blocks", "model", "auto"]),
 ]

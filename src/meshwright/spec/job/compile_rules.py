@@ -1,0 +1,68 @@
+"""What a model compiled as one graph (layout.compile = "model") does not go with, checked before any process starts.
+
+One graph holds the whole forward and its collectives. What stands outside of any graph, or what only FSDP2's hooks do,
+is refused here, each with its reason; layout.compile = "blocks" runs all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.problem import Fix, Problem, shown_value
+
+if TYPE_CHECKING:
+    from meshwright.spec.job.job import Job
+
+_KEY = "layout.compile"
+_BLOCKS: Fix = {_KEY: True}
+
+
+def model_graph_layout_problems(layout: Layout, *, has_experts: bool) -> Iterator[Problem]:
+    """Yield what of a layout one graph cannot hold."""
+    if not layout.compiles_model:
+        return
+    for key, is_ruled_out, default, why in _rules(layout, has_experts=has_experts):
+        if is_ruled_out:
+            value = shown_value(getattr(layout, key))
+            yield Problem(
+                f'{_KEY} = "model" makes one graph of forward, {why} (layout.{key} = {value})',
+                [_BLOCKS, {f"layout.{key}": default}],
+            )
+
+
+def _rules(layout: Layout, *, has_experts: bool) -> Iterator[tuple[str, bool, Any, str]]:
+    """Yield (key, whether its value is ruled out, a value that is not, why)."""
+    kept = layout.reshard_after_forward
+    yield "pp", layout.pp > 1, 1, "and a pipeline runs its stages one by one"
+    yield "ep", layout.ep > 1, 1, "and how many tokens experts of other ranks get is known in a step only"
+    yield "tp", has_experts and layout.tp > 1, 1, "and experts under tp are sharded over other ranks than the rest"
+    is_ring = layout.cp > 1 and layout.cp_method == "ring"
+    yield "cp_method", is_ring, "all-gather", "and ring attention sends and receives outside of graphs"
+    yield "cpu_offload", layout.cpu_offload, False, "and FSDP2's hooks move parameters from and to the host"
+    yield "async_tp", layout.async_tp, False, "and was not tried with fused matmuls and collectives"
+    is_group = isinstance(kept, int)
+    yield "reshard_after_forward", is_group, "auto", "and the compiler frees gathered parameters or keeps them whole"
+    is_saved_twice = kept == "never" and layout.fsdp > 1 and layout.recomputes
+    yield "reshard_after_forward", is_saved_twice, "auto", "and recomputation gathers parameters again"
+    is_once = layout.gradient_sync == "step" and layout.fsdp > 1
+    yield "gradient_sync", is_once, "auto", "whose backward reduces the gradients of each microbatch"
+
+
+def model_graph_problems(job: Job, layout: Layout) -> Iterator[Problem]:
+    """Yield what of a job, other than its layout, one graph cannot hold."""
+    if not layout.compiles_model:
+        return
+    if job.precision.float8 != "none":
+        yield Problem(
+            f'{_KEY} = "model" gathers parameters in precision.compute, and precision.float8 = '
+            f'"{job.precision.float8}" reads them from FSDP2',
+            [_BLOCKS, {"precision.float8": "none"}],
+        )
+    if job.optimizer.in_backward:
+        yield Problem(
+            f'{_KEY} = "model" returns all gradients when its backward has finished, so optimizer.in_backward = true '
+            "would free none of them early",
+            [_BLOCKS, {"optimizer.in_backward": False}],
+        )
