@@ -61,7 +61,7 @@ def parallelize(
             sums_replicas = schedule.num_microbatches == 1
             shard_in_graph(stage, layout, precision, meshes, sums_replicas=sums_replicas)
             stages.sums_replicas_after = not sums_replicas
-            compile_model(stage, layout)
+            compile_model(stage, meshes)
         else:
             if layout.compile:
                 compile_blocks(blocks, layout)

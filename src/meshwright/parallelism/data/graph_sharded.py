@@ -12,7 +12,7 @@ parameters after forward; here the compiler recomputes the read, all-gather incl
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -54,6 +54,16 @@ def shard_in_graph(
     for module in list(model.modules()):
         shard(module, frees)
     _cast_inputs(model, TORCH_DTYPES[precision.compute])
+
+
+def gathered_elements(module: nn.Module) -> int:
+    """Return the elements that this rank gathers of all parameters of `module`, with what pads them."""
+    return sum(
+        how.padded(cast(DTensor, part._parameters[name]).to_local().shape).numel()
+        for part in module.modules()
+        if isinstance(part, ShardedModule)
+        for name, how in part.unshardings.items()
+    )
 
 
 class _Sharder:
@@ -127,6 +137,11 @@ class Unsharding(NamedTuple):
     reduce: torch.dtype
     is_freed: bool
     """Whether backward gathers again."""
+
+    def padded(self, shape: torch.Size) -> torch.Size:
+        """Return the shape of what is gathered of shards of `shape`, equal on all ranks."""
+        rows = -(-self.size // self.group.size()) * self.group.size()
+        return torch.Size([*shape[: self.dim], rows, *shape[self.dim + 1 :]])
 
     def __call__(self, shard: Tensor) -> Tensor:
         """Return the unsharded tensor, in the compute format."""

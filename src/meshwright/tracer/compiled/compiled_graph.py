@@ -32,8 +32,13 @@ MAX_CAPTURES = 3
 
 
 @cache
-def recording_backend(mode: RecordingMode) -> Callable[..., Any]:
-    """Return a backend for torch.compile that saves what Inductor saves for backward, and records its kernels."""
+def recording_backend(
+    mode: RecordingMode, change: Callable[[fx.Graph], None] | None = None, order: tuple[tuple[str, Any], ...] = ()
+) -> Callable[..., Any]:
+    """Return a backend for torch.compile that saves what Inductor saves for backward, and records its kernels.
+
+    `change` is a pass over each graph, `order` options of Inductor by which kernels follow each other.
+    """
     # Before the first graph is compiled.
     save_no_random_states()
     if mode.device_type == NAME:
@@ -43,8 +48,12 @@ def recording_backend(mode: RecordingMode) -> Callable[..., Any]:
         with mode.recorder.paused():
             join_matmuls(graph)
             draw_by_seeds(graph)
+            if change is not None:
+                change(graph.graph)
+                graph.recompile()
             communicate_in_place(graph)
-            return CompiledGraph(graph, kernels_of(graph, inputs), mode)
+            with torch._inductor.config.patch(dict(order)):
+                return CompiledGraph(graph, kernels_of(graph, inputs), mode)
 
     def partition(graph: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         draw_by_seeds(graph)

@@ -10,8 +10,9 @@ priced nor compared between ranks.
 import functools
 import importlib
 import operator
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
@@ -26,6 +27,11 @@ from meshwright.tracer.record.recording_mode import RecordingMode
 from meshwright.tracer.torch_patches.torch_names import SUPPORTED, WAITS_FOR_SEVERAL, replace
 
 
+GRAPH_PASS = "post_grad_custom_post_pass"
+ORDER_OPTIONS = ("reorder_for_peak_memory",)
+"""Options of Inductor that a recorded graph follows."""
+
+
 def record_compiled(mode: RecordingMode) -> None:
     """Make modules compiled by Inductor record their kernels."""
     compile_module = nn.Module.compile
@@ -37,8 +43,8 @@ def record_compiled(mode: RecordingMode) -> None:
             if backend == "aot_eager":
                 save_no_random_states()
             if backend == "inductor":
-                kwargs["backend"] = recording_compiler(mode)
-                # Inductor's options, none of which changes fusion.
+                kwargs["backend"] = recording_compiler(mode, kwargs.get("options") or {})
+                # Inductor's other options, none of which changes fusion.
                 kwargs = {name: value for name, value in kwargs.items() if name not in ("mode", "options")}
             return compile_(*args, **kwargs)
 
@@ -62,8 +68,11 @@ def record_compiled(mode: RecordingMode) -> None:
     nn.Module.compile = compiled  # type: ignore[method-assign, assignment]
 
 
-def recording_compiler(mode: RecordingMode) -> Callable[..., Any]:
-    """Return the backend that records Inductor's kernels; raises UnsupportedError for a torch without its parts."""
+def recording_compiler(mode: RecordingMode, options: Mapping[str, Any] = MappingProxyType({})) -> Callable[..., Any]:
+    """Return the backend that records Inductor's kernels; raises UnsupportedError for a torch without its parts.
+
+    Of Inductor's `options` it applies a pass over each graph, and the order of kernels.
+    """
     try:
         # Importing the compiler takes seconds, and only compiled jobs need it.
         compiled = importlib.import_module("meshwright.tracer.compiled.compiled_graph")
@@ -72,7 +81,9 @@ def recording_compiler(mode: RecordingMode) -> Callable[..., Any]:
             f"torch {torch.__version__} has another compiler than a simulation of compiled blocks supports "
             f"({error}): install {SUPPORTED}, or set layout.compile to false"
         ) from error
-    backend: Callable[..., Any] = compiled.recording_backend(mode)
+    change = options.get(GRAPH_PASS)
+    order = tuple((name, value) for name, value in options.items() if name in ORDER_OPTIONS)
+    backend: Callable[..., Any] = compiled.recording_backend(mode, change, order)
     return backend
 
 
