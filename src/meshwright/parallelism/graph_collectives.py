@@ -113,7 +113,8 @@ def _join(graph: fx.Graph, starts: list[fx.Node]) -> None:
         part = add(_aten.slice.Tensor, by_rank, 1, offset, offset + width)
         wait.replace_all_uses_with(add(_aten.reshape.default, part, shape))
         offset += width
-        graph.erase_node(wait)
+    for old in starts:
+        graph.erase_node(*old.users)
         graph.erase_node(old)
 
 
