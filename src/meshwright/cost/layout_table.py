@@ -77,6 +77,9 @@ class LayoutTable:
     loss_chunks: Ints
     """Chunks of tokens in which head and loss are computed; 1 for all logits at once."""
     compile: Bools
+    """Whether torch.compile compiles anything."""
+    has_model_graph: Bools
+    """Whether that is one graph of the whole model, where it does; else blocks."""
     checkpoint_of_block: Ints | None = None
     """What each block saves [layouts, blocks], as in activation_checkpoint; None where no layout says it one by one."""
     first_blocks: Ints | None = None
@@ -118,10 +121,15 @@ class LayoutTable:
 
     @property
     def compiles_blocks(self) -> Bools:
-        """Return whether blocks are compiled (Layout.compiles_blocks)."""
+        """Return whether blocks are compiled, alone or in a model's graph (Layout.compiles_blocks)."""
         has_eager_part = (self.ep > 1) | ((self.cp > 1) & (self.cp_method == CONTEXT_METHODS.index("ring")))
         is_selective = self.activation_checkpoint == ACTIVATION_CHECKPOINTS.index("selective")
         return np.asarray(self.compile & ~(has_eager_part & is_selective))
+
+    @property
+    def compiles_model(self) -> Bools:
+        """Return whether the model is one graph (Layout.compiles_model)."""
+        return np.asarray(self.compile & self.has_model_graph)
 
     def has_schedule(self, names: Collection[str]) -> Bools:
         """Return whether the schedule is one of `names`."""
@@ -153,6 +161,8 @@ class LayoutTable:
         for name, words in _CODES.items():
             values[name] = words[values[name]]
         values["virtual_stages"] = values.pop("stages_per_rank")
+        if values.pop("has_model_graph") and values["compile"]:
+            values["compile"] = "model"
         group = values.pop("kept_on") or "always"
         values["reshard_after_forward"] = group if values.pop("is_resharded") else "never"
         values["gradient_sync"] = "microbatch" if values.pop("reduces_each_microbatch") else "step"
@@ -219,7 +229,9 @@ def concatenate(tables: Sequence[LayoutTable]) -> LayoutTable:
 def _value(layout: Layout, name: str) -> Any:
     if name == "kept_on":
         return layout.reshard_after_forward if isinstance(layout.reshard_after_forward, int) else 0
-    return getattr(layout, name)
+    if name == "has_model_graph":
+        return layout.compiles_model
+    return bool(layout.compile) if name == "compile" else getattr(layout, name)
 
 
 def distinct_rows(columns: Iterable[NDArray[Any]]) -> tuple[Ints, Ints]:

@@ -58,6 +58,8 @@ class Menu:
     activation_offload: tuple[bool, ...]
     loss_chunks: tuple[int, ...]
     compile: tuple[bool, ...]
+    has_model_graph: tuple[bool]
+    """Whether what is compiled is the model as one graph, which is tried only where a job asks for it."""
 
 
 def pipeline_options(pipelines: Sequence[Pipeline]) -> dict[str, Sequence[Any]]:
@@ -96,6 +98,7 @@ def menu_of(request: PlanRequest) -> Menu:
         activation_offload=(False,),
         loss_chunks=(1,),
         compile=(True, False) if is_accelerator else (False,),
+        has_model_graph=(request.fixed.get("compile") == "model",),
     )
     return _constrained(menu, request.fixed)
 
@@ -153,4 +156,6 @@ def _constrained(menu: Menu, fixed: Mapping[str, Any]) -> Menu:
     if fixed.get("gradient_sync", "auto") != "auto":
         changes["reduces_each_microbatch"] = (fixed["gradient_sync"] == "microbatch",)
     changes |= {field.name: (fixed[field.name],) for field in fields(Menu) if field.name in fixed}
+    if "compile" in fixed:
+        changes["compile"] = (bool(fixed["compile"]),)
     return replace(menu, **changes)

@@ -69,7 +69,20 @@ def has_consistent_choices(layouts: LayoutTable, request: PlanRequest) -> Bools:
         & _keeps_default_sync(layouts, request.fixed.get("gradient_sync"))
         & _keeps_boundaries(layouts, request)
         & _takes_float8(layouts, request)
+        & (~layouts.compiles_model | _fits_one_graph(layouts, request))
     )
+
+
+def _fits_one_graph(layouts: LayoutTable, request: PlanRequest) -> Bools:
+    """Return which layouts one graph of the model can hold (spec/job/compile_rules.py)."""
+    has_experts, workload = isinstance(request.architecture, MoEArchitecture), request.workload
+    is_ring = (layouts.cp > 1) & (layouts.cp_method == CONTEXT_METHODS.index("ring"))
+    recomputes = layouts.activation_checkpoint != 0
+    is_alone = (layouts.pp == 1) & (layouts.ep == 1) & ((layouts.tp == 1) | (not has_experts))
+    has_no_hooks = ~layouts.cpu_offload & ~layouts.async_tp & (layouts.kept_on == 0) & ~is_ring
+    is_plain_sharding = (layouts.is_resharded | ~recomputes) & layouts.reduces_each_microbatch
+    takes_workload = not workload.updates_in_backward and workload.precision == workload.activation_dtype
+    return np.asarray(is_alone & has_no_hooks & ((layouts.fsdp == 1) | is_plain_sharding) & takes_workload)
 
 
 def runs_schedule(layouts: LayoutTable, request: PlanRequest) -> Bools:

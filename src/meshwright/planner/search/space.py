@@ -83,7 +83,7 @@ def with_choices(table: LayoutTable, request: PlanRequest, menu: Menu) -> Layout
     flat = vary(flat, {"schedule": (schedule,), "stages_per_rank": (_flat_stages(request),)})
     table = concatenate([flat, vary(piped, pipeline_options(menu.pipelines))])
     table = _with_compile(_with_cp_methods(table, menu), request, menu)
-    for key in ("cpu_offload", "activation_offload", "loss_chunks"):
+    for key in ("has_model_graph", "cpu_offload", "activation_offload", "loss_chunks"):
         table = vary(table, {key: getattr(menu, key)})
     # The first of the fine choices that a layout may have.
     table = vary(table, {"activation_checkpoint_every": menu.activation_checkpoint_every[:1]})
