@@ -3,7 +3,8 @@
     compile_s = max(1, ranks / cores) x (FIRST_S + kinds x BLOCK_S)
     repaid    = steps x step_s x SAVED_SHARE > compile_s
 
-kinds is the number of different blocks: equal blocks share a graph, however many they are. Each rank compiles for
+kinds is the number of different blocks: equal blocks share a graph, however many they are. In one graph of the model
+each block is compiled, so there kinds is their number. Each rank compiles for
 itself, and ranks beyond the cores wait for them.
 
 Ignored: how large a block is, since Inductor's time follows its operators, not its shapes; that a block with an eager
@@ -14,6 +15,7 @@ Source: cost/constants.toml; `python -m benchmarks.compile_cold_start` and `pyth
 """
 
 from meshwright.cost.constants import fixed_constant
+from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.model_spec import model_spec
 
@@ -35,3 +37,8 @@ def saved_s(num_steps: int, eager_step_s: float) -> float:
 def num_kinds(architecture: LlamaArchitecture) -> int:
     """Return the number of different blocks of a model, whatever stages hold them."""
     return sum(group.name == "blocks" for group in model_spec(architecture).distinct_groups)
+
+
+def num_compiled(architecture: LlamaArchitecture, layout: Layout) -> int:
+    """Return the blocks that are compiled: one of each kind, or all where the model is one graph."""
+    return architecture.num_layers if layout.compiles_model else num_kinds(architecture)

@@ -14,11 +14,11 @@ def compile_model(model: nn.Module, meshes: Meshes) -> None:
     """Compile the only stage of a layout in place; a graph break is an error."""
     layout = meshes.layout
     prepare_compile(layout)
-    groups = {meshes.group(axis).group_name for axis in ("fsdp", "dp_replicate") if meshes.degree(axis) > 1}
+    groups = tuple(meshes.group(axis).group_name for axis in ("fsdp", "dp_replicate") if meshes.degree(axis) > 1)
     if not groups:
         model.compile(backend=layout.compile_backend, fullgraph=True)
         return
-    buckets = Buckets(frozenset(groups), _elements_of_largest_block(model), layout.fsdp, layout.prefetch)
+    buckets = Buckets(groups, _elements_of_largest_block(model), layout.fsdp, layout.prefetch)
     compile_with_pass(model, layout.compile_backend, buckets)
 
 

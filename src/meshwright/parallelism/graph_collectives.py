@@ -29,7 +29,7 @@ _WAIT = _ops.wait_tensor.default
 class Buckets(NamedTuple):
     """Which collectives are joined, and how early they start."""
 
-    groups: frozenset[str]
+    groups: tuple[str, ...]
     """Names of the groups whose collectives are those of data parallelism."""
     num_elements: int
     """Most elements of the gathered tensors of a bucket; a larger tensor is a bucket of its own."""
@@ -164,7 +164,9 @@ class _Order:
         self._gather_of = {waits[start]: number for number, start in enumerate(self._gathers)}
         self._reductions = {start: waits[start] for start in self.starts if start.target is not _GATHER}
         self._pending: dict[Any, fx.Node] = {}
-        self._late = _readers(wait for wait in self._reductions.values() if wait is not None)
+        # In the graph's order, which is equal on all ranks, as that of a set is not.
+        self._waits = dict.fromkeys(wait for wait in self._reductions.values() if wait is not None)
+        self._late = _readers(self._waits)
 
     def apply(self) -> None:
         """Reorder the graph."""
@@ -172,6 +174,9 @@ class _Order:
         for node in list(self.graph.nodes):
             if node not in self._late and node not in gathers:
                 self._add(node)
+        for op in (_SCATTER, _SUM):
+            if op in self._pending:
+                self._add_with_readers(self._pending[op])
         for node in self._late:
             self._add(node)
         (output,) = self.graph.find_nodes(op="output")
@@ -204,18 +209,23 @@ class _Order:
         return self._num_gathers
 
     def _after(self, start: fx.Node) -> None:
-        """After a reduction has started, wait for the one before it in the same group, and add what reads it alone."""
+        """After a reduction has started, wait for the one of its kind before it."""
         wait = self._reductions.get(start)
         if wait is None:
             return
-        before = self._pending.get(start.target)
-        self._pending[start.target] = wait
-        if before is None or before in self._done:
+        before, self._pending[start.target] = self._pending.get(start.target), wait
+        if before is not None:
+            self._add_with_readers(before)
+
+    def _add_with_readers(self, wait: fx.Node) -> None:
+        """Add a wait, and what can be computed from its result, up to the next wait."""
+        if wait in self._done:
             return
-        ready = [before]
+        ready = [wait]
         while ready:
             node = ready.pop(0)
-            if node.op != "output" and all(one in self._done for one in node.all_input_nodes):
+            is_other = node in self._waits and node is not wait
+            if node.op != "output" and not is_other and all(one in self._done for one in node.all_input_nodes):
                 self._add(node)
                 ready += node.users
 

@@ -94,9 +94,10 @@ def reordered_experts(dp: DataParallel, row: Ints) -> Floats:
 
 
 def _bytes_of_whole(dp: DataParallel) -> Floats:
-    """Return the bytes that FSDP moves for each parameter and microbatch where no rank shares it with another.
+    """Return the bytes that are moved for each parameter and microbatch where no rank shares it with another.
 
-    FSDP2 still casts parameters and copies them, takes each microbatch's gradients into a sum, and copies that three
+    A model's graph casts parameters in forward and again in backward, and gradients; what is summed over replicas in
+    it is copied out of a bucket, and the gradients of several microbatches are added up. FSDP2 still casts parameters and copies them, takes each microbatch's gradients into a sum, and copies that three
     times: into its buffer, divided, and out of it.
     """
     last, element, reduce = 1.0 / dp.num_microbatches, dp.element_bytes, dp.reduce_bytes
@@ -106,7 +107,10 @@ def _bytes_of_whole(dp: DataParallel) -> Floats:
     summed = element + reduce + (1 - last) * reduce + last * (2 * reduce + out)
     summed = np.where(dp.num_microbatches > 1, summed, element + reduce + out)
     each = element + reduce + out + (1 - last) * 3 * reduce
-    return np.asarray(parameters + np.where(dp.layouts.reduces_each_microbatch, each, summed))
+    of_hooks = parameters + np.where(dp.layouts.reduces_each_microbatch, each, summed)
+    is_joined = (dp.layouts.dp_replicate > 1) & (dp.num_microbatches == 1)
+    of_graph = 2 * (_MASTER_BYTES + element) + element + reduce + (1 - last) * 3 * reduce + is_joined * 2 * reduce
+    return np.asarray(np.where(dp.layouts.compiles_model, of_graph, of_hooks))
 
 
 def _bytes_to_reduce(dp: DataParallel) -> Floats:

@@ -8,6 +8,7 @@
                anyway, since the host does not wait for the device
     offload    parameters are copied to the device next to the gather of the block before, gradients to the host next
                to the next gather; all but the first microbatch's are added to those on the host, which waits for them
+    one graph  (layout.compile = "model") the same, but sums over replicas of several microbatches follow the last: exposed
     ends       what stands before and after the blocks is gathered and reduced at the ends of a pass: all exposed
 
 Kept parameters travel once a step, gradients once a step or after each microbatch (Layout.gradient_sync). After a
@@ -111,7 +112,9 @@ def _backward_exposed_s(dp: DataParallel, unit: _Exchanges, c: Constants, block_
     gathered = np.where(in_line & sums_on_host(layouts), unit.again + unit.copied_again, gathered)
     usual = np.where(layouts.reduces_each_microbatch, reduced, gathered)
     usual = np.where(sums_on_host(layouts), gathered + unit.scatter + unit.copied, usual)
-    return usual, at_end
+    # A model's graph is the same for each microbatch: their sum is reduced over replicas when the last one is done.
+    after_all = layouts.compiles_model & (dp.num_microbatches > 1)
+    return usual, np.where(after_all, usual + unit.summed, at_end)
 
 
 def _at_once(unit: _Exchanges, copied_out: Floats) -> Floats:

@@ -2,7 +2,7 @@
 
 import time
 
-from meshwright.cost.compile_time import compile_s, num_kinds
+from meshwright.cost.compile_time import compile_s, num_compiled
 from meshwright.hardware.machine import num_usable_cores
 from meshwright.log import logger
 from meshwright.parallelism.torch_private.torch_compile_count import compile_count
@@ -54,5 +54,5 @@ def _predicted(training: Training) -> str:
     architecture, ranks = resolve_architecture(training.job.model), training.ranks
     if architecture is None or ranks.device.type != "cpu" or training.layout.compile_backend != "inductor":
         return ""
-    predicted_s = compile_s(num_kinds(architecture), ranks.num_ranks, num_usable_cores())
+    predicted_s = compile_s(num_compiled(architecture, training.layout), ranks.num_ranks, num_usable_cores())
     return f" (predicted from an empty cache: {format_duration(predicted_s)})"

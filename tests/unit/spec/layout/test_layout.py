@@ -14,14 +14,16 @@ from meshwright.spec.layout.layout import AXES, Layout, LayoutRequest, nearest_m
 degrees = st.fixed_dictionaries({axis: st.integers(1, 6) for axis in AXES})
 
 
-@pytest.mark.parametrize(("word", "value"), [("none", False), ("blocks", True), (True, True), ("auto", "auto")])
+@pytest.mark.parametrize(
+    ("word", "value"), [("none", False), ("blocks", True), (True, True), ("model", "model"), ("auto", "auto")]
+)
 def test_compile_has_a_name_for_each_choice(word: object, value: object) -> None:
     assert Layout.from_dict({"compile": word}).compile == value
     # The value of true and false is what earlier versions wrote.
     assert LayoutRequest.from_dict({"compile": word}).to_dict()["compile"] == value
 
 
-@pytest.mark.parametrize("word", ["model", "yes", 1])
+@pytest.mark.parametrize("word", ["graph", "yes", 1])
 def test_compile_takes_no_other_word(word: object) -> None:
     with pytest.raises(ValidationError):
         Layout.from_dict({"compile": word})

@@ -63,8 +63,8 @@ def test_spaces_and_order_are_no_matter() -> None:
         ("tp=0", "layout 'tp=0': tp=0 must be a whole number, 1 or more: write tp=1, for one"),
         ("cp_method=rings", "layout 'cp_method=rings': cp_method=rings must be all-gather or ring or ulysses: write "
          "cp_method=ring, for one"),
-        ("compile=yes", "layout 'compile=yes': compile=yes must be true or false or none or blocks or auto: write "
-         "compile=true, for one"),
+        ("compile=yes", "layout 'compile=yes': compile=yes must be true or false or none or blocks or model or auto: "
+         "write compile=true, for one"),
         ("stage_boundaries=1;x", "layout 'stage_boundaries=1;x': stage_boundaries=1;x must be whole numbers, 0 or "
          "more, with ; between them: write stage_boundaries=1;2, for one"),
         ("reshard_after_forward=0", "layout 'reshard_after_forward=0': reshard_after_forward=0 must be auto or always "
