@@ -2,7 +2,7 @@
 
 Traces a step of llama3-8b with few blocks on 8 and on 64 H100, and simulates it three ways: FSDP2 around compiled
 blocks; the model as one graph with a collective for each parameter, waited for at once; and the same graph after
-parallelism/graph_collectives.py, which is what `layout.compile = "model"` runs. Nothing is measured: times are the
+parallelism/graph/collective_buckets.py, which is what `layout.compile = "model"` runs. Nothing is measured: times are the
 simulator's. Exposed is data-parallel communication while nothing is computed, the mean over ranks.
 
 Expected, written down before the first run: the graph without the pass exposes all of its communication; with it, as
@@ -22,7 +22,7 @@ from torch import fx
 
 from meshwright.config.load import load_job
 from meshwright.hardware.catalogue import load_cluster
-from meshwright.parallelism.graph_collectives import Buckets
+from meshwright.parallelism.graph.collective_buckets import Buckets
 from meshwright.simulator.simulate_step import simulate
 from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.trace.timeline import Timeline

@@ -58,13 +58,14 @@ def checkpoint_blocks(
     layout: Layout,
     tp_group: dist.ProcessGroup | None = None,
     ep_group: dist.ProcessGroup | None = None,
+    parameter_group: dist.ProcessGroup | None = None,
 ) -> None:
     """Wrap blocks in place so that they save their input (full) or the outputs of SAVED_OPS (selective) only.
 
-    All-gathers over `tp_group` and all-to-alls over `ep_group` are recomputed, not saved. Recomputation restores the
-    random state, so that dropout repeats.
+    All-gathers over `tp_group`, all-to-alls over `ep_group`, and all-gathers of parameters inside of blocks, over
+    `parameter_group`, are recomputed, not saved. Recomputation restores the random state, so that dropout repeats.
     """
-    groups = ((_ALL_GATHER, tp_group), (_ALL_TO_ALL, ep_group))
+    groups = ((_ALL_GATHER, tp_group), (_ALL_TO_ALL, ep_group), (_ALL_GATHER, parameter_group))
     repeated = frozenset((op, group.group_name) for op, group in groups if group is not None)
     selects = {"context_fn": partial(_contexts, repeated, is_reread=layout.may_split_backward)}
     options: dict[str, dict[str, Any]] = {"selective": selects, "full": {}}

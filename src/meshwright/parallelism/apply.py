@@ -23,14 +23,14 @@ from torch import nn
 from meshwright.models.contract import blocks_of
 from meshwright.parallelism.activation_checkpoint import checkpoint_blocks, compile_blocks
 from meshwright.parallelism.activation_offload import HostTransfers, offload_blocks
-from meshwright.parallelism.compile_model import compile_model
 from meshwright.parallelism.context.context_parallel import apply_context_parallel
 from meshwright.parallelism.data.fully_sharded import shard_model
-from meshwright.parallelism.data.graph_sharded import shard_in_graph
 from meshwright.parallelism.data.materialize import materialize
 from meshwright.parallelism.expert.expert_parallel import apply_expert_parallel
 from meshwright.parallelism.float8.convert_linears import convert_linears, set_shard_groups
 from meshwright.parallelism.gradients import share_tied
+from meshwright.parallelism.graph.compile_model import compile_model
+from meshwright.parallelism.graph.graph_sharded import shard_in_graph
 from meshwright.parallelism.head import require_separable
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.pipeline.stages import Stages, split
@@ -56,7 +56,8 @@ def parallelize(
         apply_context_parallel(stage, meshes, seq_len)
         blocks = blocks_of(stage)
         tp_group, ep_group = (meshes.group(axis) if meshes.degree(axis) > 1 else None for axis in ("tp", "ep"))
-        checkpoint_blocks(blocks, layout, tp_group, ep_group)
+        is_gathered_again = layout.compiles_model and layout.is_resharded and meshes.degree("fsdp") > 1
+        checkpoint_blocks(blocks, layout, tp_group, ep_group, meshes.group("fsdp") if is_gathered_again else None)
         if layout.compiles_model:
             sums_replicas = schedule.num_microbatches == 1
             shard_in_graph(stage, layout, precision, meshes, sums_replicas=sums_replicas)

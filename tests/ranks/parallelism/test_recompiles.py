@@ -46,6 +46,7 @@ _LONG: dict[str, dict[str, Any]] = {
         "layout": {"pp": 2, "schedule": "Interleaved1F1B"},
     },
     "replicated": {"layout": {"dp_replicate": 2}},
+    "the model as one graph": {"layout": {"dp_shard": 2, "compile": "model"}},
 }
 
 
@@ -83,7 +84,7 @@ def _graphs_of_steps(job: Job) -> tuple[list[int], list[int]]:
 
 
 def _job(folder: Path, sections: dict[str, Any]) -> dict[str, Any]:
-    layout = {"microbatch_size": 1, **sections["layout"], "compile": True, "compile_backend": "aot_eager"}
+    layout = {"microbatch_size": 1, "compile": True, "compile_backend": "aot_eager", **sections["layout"]}
     data = {"validation_fraction": 0.1, **sections.get("data", {})}
     train = {"steps": _NUM_STEPS, "global_batch_size": 4, "validation_interval": 2, "validation_batches": 1}
     return tiny_job(folder, **{**sections, "layout": layout, "data": data, "train": train})

@@ -65,7 +65,7 @@ def shard_model(model: nn.Module, layout: Layout, precision: PrecisionSection, m
 
 
 def is_one_graph(model: nn.Module) -> bool:
-    """Return whether a stage gathers parameters and reduces gradients in its own graph (data/graph_sharded.py).
+    """Return whether a stage gathers parameters and reduces gradients in its own graph (graph/graph_sharded.py).
 
     What says when FSDP2 does so has no effect on it.
     """

@@ -27,7 +27,7 @@ def materialize(model: nn.Module, device_type: str, seed: int, *, offloads: bool
         return
     model.to_empty(device="cpu" if offloads else device_type)
     if offloads:
-        _move_buffers(model, device_type)
+        move_buffers(model, device_type)
     buffers = [(canonical_fqn(fqn), buffer) for fqn, buffer in model.named_buffers()]
     with torch.no_grad():
         for name, tensor in (*canonical_parameters(model), *buffers):
@@ -40,10 +40,12 @@ def materialize(model: nn.Module, device_type: str, seed: int, *, offloads: bool
                 local.copy_(drawn)
 
 
-def _move_buffers(model: nn.Module, device_type: str) -> None:
+def move_buffers(model: nn.Module, device_type: str) -> None:
+    """Move the buffers of `model` that have memory to a device."""
     for module in model.modules():
         for name, buffer in list(module.named_buffers(recurse=False)):
-            setattr(module, name, buffer.to(device_type))
+            if not buffer.is_meta:
+                setattr(module, name, buffer.to(device_type))
 
 
 def fill_from(model: nn.Module, read: Callable[[str], Tensor]) -> None:

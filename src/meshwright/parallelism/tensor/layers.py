@@ -32,7 +32,7 @@ class ShardedModule(nn.Module):
     tp_group: dist.ProcessGroup
     """The ranks that hold the other shards."""
     unshardings: Mapping[str, Any] = MappingProxyType({})
-    """What makes of a data-parallel shard what the module reads; without FSDP2 only (data/graph_sharded.py)."""
+    """What makes of a data-parallel shard what the module reads; without FSDP2 only (graph/graph_sharded.py)."""
 
     def local_shard(self, name: str) -> Tensor:
         """Return what `self.<name>` reads as."""

@@ -3,6 +3,7 @@
 import hashlib
 import inspect
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -49,9 +50,10 @@ class _Pass(CustomGraphPass):
     """A pass that Inductor's cache of compiled graphs tells from others."""
 
     def __init__(self, change: GraphPass) -> None:
+        """`change` is an object whose class is defined in a folder of what the pass is made of."""
         self._change = change
-        source = inspect.getsource(inspect.getmodule(change) or type(change))
-        self._uuid = hashlib.sha256(f"{change!r} {source}".encode()).hexdigest()
+        files = sorted(Path(inspect.getfile(type(change))).parent.glob("*.py"))
+        self._uuid = hashlib.sha256(repr(change).encode() + b"".join(file.read_bytes() for file in files)).hexdigest()
 
     def __call__(self, graph: fx.Graph) -> None:
         self._change(graph)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from meshwright.parallelism.graph_collectives import Buckets
+from meshwright.parallelism.graph.collective_buckets import Buckets
 
 _OPS = torch.ops._c10d_functional
 _RANKS, _DIM = 4, 8
@@ -97,6 +97,21 @@ def test_a_gather_of_what_another_collective_made_stays_where_it_is() -> None:
     graph = graph_of(again, 1, _DIM // _RANKS)
     buckets(2)(graph.graph)
     assert order(graph) == "Gw.SwGw."
+
+
+def test_a_reduction_that_gradients_depend_on_stays_where_it_is() -> None:
+    def chain(x: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        found = []
+        for one in inputs:
+            keys = _OPS.wait_tensor(_OPS.reduce_scatter_tensor(x, "sum", _RANKS, "fsdp"))
+            x = x @ one + keys.repeat(_RANKS, 1)
+            found.append(_OPS.wait_tensor(_OPS.reduce_scatter_tensor(x, "sum", _RANKS, "fsdp")))
+        return tuple(found)
+
+    graph = graph_of(chain, 4, _DIM)
+    assert order(graph) == "Sw.Sw" * 4
+    buckets(2)(graph.graph)
+    assert order(graph) == "Sw.Sw.SSw.Sw.Sww"
 
 
 @pytest.mark.parametrize("function", [forward_of_layers, backward_of_layers])

@@ -27,6 +27,7 @@ from meshwright.models.contract import blocks_of
 from meshwright.parallelism.activation_checkpoint import checkpoints_of
 from meshwright.parallelism.collectives import all_gather_dim, all_reduce_sum, reduce_scatter_dim
 from meshwright.parallelism.data.fully_sharded import TORCH_DTYPES
+from meshwright.parallelism.data.materialize import move_buffers
 from meshwright.parallelism.expert.expert_parallel import expert_modules, expert_shard_dim
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.tensor.layers import ShardedModule, change_class
@@ -53,6 +54,7 @@ def shard_in_graph(
     }
     for module in list(model.modules()):
         shard(module, frees)
+    move_buffers(model, meshes.device_type)
     _cast_inputs(model, TORCH_DTYPES[precision.compute])
 
 
@@ -76,7 +78,7 @@ class _Sharder:
         self._group, self._tp_group = meshes.group("fsdp"), meshes.group("tp")
         has_replicas = sums_replicas and layout.dp_replicate > 1
         self._replicas = meshes.group("dp_replicate") if has_replicas else None
-        self._placed: dict[nn.Parameter, tuple[nn.Parameter, Unsharding]] = {}
+        self._placed: dict[nn.Parameter, _Placed] = {}
 
     def __call__(self, module: nn.Module, frees: set[nn.Parameter]) -> None:
         """Shard the parameters that `module` itself holds; those in `frees` are gathered again in backward."""
@@ -95,16 +97,16 @@ class _Sharder:
             module._parameters[name] = placed
         module.unshardings = unshardings  # type: ignore[assignment]
 
-    def _place(
-        self, module: nn.Module, parameter: nn.Parameter, *, is_freed: bool
-    ) -> "tuple[nn.Parameter, Unsharding]":
+    def _place(self, module: nn.Module, parameter: nn.Parameter, *, is_freed: bool) -> "_Placed":
         dim = expert_shard_dim(parameter, self._degree) if expert_modules(module) else 0
         of_tp = parameter.data if isinstance(parameter, DTensor) else None
         whole = parameter.detach() if of_tp is None else of_tp.to_local()
         size, rank = whole.shape[dim], self._group.rank()
         rows = -(-size // self._degree)
         start = min(rank * rows, size)
-        local = whole.narrow(dim, start, min(rows, size - start)).contiguous()
+        # A copy, so that the whole tensor of a model with weights is freed.
+        local = whole.narrow(dim, start, min(rows, size - start)).clone(memory_format=torch.contiguous_format)
+        local = local if local.is_meta else local.to(self._meshes.device_type)
         of_others = () if of_tp is None else of_tp.placements
         sizes = () if of_tp is None else of_tp.device_mesh.shape
         placements = (fsdp_placement(dim, [*zip(of_others, sizes, strict=True)]), *of_others)
@@ -149,6 +151,9 @@ class Unsharding(NamedTuple):
             again: Tensor = checkpoint(_unshard, shard, self, use_reentrant=False, preserve_rng_state=False)
             return again
         return _unshard(shard, self)
+
+
+_Placed = tuple[nn.Parameter, Unsharding]
 
 
 def _unshard(shard: Tensor, how: Unsharding) -> Tensor:

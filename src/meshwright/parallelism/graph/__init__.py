@@ -1,0 +1,1 @@
+"""A model as one graph: sharding and collectives inside of it (layout.compile = "model")."""
