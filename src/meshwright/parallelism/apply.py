@@ -55,13 +55,14 @@ def parallelize(
         apply_expert_parallel(stage, meshes)
         apply_context_parallel(stage, meshes, seq_len)
         blocks = blocks_of(stage)
-        tp_group, ep_group = (meshes.group(axis) if meshes.degree(axis) > 1 else None for axis in ("tp", "ep"))
-        is_gathered_again = layout.compiles_model and layout.is_resharded and meshes.degree("fsdp") > 1
-        checkpoint_blocks(blocks, layout, tp_group, ep_group, meshes.group("fsdp") if is_gathered_again else None)
+        gathered_again = ("tp", "ep", "fsdp") if layout.compiles_model and layout.is_resharded else ("tp", "ep")
+        checkpoint_blocks(
+            blocks, layout, *(meshes.group(axis) if meshes.degree(axis) > 1 else None for axis in gathered_again)
+        )
         if layout.compiles_model:
-            sums_replicas = schedule.num_microbatches == 1
-            shard_in_graph(stage, layout, precision, meshes, sums_replicas=sums_replicas)
-            stages.sums_replicas_after = not sums_replicas
+            # One graph serves all microbatches, and only the last one's gradients are to be summed over replicas.
+            stages.sums_replicas_after = schedule.num_microbatches > 1
+            shard_in_graph(stage, precision, meshes, sums_replicas=not stages.sums_replicas_after)
             compile_model(stage, meshes)
         else:
             if layout.compile:

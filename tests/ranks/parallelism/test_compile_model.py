@@ -75,20 +75,19 @@ class Steps(NamedTuple):
     ids=["2 ranks", "more of 2 ranks", "4 ranks"],
 )
 def test_one_graph_trains_as_one_process(tmp_path: Path, num_ranks: int, sections: dict[str, dict[str, Any]]) -> None:
-    alone = run_ranks(first_steps, 1, [_job(tmp_path, one, layout={}) for one in sections.values()])[0]
+    alone, _ = run_ranks(first_steps, 1, [_job(tmp_path, one, layout={}) for one in sections.values()], [])[0]
     eager = [_job(tmp_path, one, layout={**one["layout"]}) for one in sections.values()]
     graphs = [_job(tmp_path, one, layout={**one["layout"], **_MODEL}) for one in sections.values()]
-    found = run_ranks(first_steps, num_ranks, graphs)
-    states = run_ranks(state_of_ranks, num_ranks, eager)
+    found = run_ranks(first_steps, num_ranks, graphs, eager)
     for place, name in enumerate(sections):
         for rank in range(num_ranks):
-            one = found[rank][place]
+            one, state = found[rank][0][place], found[rank][1][place]
             assert one.losses == pytest.approx(alone[place].losses, rel=5e-6), name
             for fqn, whole in alone[place].gradients.items():
                 torch.testing.assert_close(one.gradients[fqn], whole, rtol=2e-4, atol=2e-7, msg=f"{name}: {fqn}")
             # One graph, whatever the number of microbatches, and none after the first step.
             assert one.num_graphs == [1, 0, 0, 0], name
-            assert one.state == states[rank][place], f"{name}: checkpoints differ"
+            assert one.state == state, f"{name}: checkpoints differ"
 
 
 @pytest.mark.long
@@ -119,19 +118,14 @@ def test_inductor_trains_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 _MODEL = {"compile": "model", "compile_backend": "aot_eager"}
 
 
-def first_steps(jobs: list[dict[str, Any]]) -> list[Steps]:
-    """Return what this rank sees of each job's first steps."""
-    return [_first_steps(Job.from_dict(job)) for job in jobs]
-
-
-def state_of_ranks(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return where this rank's parts of the tensors of each job's checkpoints are."""
-    found = []
-    for job in jobs:
+def first_steps(jobs: list[dict[str, Any]], others: list[dict[str, Any]]) -> tuple[list[Steps], list[dict[str, Any]]]:
+    """Return what this rank sees of each job's first steps, and the state of others before theirs."""
+    states = []
+    for job in others:
         training = _training(Job.from_dict(job))
-        found.append(_state(training))
+        states.append(_state(training))
         training.loader.close()
-    return found
+    return [_first_steps(Job.from_dict(job)) for job in jobs], states
 
 
 def _training(job: Job) -> Training:

@@ -33,18 +33,15 @@ from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.tensor.layers import ShardedModule, change_class
 from meshwright.parallelism.torch_private.torch_fsdp import fsdp_placement
 from meshwright.spec.job.sections import PrecisionSection
-from meshwright.spec.layout.layout import Layout
 
 
-def shard_in_graph(
-    model: nn.Module, layout: Layout, precision: PrecisionSection, meshes: Meshes, *, sums_replicas: bool
-) -> None:
+def shard_in_graph(model: nn.Module, precision: PrecisionSection, meshes: Meshes, *, sums_replicas: bool) -> None:
     """Shard the whole model in place; its modules read unsharded parameters.
 
     With `sums_replicas` each backward all-reduces gradients over dp_replicate, else that is left to the end of a step.
     """
-    shard = _Sharder(layout, precision, meshes, sums_replicas=sums_replicas)
-    blocks = blocks_of(model)
+    shard = _Sharder(precision, meshes, sums_replicas=sums_replicas)
+    blocks, layout = blocks_of(model), meshes.layout
     frees = {
         parameter
         for index, kind in checkpoints_of(blocks, layout)
@@ -71,12 +68,12 @@ def gathered_elements(module: nn.Module) -> int:
 class _Sharder:
     """Callable that shards the parameters of one module after another."""
 
-    def __init__(self, layout: Layout, precision: PrecisionSection, meshes: Meshes, *, sums_replicas: bool) -> None:
+    def __init__(self, precision: PrecisionSection, meshes: Meshes, *, sums_replicas: bool) -> None:
         compute, reduce = TORCH_DTYPES[precision.compute], TORCH_DTYPES[precision.reduce]
         self._compute, self._reduce = compute, compute if compute is torch.float64 else reduce
-        self._meshes, self._degree = meshes, layout.fsdp
+        self._meshes, self._degree = meshes, meshes.layout.fsdp
         self._group, self._tp_group = meshes.group("fsdp"), meshes.group("tp")
-        has_replicas = sums_replicas and layout.dp_replicate > 1
+        has_replicas = sums_replicas and meshes.layout.dp_replicate > 1
         self._replicas = meshes.group("dp_replicate") if has_replicas else None
         self._placed: dict[nn.Parameter, _Placed] = {}
 
