@@ -2,8 +2,8 @@
 
 Traces a step of llama3-8b with few blocks on 8 and on 64 H100, and simulates it three ways: FSDP2 around compiled
 blocks; the model as one graph with a collective for each parameter, waited for at once; and the same graph after
-parallelism/graph/collective_buckets.py, which is what `layout.compile = "model"` runs. Nothing is measured: times are the
-simulator's. Exposed is data-parallel communication while nothing is computed, the mean over ranks.
+parallelism/graph/collective_buckets.py, which is what `layout.compile = "model"` runs. Nothing is measured: times are
+the simulator's. Exposed is data-parallel communication while nothing is computed, the mean over ranks.
 
 Expected, written down before the first run: the graph without the pass exposes all of its communication; with it, as
 little as FSDP2 or less, since the same blocks are gathered one ahead.
@@ -106,7 +106,7 @@ def _leave_graphs() -> None:
     def unchanged(buckets: Buckets, graph: fx.Graph) -> None:
         pass
 
-    Buckets.__call__ = unchanged  # type: ignore[method-assign]
+    Buckets.__call__ = unchanged  # type: ignore[method-assign, assignment]
 
 
 if __name__ == "__main__":

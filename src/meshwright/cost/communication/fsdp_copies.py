@@ -97,8 +97,9 @@ def _bytes_of_whole(dp: DataParallel) -> Floats:
     """Return the bytes that are moved for each parameter and microbatch where no rank shares it with another.
 
     A model's graph casts parameters in forward and again in backward, and gradients; what is summed over replicas in
-    it is copied out of a bucket, and the gradients of several microbatches are added up. FSDP2 still casts parameters and copies them, takes each microbatch's gradients into a sum, and copies that three
-    times: into its buffer, divided, and out of it.
+    it is copied out of a bucket, and the gradients of several microbatches are added up. FSDP2 still casts parameters
+    and copies them, takes each microbatch's gradients into a sum, and copies that three times: into its buffer,
+    divided, and out of it.
     """
     last, element, reduce = 1.0 / dp.num_microbatches, dp.element_bytes, dp.reduce_bytes
     parameters = last * (_MASTER_BYTES + 3 * element)

@@ -8,7 +8,8 @@
                anyway, since the host does not wait for the device
     offload    parameters are copied to the device next to the gather of the block before, gradients to the host next
                to the next gather; all but the first microbatch's are added to those on the host, which waits for them
-    one graph  (layout.compile = "model") the same, but sums over replicas of several microbatches follow the last: exposed
+    one graph  (layout.compile = "model") the same, but sums of several microbatches over replicas follow the last: all
+               exposed
     ends       what stands before and after the blocks is gathered and reduced at the ends of a pass: all exposed
 
 Kept parameters travel once a step, gradients once a step or after each microbatch (Layout.gradient_sync). After a

@@ -6,7 +6,8 @@ of its own, which the graph waits for at once. collective_order.py says when the
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -17,7 +18,8 @@ from meshwright.parallelism.graph.collective_order import GATHER, SCATTER, SUM, 
 _aten = torch.ops.aten
 
 
-class Buckets(NamedTuple):
+@dataclass(frozen=True)
+class Buckets:
     """Which collectives are joined, and how early they start."""
 
     groups: tuple[str, ...]
@@ -44,7 +46,7 @@ class Buckets(NamedTuple):
 
 def is_of_groups(node: fx.Node, groups: Iterable[str]) -> bool:
     """Return whether a node starts a collective of parameters or gradients over one of `groups`."""
-    if node.target not in (GATHER, SCATTER, SUM) or node.args[-1] not in groups or wait_of(node) is None:
+    if node.target not in (GATHER, SCATTER, SUM) or str(node.args[-1]) not in groups or wait_of(node) is None:
         return False
     return _is_of_inputs(node) if node.target is GATHER else _is_of_outputs(node)
 
@@ -96,7 +98,8 @@ def _join(graph: fx.Graph, starts: list[fx.Node]) -> None:
     """Replace the collectives by one, before the first reader of any, and after all that they read."""
     if len(starts) == 1:
         return
-    op, ranks = starts[0].target, _num_ranks(starts[0])
+    op: Any = starts[0].target
+    ranks = _num_ranks(starts[0])
     # Only CollectiveOrder makes the graph's order valid again.
     add = _Adder(graph, before=starts[0])
     inputs = [start.args[0] for start in starts]

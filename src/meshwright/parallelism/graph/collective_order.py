@@ -3,8 +3,8 @@
     gather    starts before the graph waits for the one that is used `prefetch` before it
     reduce    starts when its input exists; the graph waits for it when the next one of its kind has started
 
-All other nodes stay in their order, each after what it reads. The order is a function of the graph alone, and so equal on
-all ranks.
+All other nodes stay in their order, each after what it reads. The order is a function of the graph alone, and so equal
+on all ranks.
 """
 
 from collections.abc import Iterable
@@ -53,7 +53,7 @@ class CollectiveOrder:
         """Reorder the graph."""
         gathers = set(self._gathers)
         for node in list(self.graph.nodes):
-            if node not in self._late and node not in gathers:
+            if node.op != "output" and node not in self._late and node not in gathers:
                 self._add(node)
         for op in (SCATTER, SUM):
             if op in self._pending:

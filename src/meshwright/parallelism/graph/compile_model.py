@@ -4,8 +4,8 @@ from torch import nn
 
 from meshwright.models.contract import blocks_of
 from meshwright.parallelism.activation_checkpoint import prepare_compile
-from meshwright.parallelism.graph.graph_sharded import gathered_elements
 from meshwright.parallelism.graph.collective_buckets import Buckets
+from meshwright.parallelism.graph.graph_sharded import gathered_elements
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.torch_private.torch_model_graph import compile_with_pass
 

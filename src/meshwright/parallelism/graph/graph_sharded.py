@@ -96,7 +96,7 @@ class _Sharder:
 
     def _place(self, module: nn.Module, parameter: nn.Parameter, *, is_freed: bool) -> "_Placed":
         dim = expert_shard_dim(parameter, self._degree) if expert_modules(module) else 0
-        of_tp = parameter.data if isinstance(parameter, DTensor) else None
+        of_tp = cast(DTensor, parameter.data) if isinstance(parameter, DTensor) else None
         whole = parameter.detach() if of_tp is None else of_tp.to_local()
         size, rank = whole.shape[dim], self._group.rank()
         rows = -(-size // self._degree)

@@ -2,7 +2,7 @@
 
 import hashlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ def inductor_options(change: GraphPass) -> dict[str, Any]:
 def _unfused(change: GraphPass) -> Callable[..., Any]:
     """Return a backend that runs the changed graphs operator by operator, saving what Inductor would save."""
 
-    def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def compile_graph(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         change(graph.graph)
         graph.recompile()
         boxed: Callable[..., Any] = torch._dynamo.backends.debugging.boxed_nop(graph, inputs)

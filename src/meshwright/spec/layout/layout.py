@@ -88,8 +88,8 @@ class Layout(Frozen):
     loss_chunks: PositiveInt = 1
     """Chunks of tokens in which head and loss are computed, so that only one chunk's logits exist; 1: all at once."""
     compile: Compile = False
-    """What torch.compile compiles: each block (blocks, true), the model as one graph with its collectives (model), nothing
-    (none, false), or blocks where it pays (auto)."""
+    """What torch.compile compiles: each block (blocks, true), the model as one graph with its collectives (model),
+    nothing (none, false), or blocks where it pays (auto)."""
     compile_backend: CompileBackend = "inductor"
     """The torch.compile backend; used with compile = true only."""
 

@@ -26,7 +26,6 @@ from meshwright.parallelism.torch_private.torch_compiler import save_meshes_last
 from meshwright.tracer.record.recording_mode import RecordingMode
 from meshwright.tracer.torch_patches.torch_names import SUPPORTED, WAITS_FOR_SEVERAL, replace
 
-
 GRAPH_PASS = "post_grad_custom_post_pass"
 ORDER_OPTIONS = ("reorder_for_peak_memory",)
 """Options of Inductor that a recorded graph follows."""

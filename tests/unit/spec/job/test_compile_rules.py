@@ -18,7 +18,11 @@ DENSE: dict[str, Any] = {"model": {"source": "llama-1m"}}
         (DENSE, "pp=2", "a pipeline runs its stages one by one (layout.pp = 2)"),
         ({}, "dp_shard=2,ep=2", "how many tokens experts of other ranks get is known in a step only (layout.ep = 2)"),
         ({}, "tp=2", "experts under tp are sharded over other ranks than the rest (layout.tp = 2)"),
-        (DENSE, "cp=2,cp_method=ring", 'ring attention sends and receives outside of graphs (layout.cp_method = "ring")'),
+        (
+            DENSE,
+            "cp=2,cp_method=ring",
+            'ring attention sends and receives outside of graphs (layout.cp_method = "ring")',
+        ),
         (DENSE, "dp_shard=2,cpu_offload=true", "FSDP2's hooks move parameters from and to the host"),
         (DENSE, "tp=2,async_tp=true", "was not tried with fused matmuls and collectives (layout.async_tp = true)"),
         (DENSE, "dp_shard=4,reshard_after_forward=2", "keeps them whole (layout.reshard_after_forward = 2)"),
@@ -27,7 +31,11 @@ DENSE: dict[str, Any] = {"model": {"source": "llama-1m"}}
             "dp_shard=2,reshard_after_forward=never,activation_checkpoint=full",
             'recomputation gathers parameters again (layout.reshard_after_forward = "never")',
         ),
-        (DENSE, "dp_shard=2,gradient_sync=step", 'reduces the gradients of each microbatch (layout.gradient_sync = "step")'),
+        (
+            DENSE,
+            "dp_shard=2,gradient_sync=step",
+            'reduces the gradients of each microbatch (layout.gradient_sync = "step")',
+        ),
         (
             {**DENSE, "precision": {"compute": "bfloat16", "float8": "rowwise"}},
             "dp_shard=2",
