@@ -41,4 +41,4 @@ def num_kinds(architecture: LlamaArchitecture) -> int:
 
 def num_compiled(architecture: LlamaArchitecture, layout: Layout) -> int:
     """Return the blocks that are compiled: one of each kind, or all where the model is one graph."""
-    return architecture.num_layers if layout.compiles_model else num_kinds(architecture)
+    return architecture.num_layers if layout.compile == "model" else num_kinds(architecture)

@@ -128,7 +128,7 @@ class LayoutTable:
 
     @property
     def compiles_model(self) -> Bools:
-        """Return whether the model is one graph (Layout.compiles_model)."""
+        """Return whether the model is one graph (layout.compile = "model")."""
         return np.asarray(self.compile & self.has_model_graph)
 
     def has_schedule(self, names: Collection[str]) -> Bools:
@@ -230,7 +230,7 @@ def _value(layout: Layout, name: str) -> Any:
     if name == "kept_on":
         return layout.reshard_after_forward if isinstance(layout.reshard_after_forward, int) else 0
     if name == "has_model_graph":
-        return layout.compiles_model
+        return layout.compile == "model"
     return bool(layout.compile) if name == "compile" else getattr(layout, name)
 
 

@@ -55,11 +55,11 @@ def parallelize(
         apply_expert_parallel(stage, meshes)
         apply_context_parallel(stage, meshes, seq_len)
         blocks = blocks_of(stage)
-        gathered_again = ("tp", "ep", "fsdp") if layout.compiles_model and layout.is_resharded else ("tp", "ep")
+        gathered_again = ("tp", "ep", "fsdp") if layout.compile == "model" and layout.is_resharded else ("tp", "ep")
         checkpoint_blocks(
             blocks, layout, *(meshes.group(axis) if meshes.degree(axis) > 1 else None for axis in gathered_again)
         )
-        if layout.compiles_model:
+        if layout.compile == "model":
             # One graph serves all microbatches, and only the last one's gradients are to be summed over replicas.
             stages.sums_replicas_after = schedule.num_microbatches > 1
             shard_in_graph(stage, precision, meshes, sums_replicas=not stages.sums_replicas_after)

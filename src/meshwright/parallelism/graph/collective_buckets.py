@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 from torch._guards import detect_fake_mode
 
-from meshwright.parallelism.graph.collective_order import GATHER, SCATTER, SUM, WAIT, CollectiveOrder, wait_of
+from meshwright.parallelism.graph.collective_order import GATHER, SCATTER, SUM, WAIT, GraphOrder, wait_of
 
 _aten = torch.ops.aten
 
@@ -39,7 +39,7 @@ class Buckets:
             for bucket in _buckets([node for node in nodes if node.target is op], most):
                 _join(graph, bucket)
         starts = [node for node in graph.nodes if is_of_groups(node, self.groups)]
-        CollectiveOrder(graph, starts, self.prefetch).apply()
+        GraphOrder(graph, starts, self.prefetch).apply()
         graph.eliminate_dead_code()
         graph.lint()
 
@@ -100,7 +100,7 @@ def _join(graph: fx.Graph, starts: list[fx.Node]) -> None:
         return
     op: Any = starts[0].target
     ranks = _num_ranks(starts[0])
-    # Only CollectiveOrder makes the graph's order valid again.
+    # Only GraphOrder makes the graph's order valid again.
     add = _Adder(graph, before=starts[0])
     inputs = [start.args[0] for start in starts]
     rows = 1 if op is GATHER else ranks

@@ -1,4 +1,4 @@
-"""CollectiveOrder: the order of a graph's nodes in which gathers start early, and reductions are waited for late.
+"""GraphOrder: the order of a graph's nodes in which gathers start early, and reductions are waited for late.
 
     gather    starts before the graph waits for the one that is used `prefetch` before it
     reduce    starts when its input exists; the graph waits for it when the next one of its kind has started
@@ -30,7 +30,7 @@ def wait_of(start: fx.Node) -> fx.Node | None:
 
 
 @dataclass
-class CollectiveOrder:
+class GraphOrder:
     """The order of a graph's nodes: gathers early, waits late, everything else as it was."""
 
     graph: fx.Graph

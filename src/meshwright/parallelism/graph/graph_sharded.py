@@ -160,16 +160,8 @@ def _unshard(shard: Tensor, how: Unsharding) -> Tensor:
 
 class _Unshard(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        shard: Tensor,
-        group: dist.ProcessGroup,
-        replicas: dist.ProcessGroup | None,
-        dim: int,
-        size: int,
-        compute: torch.dtype,
-        reduce: torch.dtype,
-    ) -> Tensor:
+    def forward(ctx: Any, shard: Tensor, *how: Any) -> Tensor:
+        group, replicas, dim, size, compute, reduce = how
         ctx.how, ctx.rows, ctx.dtype = (group, replicas, dim, reduce), shard.shape[dim], shard.dtype
         rows = -(-size // group.size())
         padded = _padded(shard.to(compute), dim, rows)

@@ -47,7 +47,7 @@ def _unfused(change: GraphPass) -> Callable[..., Any]:
 
 
 class _Pass(CustomGraphPass):
-    """A pass that Inductor's cache of compiled graphs tells from others."""
+    """A pass that Inductor's cache of compiled graphs distinguishes from others."""
 
     def __init__(self, change: GraphPass) -> None:
         """`change` is an object whose class is defined in a folder of what the pass is made of."""

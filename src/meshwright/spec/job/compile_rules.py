@@ -21,7 +21,7 @@ _BLOCKS: Fix = {_KEY: True}
 
 def model_graph_layout_problems(layout: Layout, *, has_experts: bool) -> Iterator[Problem]:
     """Yield what of a layout one graph cannot hold."""
-    if not layout.compiles_model:
+    if layout.compile != "model":
         return
     for key, is_ruled_out, default, why in _rules(layout, has_experts=has_experts):
         if is_ruled_out:
@@ -52,7 +52,7 @@ def _rules(layout: Layout, *, has_experts: bool) -> Iterator[tuple[str, bool, An
 
 def model_graph_problems(job: Job, layout: Layout) -> Iterator[Problem]:
     """Yield what of a job, other than its layout, one graph cannot hold."""
-    if not layout.compiles_model:
+    if layout.compile != "model":
         return
     if job.precision.float8 != "none":
         yield Problem(

@@ -88,8 +88,7 @@ class Layout(Frozen):
     loss_chunks: PositiveInt = 1
     """Chunks of tokens in which head and loss are computed, so that only one chunk's logits exist; 1: all at once."""
     compile: Compile = False
-    """What torch.compile compiles: each block (blocks, true), the model as one graph with its collectives (model),
-    nothing (none, false), or blocks where it pays (auto)."""
+    """What torch.compile compiles: each block (blocks, true), the model, nothing (none, false), or what pays (auto)."""
     compile_backend: CompileBackend = "inductor"
     """The torch.compile backend; used with compile = true only."""
 
@@ -133,14 +132,8 @@ class Layout(Frozen):
     @property
     def compiles_blocks(self) -> bool:
         """Return whether blocks are compiled, as compile asks for; not to be asked while that is auto."""
-        if self.compiles_model:
-            return True
-        return self.compile is True and (self.compiles_recomputed or self.activation_checkpoint != "selective")
-
-    @property
-    def compiles_model(self) -> bool:
-        """Return whether the model is one graph, with the collectives of data parallelism in it."""
-        return self.compile == "model"
+        is_whole = self.compiles_recomputed or self.activation_checkpoint != "selective"
+        return self.compile == "model" or (self.compile is True and is_whole)
 
     @property
     def is_resharded(self) -> bool:
