@@ -40,6 +40,7 @@ def _rules(layout: Layout, *, has_experts: bool) -> Iterator[tuple[str, bool, An
     yield "tp", has_experts and layout.tp > 1, 1, "and experts under tp are sharded over other ranks than the rest"
     is_ring = layout.cp > 1 and layout.cp_method == "ring"
     yield "cp_method", is_ring, "all-gather", "and ring attention sends and receives outside of graphs"
+    yield "activation_offload", layout.activation_offload, False, "and what each block saves is moved between blocks"
     yield "cpu_offload", layout.cpu_offload, False, "and FSDP2's hooks move parameters from and to the host"
     yield "async_tp", layout.async_tp, False, "and was not tried with fused matmuls and collectives"
     is_group = isinstance(kept, int)
