@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import UnsupportedError
+from meshwright.spec.layout.attention_backend import SPARSE_BACKENDS, AttentionBackend
 from meshwright.spec.layout.layout import (
     SCHEDULES,
     SPLIT_BACKWARD_SCHEDULES,
@@ -42,14 +43,21 @@ def take_rows(table: _Table, rows: NDArray[Any]) -> _Table:
 
 ACTIVATION_CHECKPOINTS: tuple[str, ...] = get_args(ActivationCheckpoint)
 CONTEXT_METHODS: tuple[str, ...] = get_args(ContextMethod)
+ATTENTION_BACKENDS: tuple[AttentionBackend, ...] = get_args(AttentionBackend)
 
-_CODES = {"schedule": SCHEDULES, "activation_checkpoint": ACTIVATION_CHECKPOINTS, "cp_method": CONTEXT_METHODS}
+_CODES: dict[str, tuple[str, ...]] = {
+    "schedule": SCHEDULES,
+    "activation_checkpoint": ACTIVATION_CHECKPOINTS,
+    "cp_method": CONTEXT_METHODS,
+    "attention_backend": ATTENTION_BACKENDS,
+}
 """Fields that hold the position of a word in a tuple, not the word."""
 
 
 @dataclass(frozen=True)
 class LayoutTable:
-    """Layouts as equally long arrays; a word is its position in SCHEDULES, ACTIVATION_CHECKPOINTS, CONTEXT_METHODS."""
+    """Layouts as equally long arrays; a word is its position in SCHEDULES, ACTIVATION_CHECKPOINTS, CONTEXT_METHODS or
+    ATTENTION_BACKENDS."""
 
     pp: Ints
     dp_replicate: Ints
@@ -64,6 +72,7 @@ class LayoutTable:
     activation_checkpoint: Ints
     activation_checkpoint_every: Ints
     cp_method: Ints
+    attention_backend: Ints
     is_resharded: Bools
     """Whether unsharded parameters are freed after forward."""
     kept_on: Ints
@@ -122,7 +131,7 @@ class LayoutTable:
     @property
     def compiles_blocks(self) -> Bools:
         """Return whether blocks are compiled, alone or in a model's graph (Layout.compiles_blocks)."""
-        has_eager_part = (self.ep > 1) | ((self.cp > 1) & (self.cp_method == CONTEXT_METHODS.index("ring")))
+        has_eager_part = (self.ep > 1) | self.has_eager_attention
         is_selective = self.activation_checkpoint == ACTIVATION_CHECKPOINTS.index("selective")
         return np.asarray(self.compile & ~(has_eager_part & is_selective))
 
@@ -130,6 +139,13 @@ class LayoutTable:
     def compiles_model(self) -> Bools:
         """Return whether the model is one graph (layout.compile = "model")."""
         return np.asarray(self.compile & self.has_model_graph)
+
+    @property
+    def has_eager_attention(self) -> Bools:
+        """Return whether attention stays out of compiled blocks (Layout.has_eager_attention)."""
+        is_ring = (self.cp > 1) & (self.cp_method == CONTEXT_METHODS.index("ring"))
+        is_sparse = np.isin(self.attention_backend, [ATTENTION_BACKENDS.index(name) for name in SPARSE_BACKENDS])
+        return np.asarray(is_ring | is_sparse)
 
     def has_schedule(self, names: Collection[str]) -> Bools:
         """Return whether the schedule is one of `names`."""

@@ -1,6 +1,7 @@
 """Causal attention without its projections, with sliding windows and attention sinks, and the KV cache.
 
-CausalAttention is a module of its own so that context parallelism can replace it.
+CausalAttention is a module of its own so that context parallelism can replace it, and so that another backend can:
+sdpa_attention.py, flex_attention.py, varlen_attention.py.
 
 An attention sink (GPT-OSS) is a learned logit of a query head in the softmax's denominator. It becomes one more key,
 before the first, whose value is 0: queries get a further element, sink / scale, which is 1 in that key and 0 in all

@@ -30,6 +30,7 @@ _ATTENTION = (
     "aten::_scaled_dot_product_efficient_attention",
     "aten::_scaled_dot_product_cudnn_attention",
     "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "torch_attn::_varlen_attn",
 )
 _ALL_GATHER = "_c10d_functional::all_gather_into_tensor"
 _ALL_TO_ALL = "_c10d_functional::all_to_all_single"
@@ -139,8 +140,8 @@ def _parts_to_compile(block: nn.Module, checkpoint: ActivationCheckpoint) -> lis
 def _warn_once(block: str) -> None:
     if dist.get_rank() == 0:
         logger.warning(
-            "layout.compile = true has no effect on %s: it contains an eager module (experts of ep, ring attention), "
-            "with which selective recomputation cannot be compiled; set layout.activation_checkpoint to full",
+            "layout.compile = true has no effect on %s: it contains an eager module (experts of ep, attention in a ring or "
+            "by varlen), with which selective recomputation cannot be compiled; set layout.activation_checkpoint to full",
             block,
         )
 

@@ -4,8 +4,8 @@
 2. float8                  replaces whole linear layers, before tensor parallelism shards them
 3. tensor and sequence     parameters become DTensors, which record their placement; later steps shard them further
 4. experts                 after 3, which decides whether a router's tokens are sharded over tp
-5. context                 replaces the attention core, which has no parameters; after 3, since Ulysses shards the
-                           heads of this rank
+5. attention, context      replace the attention core, which has no parameters: by its backend, then by one that
+                           shares the sequence; after 3, since Ulysses shards the heads of this rank
 6. activation checkpoint   after all steps that add collectives to a block: they are part of its recomputation
 7. compile                 after 6 and 3: the compiler must see the recomputed region, and the collectives that it
                            overlaps with matmuls (layout.async_tp)
@@ -20,6 +20,7 @@ spec/job/validity.py rejects invalid layouts before any process starts.
 import torch
 from torch import nn
 
+from meshwright.models.attention_choice import apply_attention_backend
 from meshwright.models.contract import blocks_of
 from meshwright.parallelism.activation_checkpoint import checkpoint_blocks, compile_blocks
 from meshwright.parallelism.activation_offload import HostTransfers, offload_blocks
@@ -53,6 +54,7 @@ def parallelize(
         apply_tensor_parallel(stage, meshes)
         set_shard_groups(stage, meshes)
         apply_expert_parallel(stage, meshes)
+        apply_attention_backend(stage, layout.attention_backend)
         apply_context_parallel(stage, meshes, seq_len)
         blocks = blocks_of(stage)
         gathered_again = ("tp", "ep", "fsdp") if layout.compile == "model" and layout.is_resharded else ("tp", "ep")

@@ -17,7 +17,7 @@ Repeats: the shares of a block's backward that compiled code computes whole in b
 
     one graph              all of it
     experts stay eager     attention and matmuls outside experts, and what tp sends for them
-    a ring stays eager     what is outside attention
+    attention stays eager  what is outside attention: in a ring, or by a backend that skips masked scores
 
 What stays eager is split (parallelism/activation_checkpoint.py). Ignored: that attention's rotary embedding and a
 router's casts, compiled next to eager experts, are repeated, and that norms and sums around an eager ring are not.
@@ -32,7 +32,7 @@ from meshwright.cost.achieved_rates import is_blackwell
 from meshwright.cost.block_positions import BlockPosition
 from meshwright.cost.compute.block_time import BlockTimes
 from meshwright.cost.constants import fixed_constant
-from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, CONTEXT_METHODS, Bools, Floats, Ints, LayoutTable
+from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, Bools, Floats, Ints, LayoutTable
 from meshwright.cost.pipeline.stage import split_share
 from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.cost.work import BLOCK, BlockTable
@@ -114,9 +114,6 @@ def nth_share(layouts: LayoutTable, num_blocks: Floats) -> Floats:
     return np.asarray(np.ceil(per_stage / layouts.activation_checkpoint_every) / per_stage)
 
 
-_RING = CONTEXT_METHODS.index("ring")
-
-
 @dataclass(frozen=True)
 class Repeats:
     """Shares of the backwards of a position's blocks that run twice, one element a configuration."""
@@ -142,17 +139,17 @@ class RepeatPricer:
         blocks, row = self.blocks, position.row
         twice = self.passes * (position.kind == BLOCK)
         experts = np.where(has_eager_experts(blocks, row), 1.0, 0.0)
-        ring = np.where(has_ring(self.layouts), 1.0, 0.0)
+        eager = np.where(self.layouts.has_eager_attention, 1.0, 0.0)
         of_experts, of_attention = times.expert_share[row], times.attention_share[row]
         # Row-parallel matmuls have two collectives each; what more there are, split experts gather and scatter.
         collectives = np.maximum(blocks.num_tp_collectives[row], 1)
         outside = np.minimum(2 * blocks.num_tp_inputs[row] / collectives, 1.0)
         return Repeats(
-            matmul=twice * (1 - experts * of_experts - ring * of_attention),
-            attention=twice * (1 - ring),
+            matmul=twice * (1 - experts * of_experts - eager * of_attention),
+            attention=twice * (1 - eager),
             memory=twice * (1 - experts),
-            tp=twice * np.where(experts > 0, outside, 1.0) * (1 - ring * np.minimum(2 / collectives, 1.0)),
-            cp=twice * (1 - ring),
+            tp=twice * np.where(experts > 0, outside, 1.0) * (1 - eager * np.minimum(2 / collectives, 1.0)),
+            cp=twice * (1 - eager),
             ep=0.0 * twice,
         )
 
@@ -169,18 +166,13 @@ def compiled_share(configs: Configurations) -> Floats:
     layouts = configs.layouts
     is_ours = configs.has(lambda setup: setup.is_own)
     stays = (layouts.ep > 1) | (layouts.tp > 1)
-    eager = np.where(stays, experts, 0.0) + np.where(has_ring(layouts), attention, 0.0)
+    eager = np.where(stays, experts, 0.0) + np.where(layouts.has_eager_attention, attention, 0.0)
     return np.where(is_ours, 1 - eager, 1.0)
 
 
 def has_eager_experts(blocks: BlockTable, row: Ints) -> Bools:
     """Return where experts stay out of a compiled block."""
     return np.asarray(blocks.eager_backward_elements[row] > 0)
-
-
-def has_ring(layouts: LayoutTable) -> Bools:
-    """Return where attention stays out of a compiled block, since it passes keys on around a ring."""
-    return np.asarray((layouts.cp > 1) & (layouts.cp_method == _RING))
 
 
 def _repeated_passes(configs: Configurations) -> Floats:

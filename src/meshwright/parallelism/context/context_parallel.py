@@ -23,6 +23,7 @@ from torch import distributed as dist
 
 from meshwright.errors import InfeasibleLayout, UnsupportedError
 from meshwright.models.attention import CausalAttention, attend, causal_mask, same_document, with_sink_scores
+from meshwright.models.attention_choice import WHOLE_SEQUENCE
 from meshwright.models.contract import blocks_of
 from meshwright.parallelism.collectives import all_gather_autograd, all_gather_dim, exchange_rows
 from meshwright.parallelism.context.ring_attention import RingAttention
@@ -37,13 +38,21 @@ def apply_context_parallel(model: nn.Module, meshes: Meshes, seq_len: int) -> No
         return
     # Raises for a sequence that cannot be split, before training.
     sequence_indices(seq_len, meshes.rank("cp"), layout.cp, layout.cp_method)
-    attentions = {name: module for name, module in model.named_modules() if type(module) is CausalAttention}
+    attentions = {name: module for name, module in model.named_modules() if type(module) in WHOLE_SEQUENCE}
     blocks = blocks_of(model)
     is_stage_without_blocks = len(blocks) > 0 and all(block is None for block in blocks)
     if not is_stage_without_blocks:
         _require_splittable(model, attentions, layout.cp)
     for name, attention in attentions.items():
-        model.set_submodule(name, _ATTENTION[layout.cp_method](meshes.group("cp"), attention.scale, attention.window))
+        model.set_submodule(name, _shared(attention, layout.cp_method, meshes.group("cp")))
+
+
+def _shared(attention: CausalAttention, method: ContextMethod, group: dist.ProcessGroup) -> nn.Module:
+    """Return what takes the place of `attention` where the ranks of `group` share the sequence."""
+    if method == "ulysses":
+        return UlyssesAttention(group, attention)
+    assert type(attention) is CausalAttention, "refused by spec/job/attention_rules.py"
+    return _ATTENTION[method](group, attention.scale, attention.window)
 
 
 def _require_splittable(model: nn.Module, attentions: Mapping[str, CausalAttention], cp: int) -> None:
@@ -115,11 +124,14 @@ class AllGatherAttention(CausalAttention):
 
 
 class UlyssesAttention(CausalAttention):
-    """CausalAttention of N / P heads of the whole sequence on each rank of `group`."""
+    """Attention of N / P heads of the whole sequence on each rank of `group`, by any backend."""
 
-    def __init__(self, group: dist.ProcessGroup, scale: float | None = None, window: int | None = None) -> None:
-        super().__init__(scale, window)
+    def __init__(self, group: dist.ProcessGroup, whole: CausalAttention) -> None:
+        super().__init__(whole.scale, whole.window)
         self.group, self.cp_degree = group, group.size()
+        self.is_eager = getattr(whole, "is_eager", False)
+        # Not as a submodule: it would be a scope of its own in traces and profiles.
+        self.attend_whole = whole.forward
 
     def forward(
         self,
@@ -144,7 +156,7 @@ class UlyssesAttention(CausalAttention):
         query_BTNH, key_BTKH, value_BTKW = self._shard_heads(query_BSNH, key_BSKH, value_BSKW)
         documents_BT = None if documents_BS is None else all_gather_dim(documents_BS, 1, self.group)
         own_sinks = None if sinks_N is None else sinks_N.chunk(self.cp_degree)[self.group.rank()]
-        attended_BTNW = super().forward(query_BTNH, key_BTKH, value_BTKW, documents_BT, own_sinks)
+        attended_BTNW = self.attend_whole(query_BTNH, key_BTKH, value_BTKW, documents_BT, own_sinks)
         return self._shard_sequence(attended_BTNW)
 
     def _shard_heads(self, *parts: Tensor) -> list[Tensor]:
@@ -170,7 +182,6 @@ class UlyssesAttention(CausalAttention):
 _ATTENTION: dict[ContextMethod, Callable[[dist.ProcessGroup, float | None, int | None], nn.Module]] = {
     "all-gather": AllGatherAttention,
     "ring": RingAttention,
-    "ulysses": UlyssesAttention,
 }
 
 

@@ -12,6 +12,7 @@ from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
 from meshwright.errors import MeshwrightError
+from meshwright.spec.job.attention_rules import attention_problems
 from meshwright.spec.job.compile_rules import model_graph_layout_problems, model_graph_problems
 from meshwright.spec.job.float8_rules import float8_problems
 from meshwright.spec.job.optimizer_rules import block_problems, update_problems
@@ -64,7 +65,8 @@ def broken_rules(job: Job, layout: Layout) -> list[Problem]:
     if (architecture := _architecture(job)) is not None:
         of_optimizer += block_problems(job.optimizer, layout, architecture)
     schedule = schedule_problems(layout, num_microbatches, job.batch_key)
-    return [*batch, *split, *schedule, *float8_problems(job, layout), *of_optimizer, *model_graph_problems(job, layout)]
+    of_model = [*attention_problems(job, layout, _architecture(job)), *model_graph_problems(job, layout)]
+    return [*batch, *split, *schedule, *float8_problems(job, layout), *of_optimizer, *of_model]
 
 
 def has_wrong_degree(problems: Iterable[str]) -> bool:

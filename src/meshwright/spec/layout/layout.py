@@ -11,6 +11,7 @@ from pydantic_core.core_schema import SerializerFunctionWrapHandler
 
 from meshwright.errors import InfeasibleLayout
 from meshwright.spec.frozen import Frozen
+from meshwright.spec.layout.attention_backend import SPARSE_BACKENDS, AttentionBackend
 from meshwright.spec.layout.compile_value import Compile, CompileBackend
 from meshwright.units import counted
 
@@ -64,6 +65,8 @@ class Layout(Frozen):
     """First block of every pipeline stage but the first; default: split by each block's FLOPs and bytes."""
     cp_method: ContextMethod = "all-gather"
     """How context-parallel ranks share keys: gather all, pass them round a ring, or swap heads for sequence."""
+    attention_backend: AttentionBackend = "auto"
+    """What computes attention: a kernel that torch's SDPA chooses (auto) or a given one, FlexAttention, varlen_attn."""
     async_tp: bool = False
     """Whether tensor-parallel matmuls overlap their own communication (symmetric memory); needs CUDA and compile."""
     activation_checkpoint: ChosenCheckpoint = "none"
@@ -127,7 +130,12 @@ class Layout(Frozen):
 
         Those stay eager, and what is compiled next to them overwrites outputs that selective recomputation saved.
         """
-        return self.ep == 1 and (self.cp == 1 or self.cp_method != "ring")
+        return self.ep == 1 and not self.has_eager_attention
+
+    @property
+    def has_eager_attention(self) -> bool:
+        """Return whether attention stays out of compiled blocks: in a ring, or by a backend that skips masked scores."""
+        return (self.cp > 1 and self.cp_method == "ring") or self.attention_backend in SPARSE_BACKENDS
 
     @property
     def compiles_blocks(self) -> bool:

@@ -28,6 +28,7 @@ from meshwright.parallelism.loss import make_loss
 from meshwright.parallelism.mesh import Meshes, build_meshes
 from meshwright.parallelism.pipeline.pipeline import Pipeline
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters, copies_by_name, persistent_buffers
+from meshwright.spec.job.attention_rules import device_problem
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import ModelSection
 from meshwright.spec.job.user_object import import_object
@@ -141,6 +142,7 @@ def build_pipeline(job: Job, ranks: Ranks, microbatches: Sequence[int] | None = 
     num_parameters = sum(parameter.numel() for parameter in whole.parameters())
     layout = with_stage_boundaries(job, job.layout.resolve(ranks.num_ranks), whole)
     require_valid(job, layout)
+    require_attention(job, layout, ranks.device.type)
     described = described_for_hf(job, whole)
     meshes = build_meshes(layout, ranks.device.type)
     schedule = build_schedule(layout, job.num_microbatches(layout), read_schedule(layout))
@@ -196,6 +198,13 @@ def require_valid(job: Job, layout: Layout) -> None:
         )
     if problems:
         raise InfeasibleLayout("\n".join(problems))
+
+
+def require_attention(job: Job, layout: Layout, device_type: str) -> None:
+    """Raise InfeasibleLayout where devices of this type do not run the layout's attention backend."""
+    problem = device_problem(layout.attention_backend, job.precision.compute, is_cpu=device_type == "cpu")
+    if problem is not None:
+        raise InfeasibleLayout(problem)
 
 
 def described_for_hf(job: Job, whole: nn.Module) -> HfModel | None:

@@ -1,0 +1,97 @@
+"""CausalAttention by torch's varlen_attn: flash attention of sequences of different lengths, here documents, in a row.
+
+A window is the kernel's own. CUDA only, in 16 bits; values are as wide as keys.
+
+Shapes: B batch, S positions of the whole sequence, P = B S, D documents of the batch, N query heads, K key/value heads,
+H width of a head.
+"""
+
+import inspect
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn.attention import varlen
+from torch.utils.weak import WeakIdKeyDictionary
+
+from meshwright.errors import UnsupportedError
+from meshwright.models.attention import CausalAttention
+
+_NEEDED = ("window_size", "enable_gqa")
+"""Arguments that varlen_attn has in newer releases only."""
+
+
+class VarlenAttention(CausalAttention):
+    """CausalAttention by varlen_attn; without attention sinks."""
+
+    is_eager = True
+    """Where documents end is data: the host reads their number once a microbatch."""
+
+    def forward(
+        self,
+        query_BSNH: Tensor,
+        key_BTKH: Tensor,
+        value_BTKW: Tensor,
+        documents_BS: Tensor | None = None,
+        sinks_N: Tensor | None = None,
+    ) -> Tensor:
+        """Return attended_BSNH."""
+        if sinks_N is not None:
+            raise UnsupportedError('attention with sinks is not computed by layout.attention_backend = "varlen"')
+        if query_BSNH.shape[1] != key_BTKH.shape[1]:  # a step of generation
+            return super().forward(query_BSNH, key_BTKH, value_BTKW, documents_BS)
+        heads = (query_BSNH, key_BTKH, value_BTKW)
+        return varlen_attend(heads, document_starts(documents_BS, query_BSNH), self.window, self.scale)
+
+
+def varlen_attend(
+    heads: tuple[Tensor, Tensor, Tensor], starts: Tensor, window: int | None, scale: float | None
+) -> Tensor:
+    """Return attended_BSNH of query_BSNH, key_BSKH and value_BSKH; `starts` as document_starts returns them."""
+    require_varlen()
+    query, length = heads[0], heads[0].shape[1]
+    query_PNH, key_PKH, value_PKH = (x.flatten(0, 1) for x in heads)
+    attended_PNH = varlen.varlen_attn(
+        query_PNH,
+        key_PKH,
+        value_PKH,
+        starts,
+        starts,
+        length,
+        length,
+        scale=scale,
+        # Keys before and after the query's own; -1 is all.
+        window_size=(-1 if window is None else window - 1, 0),
+        enable_gqa=query_PNH.shape[1] != key_PKH.shape[1],
+    )
+    assert isinstance(attended_PNH, Tensor)
+    return attended_PNH.unflatten(0, (query.shape[0], length))
+
+
+_starts = WeakIdKeyDictionary()
+"""By the tensor of documents, which all layers of a microbatch share."""
+
+
+def document_starts(documents_BS: Tensor | None, like_BS: Tensor) -> Tensor:
+    """Return the first position of each document in the batch in a row, and the last one's end: D + 1, int32."""
+    batch_size, length = like_BS.shape[:2]
+    if documents_BS is None:
+        return torch.arange(0, (batch_size + 1) * length, length, dtype=torch.int32, device=like_BS.device)
+    if documents_BS not in _starts:
+        is_first_BS = torch.ones_like(documents_BS, dtype=torch.bool)
+        is_first_BS[:, 1:] = documents_BS[:, 1:] != documents_BS[:, :-1]
+        ends = torch.tensor([batch_size * length], device=like_BS.device)
+        _starts[documents_BS] = torch.cat((is_first_BS.flatten().nonzero()[:, 0], ends)).int()
+    starts: Tensor = _starts[documents_BS]
+    return starts
+
+
+@lru_cache
+def require_varlen() -> None:
+    """Raise UnsupportedError for a torch whose varlen_attn lacks windows or grouped heads."""
+    missing = [name for name in _NEEDED if name not in inspect.signature(varlen.varlen_attn).parameters]
+    if missing:
+        raise UnsupportedError(
+            f'layout.attention_backend = "varlen": varlen_attn of torch {torch.__version__} has no '
+            f'{" and no ".join(missing)}: use a newer torch, or set layout.attention_backend to "flex" or "auto"'
+        )
