@@ -1,10 +1,9 @@
 """Rates: what a setup's device and links reach, from the catalogue's figures and the constants.
 
     matmul      dense peak x share of its architecture [x (power cap / full power) ^ exponent]
-    attention   16-bit dense peak x share
     memory      bandwidth x share
 
-A measured figure of the catalogue (`meshwright calibrate`) replaces peak x share. An unknown architecture that was not
+Attention's rates: attention_rates.py. A measured figure of the catalogue (`meshwright calibrate`) replaces peak x share. An unknown architecture that was not
 measured is an error.
 """
 
@@ -118,7 +117,6 @@ class Rates:
     matmul: Floats
     matmul16: Floats
     matmul32: Floats
-    attention: Floats
     memory: Floats
 
 
@@ -130,31 +128,26 @@ def rates_of(setups: tuple[TrainingSetup, ...], peaks: Peaks, constants: Constan
         matmul=peaks.dense * shares[0] * power,
         matmul16=peaks.dense16 * shares[1] * power,
         matmul32=peaks.dense32 * shares[1] * power,
-        attention=peaks.dense16 * shares[2] * power,
         memory=peaks.memory_bytes_per_s * constants["memory_rate"],
     )
 
 
-def _shares(setup: TrainingSetup, constants: Constants) -> tuple[float, float, float]:
-    device, stack, workload = setup.cluster.device, setup.stack, setup.workload
+def _shares(setup: TrainingSetup, constants: Constants) -> tuple[float, float]:
+    device, workload = setup.cluster.device, setup.workload
     share16 = matmul_share(device, "bfloat16", "", constants)
-    share = matmul_share(device, workload.matmul_dtype, workload.precision, constants)
-    attention = attention_share(device, stack.kernels, constants)
-    if stack.low_precision_attention and setup.is_low_precision:
-        attention *= constants["attention8"]
-    return share, share16, attention
+    return matmul_share(device, workload.matmul_dtype, workload.precision, constants), share16
 
 
 def matmul_share(device: Device, dtype: str, precision: str, constants: Constants) -> float:
     """Return the share of the dense peak that large matmuls of `dtype` reach; `precision` as in Workload.precision."""
     if dtype == "float8":
-        share = _share("matmul8", device, constants)
+        share = share_of_peak("matmul8", device, constants)
         share *= constants["rowwise"] if precision.startswith("float8-rowwise") else 1.0
         return share * (constants["mx"] if precision == "mxfp8" else 1.0)
-    return _share("matmul4" if dtype == "float4" else "matmul", device, constants)
+    return share_of_peak("matmul4" if dtype == "float4" else "matmul", device, constants)
 
 
-def _share(kind: str, device: Device, constants: Constants) -> float:
+def share_of_peak(kind: str, device: Device, constants: Constants) -> float:
     """Return the constant `kind` of the device's architecture; raises UnsupportedError where there is none."""
     architecture = architecture_of(device)
     name = f"{kind}.{architecture}"
@@ -166,10 +159,3 @@ def _share(kind: str, device: Device, constants: Constants) -> float:
         f"device {device.name}: the cost model has no constant {name}: choose another precision, or measure the device "
         "with `meshwright calibrate`"
     )
-
-
-def attention_share(device: Device, kernels: str, constants: Constants) -> float:
-    """Return the share of the 16-bit peak that attention reaches; `kernels` as in Stack.kernels."""
-    share = _share("attention", device, constants)
-    # Where no vendor's kernel is faster than FlashAttention 2, there is no constant.
-    return share if kernels == "fused" else share * constants.get(f"attention_generic.{architecture_of(device)}", 1.0)

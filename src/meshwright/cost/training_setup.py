@@ -13,20 +13,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.layout_table import Bools, Floats, Ints, LayoutTable
+from meshwright.spec.job.attention_rules import cudnn_takes
+from meshwright.spec.layout.attention_backend import SPARSE_BACKENDS, AttentionBackend
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.model.model_spec import ModelSpec
+from meshwright.spec.model.op import CoreAttention
 from meshwright.spec.step.stack import Stack
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT, Workload
 
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """Model, workload, cluster and software stack: all that a step depends on besides the layout."""
+    """Model, workload, cluster, software stack and attention's backend: what decides which kernels a step has."""
 
     model: ModelSpec
     workload: Workload
     cluster: Cluster
     stack: Stack
+    attention_backend: AttentionBackend = "auto"
+    """layout.attention_backend, of our own trainer."""
 
     @property
     def is_own(self) -> bool:
@@ -41,9 +46,23 @@ class TrainingSetup:
     @property
     def masks_scores(self) -> bool:
         """Return whether attention computes scores between documents and masks them, as ours does. Variable-length
-        kernels of other software skip them.
+        kernels of other software skip them, and so do FlexAttention and varlen_attn.
         """
-        return self.is_own and self.workload.masks_documents
+        return self.is_own and self.workload.masks_documents and not self.skips_masked
+
+    @property
+    def skips_masked(self) -> bool:
+        """Return whether our trainer's attention skips scores that documents or a window hide. On a host flex is
+        computed under a mask.
+        """
+        return self.attention_backend in SPARSE_BACKENDS and not self.cluster.device.is_host
+
+    @property
+    def takes_cudnn(self) -> bool:
+        """Return whether cuDNN has a kernel for the model's heads and the format of activations."""
+        cores = [op for group in self.model.groups for op in group.ops if isinstance(op, CoreAttention)]
+        widths = {(op.head_dim, op.value_head_dim) for op in cores}
+        return not self.has_wide_activations and all(cudnn_takes(*one) for one in widths)
 
     @property
     def has_wide_activations(self) -> bool:
@@ -102,6 +121,7 @@ class Partition:
 
     def __init__(self, setup: TrainingSetup, keys: LayoutTable) -> None:
         self.seq_len = setup.workload.seq_len
+        self.document_tokens = setup.workload.document_tokens if setup.workload.masks_documents else None
         self.tp, self.ep, self.etp = keys.tp, keys.ep, keys.etp
         self.tokens = keys.microbatch_size * self.seq_len / keys.cp
         self.cp, self.loss_chunks = keys.cp, keys.loss_chunks

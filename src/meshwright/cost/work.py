@@ -53,6 +53,8 @@ class BlockTable:
     """Model FLOPs of attention's forward pass."""
     context: Floats
     """Tokens that each token attends to in the mean."""
+    visible_context: Floats
+    """The same within its document, of the mean length that the workload states."""
     head_width: Floats
     score_elements: Floats
     """Elements of the whole matrix of scores, masked ones included."""
@@ -174,6 +176,7 @@ def _block_row(group: BlockGroup, kind: int, partition: Partition) -> dict[str, 
     kv_heads = zero if core is None else np.maximum(core.num_kv_heads / partition.tp, 1)
     head_width = 0.0 if core is None else (core.head_dim + core.value_head_dim) / 2
     context = 1.0 if core is None else core.mean_context(partition.seq_len)
+    visible = 1.0 if core is None else core.mean_context(partition.seq_len, partition.document_tokens)
     eager_forward, eager_backward = eager_elements(group.ops, partition)
     own_forward, own_backward = own_elements(group.ops, partition)
     biases = [op for op in group.ops if isinstance(op, Elementwise) and op.role == "bias"]
@@ -185,6 +188,7 @@ def _block_row(group: BlockGroup, kind: int, partition: Partition) -> dict[str, 
         "width": zero + _width(group),
         "attention_flops": 4 * tokens * heads * head_width * context,
         "context": zero + context,
+        "visible_context": zero + visible,
         "head_width": zero + head_width,
         "score_elements": tokens * heads * partition.seq_len,
         "kv_elements": 2 * tokens * kv_heads * head_width,

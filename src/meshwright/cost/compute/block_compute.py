@@ -144,7 +144,10 @@ class ComputePricer:
         """Return the seconds of attention, by kernels or, in a ring that has none, by rows."""
         split, slow, c = self.split_attention, prices.slow, prices.constants
         slowdown = split.slowdown(position.row, c)
-        kernels_f, kernels_b = (side[position.row] * slow.compute * slowdown for side in prices.times.attention)
+        kernels_f, kernels_b = (
+            side[position.row] * slow.compute * slower
+            for side, slower in zip(prices.times.attention, slowdown, strict=True)
+        )
         if not split.by_rows.any():
             return kernels_f, kernels_b
         products, others = split.rows_s(position.row, prices.matmul32_rate, prices.memory_rate, c)

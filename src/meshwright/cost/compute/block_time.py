@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.cost.achieved_rates import Peaks, Rates, is_blackwell
+from meshwright.cost.attention_rates import attention_rates_of
 from meshwright.cost.compute.matmul import MatmulSizes, is_misaligned, matmul_bytes, tile_flops
 from meshwright.cost.compute.op_shapes import ATTENTION_BACKWARD_FLOPS, NARROW_HEAD
 from meshwright.cost.compute.own_kernels import end_kernels, own_kernels
@@ -172,10 +173,10 @@ class BlockPricer:
     def _attention(self, rates: Rates, constants: Constants) -> tuple[Passes, Floats]:
         blocks, setup = self.work.blocks, self.block_setup
         ramp = blocks.context / (blocks.context + constants["attention_ramp_tokens"])
-        narrow = np.where(blocks.head_width < NARROW_HEAD, constants["narrow_head"], 1.0)
-        rate = rates.attention[setup] * ramp * narrow
-        flash = blocks.attention_flops / rate
-        flash_back = ATTENTION_BACKWARD_FLOPS * flash / constants["attention_backward"]
+        reached = attention_rates_of(self.setups, self.peaks, constants)
+        narrow = np.where(blocks.head_width < NARROW_HEAD, reached.narrow[setup], 1.0)
+        flash = blocks.attention_flops / (reached.flops_per_s[setup] * ramp * narrow)
+        flash_back = ATTENTION_BACKWARD_FLOPS * flash / reached.backward[setup]
         whole = 4 * blocks.score_elements * blocks.head_width
         of_8, of_1 = constants["unaligned_head.8"], constants["unaligned_head.1"]
         alignment = np.where(blocks.head_width % 64 == 0, 1.0, np.where(blocks.head_width % 8 == 0, of_8, of_1))

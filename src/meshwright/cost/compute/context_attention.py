@@ -15,7 +15,9 @@ positions; T = P S; the elements of a rank's queries, keys and values are those 
     all-gather  keys and values of T positions are joined and put in order, their gradients added up and put back; its
                 mask costs more: the first chunk of rank r attends to r + 1 chunks, the second to 2 P - r: (2 P + 1) /
                 (2 P) of the causal work. Without documents all sequences share one mask
-    documents   of ours: one mask for each sequence, T x T, made in every block, for whole sequences and for those that
+    sparse      FlexAttention and varlen_attn compute the scores that documents and windows leave, in blocks of 128: half
+                a block more at the far end of what a query sees
+    documents   of ours else: one mask for each sequence, T x T, made in every block, for whole sequences and for those that
                 ulysses makes whole: twice the causal work, at the rate of a context of T keys. A ring's documents:
                 matmul.py
 
@@ -27,7 +29,9 @@ which all heads share and caches hold.
 import numpy as np
 
 from meshwright.cost.achieved_rates import is_blackwell, num_sms
+from meshwright.cost.attention_rates import ring_slowdown
 from meshwright.cost.compute.matmul import AttentionByRows
+from meshwright.cost.compute.op_shapes import NARROW_HEAD
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import CONTEXT_METHODS, Bools, Floats, Ints, Passes
 from meshwright.cost.training_setup import Configurations
@@ -48,6 +52,8 @@ _CAUSAL_BYTES, _DOCUMENTS_BYTES = 4.0, 4.0
 """Of one score of a mask in eager code: ones (1), cut to a triangle (2), read (1); for each sequence equal documents
 (1), joined with the triangle (2), read (1). What is added to scores is written besides; that is all of a compiled
 mask."""
+_HALF_BLOCK = 64.0
+"""Keys that are computed and masked where a block of 128 scores is cut by a document's start or a window's end."""
 _CHUNK_KERNELS = 4.0
 """A compiled concatenation has a kernel for each of the 2 P chunks of keys, and of values."""
 
@@ -63,7 +69,8 @@ class ContextAttention:
         def uses(method: str) -> Bools:
             return np.asarray(layouts.cp_method == CONTEXT_METHODS.index(method))
 
-        self.blocks = blocks
+        self.blocks, self.configs = blocks, configs
+        self.skips_masked = configs.has(lambda s: s.skips_masked)
         self.seq_len = configs.each(lambda s: s.workload.seq_len)
         self.cp = layouts.cp.astype(np.float64)
         self.microbatch_size = layouts.microbatch_size.astype(np.float64)
@@ -83,13 +90,35 @@ class ContextAttention:
         """Return whether pieces of a ring have no kernel, as parallelism/torch_private/torch_attention.py says."""
         return (self.is_ring & self.masks_documents) | self.has_wide_pieces
 
-    def slowdown(self, row: Ints, c: Constants) -> Floats:
-        """Return the time of attention kernels over that of the rank's share of the causal whole."""
+    def slowdown(self, row: Ints, c: Constants) -> Passes:
+        """Return the time of attention kernels over that of the rank's share of the causal whole, both passes."""
         context, ramp = self.blocks.context[row], c["attention_ramp_tokens"]
         pieces = (1 + ramp * self.cp / context) / (1 + ramp / context)
         whole = (self.seq_len + ramp) / (context + ramp)
         masked = np.where(self.masks_sequence, whole, np.where(self.gathers_keys, 1 + 0.5 / self.cp, 1.0))
-        return np.where(self.is_ring, pieces, 1.0) * masked
+        masked = np.where(self.skips_masked, self._left_by_masks(row, ramp), masked)
+        forward, backward = self._ring_kernels(row, c)
+        return (
+            np.where(self.is_ring, pieces * forward, 1.0) * masked,
+            np.where(self.is_ring, pieces * backward, 1.0) * masked,
+        )
+
+    def _left_by_masks(self, row: Ints, ramp: float) -> Floats:
+        """Return the time where masked scores are skipped, over that of the model's own windows."""
+        blocks = self.blocks
+        is_cut = (blocks.visible_context[row] < blocks.context[row]) | (blocks.context[row] < self.seq_len / 2)
+        visible = blocks.visible_context[row] + np.where(is_cut, _HALF_BLOCK, 0.0)
+        return np.asarray((visible + ramp) / (blocks.context[row] + ramp))
+
+    def _ring_kernels(self, row: Ints, c: Constants) -> Passes:
+        """Return the time of a ring's kernel over that of whole sequences, both passes."""
+        setups, is_narrow = self.configs.setups, self.blocks.head_width[row] < NARROW_HEAD
+        wide, narrow = (
+            np.array([ring_slowdown(setup, c, is_narrow=one) for setup in setups])[self.configs.setup_index].T
+            for one in (False, True)
+        )
+        forward, backward = np.where(is_narrow, narrow, wide)
+        return forward, backward
 
     def mask_bytes(self) -> Floats:
         """Return the bytes that making the mask of one block reads and writes, in forward."""

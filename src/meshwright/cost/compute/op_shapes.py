@@ -21,6 +21,7 @@ caches still hold, and broadcast inputs, which count as large as they are treate
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from meshwright.cost.attention_rates import AttentionKernel
 from meshwright.errors import UnsupportedError
 from meshwright.spec.trace.trace import Signature
 
@@ -37,7 +38,16 @@ ATTENTION_BACKWARD_FLOPS = 5 / 2
 """Over those of the forward pass: five products for two, one of them recomputed."""
 NARROW_HEAD = 96
 """Width from which on heads reach the full rate: narrow_head of constants.toml."""
-_ATTENTION = ("flash", "efficient", "cudnn", "fused", "for_cpu")
+_ATTENTION: dict[str, AttentionKernel] = {
+    "_scaled_dot_product_flash_attention_for_cpu": "published",
+    "_scaled_dot_product_fused_attention_overrideable": "published",
+    "_scaled_dot_product_flash_attention": "flash",
+    "_scaled_dot_product_cudnn_attention": "cudnn",
+    "_scaled_dot_product_efficient_attention": "efficient",
+    "flex_attention": "flex",
+    "varlen_attention": "varlen",
+}
+"""The kernel by how the operator's name begins; the last two are of tracer/record/sparse_attention.py."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +79,7 @@ class AttentionShape:
     head_width: float
     dtype: str
     is_backward: bool
+    kernel: AttentionKernel = "published"
     by_rows: tuple[int, int, int, int, int] | None = None
     """Where no kernel hides the scores: sequences, queries and keys of each, heads of both."""
 
@@ -131,7 +142,8 @@ def attention_shape(signature: Signature, name: str) -> AttentionShape | None:
         return None
     if name in _BY_ROWS:
         return _shape_by_rows(signature, name)
-    if not name.startswith("_scaled_dot_product") or not any(kind in name for kind in _ATTENTION):
+    kernel = next((kernel for begin, kernel in _ATTENTION.items() if name.startswith(begin)), None)
+    if kernel is None:
         raise UnsupportedError(
             f"{signature.op} is attention with a kernel that no cost is known of: "
             "call torch.nn.functional.scaled_dot_product_attention, which is traced as flash or efficient attention"
@@ -140,10 +152,22 @@ def attention_shape(signature: Signature, name: str) -> AttentionShape | None:
     # Backward has the gradient of the result first.
     query, key, value = (shape.dims for shape in signature.inputs[is_backward : 3 + is_backward])
     batch, heads, queries, width = query
-    context = key[-2] / 2 if signature.is_causal else float(key[-2])
     head_width = (width + value[-1]) / 2
+    if kernel in ("flex", "varlen"):
+        context = _counted_context(signature, 4.0 * batch * heads * queries * head_width)
+    else:
+        context = key[-2] / 2 if signature.is_causal else float(key[-2])
     flops = 4.0 * batch * heads * queries * head_width * context
-    return AttentionShape(flops, context, head_width, signature.inputs[is_backward].dtype, is_backward)
+    dtype = signature.inputs[is_backward].dtype
+    is_wide = dtype not in ("bfloat16", "float16")
+    # What torch has in 32 bits is one kernel, whatever its operator is called.
+    kernel = "published" if is_wide and kernel != "flex" else kernel
+    return AttentionShape(flops, context, head_width, dtype, is_backward, kernel)
+
+
+def _counted_context(signature: Signature, flops_per_key: float) -> float:
+    """Return the keys that a query attends to in the mean, by the FLOPs that the tracer counted for a sparse mask."""
+    return signature.flops / flops_per_key / (ATTENTION_BACKWARD_FLOPS if "backward" in signature.op else 1.0)
 
 
 def _shape_by_rows(signature: Signature, name: str) -> AttentionShape:

@@ -1,7 +1,7 @@
 """op_seconds: how long a kernel of a traced operator takes.
 
     matmul      max(tile_flops / reached rate, bytes / memory rate) + start
-    attention   FLOPs / (rate x ramp), 2.5 x the FLOPs backward at a lower rate
+    attention   FLOPs / (rate x ramp) of the operator's kernel, 2.5 x the FLOPs backward at a lower rate
     the rest    bytes / memory rate + start
     by rows     attention without a kernel: products in float32 and passes over scores, matmul.py
     copies      bytes / PCIe + start, between the memories of the host and the device: host_memory.py
@@ -18,7 +18,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from meshwright.cost.achieved_rates import (
-    attention_share,
     figure_of,
     is_blackwell,
     matmul_share,
@@ -26,6 +25,7 @@ from meshwright.cost.achieved_rates import (
     peak_flops_per_s,
     power_share,
 )
+from meshwright.cost.attention_rates import kernel_rate
 from meshwright.cost.compute.matmul import AttentionByRows, MatmulSizes, is_misaligned, tile_flops
 from meshwright.cost.compute.op_shapes import (
     ATTENTION_BACKWARD_FLOPS,
@@ -104,12 +104,13 @@ class _Pricer:
 
     def _attention_s(self, shape: AttentionShape) -> float:
         constants = self.constants
-        rate = peak_flops_per_s(self.device, shape.dtype) * attention_share(self.device, _KERNELS, constants)
+        reached = kernel_rate(self.device, shape.kernel, _KERNELS, constants)
+        rate = peak_flops_per_s(self.device, shape.dtype) * reached.share
         rate *= shape.context / (shape.context + constants["attention_ramp_tokens"])
-        rate *= constants["narrow_head"] if shape.head_width < NARROW_HEAD else 1.0
+        rate *= reached.narrow if shape.head_width < NARROW_HEAD else 1.0
         forward_s = shape.flops / rate
         if shape.is_backward:
-            return ATTENTION_BACKWARD_FLOPS * forward_s / constants["attention_backward"]
+            return ATTENTION_BACKWARD_FLOPS * forward_s / reached.backward
         return forward_s
 
     def _by_rows_s(self, shape: AttentionShape) -> float:

@@ -97,7 +97,7 @@ def model_obstacle(backend: AttentionBackend, architecture: LlamaArchitecture, s
     widths = _head_widths(architecture)
     if backend in ("flash", "varlen") and len(set(widths)) > 1:
         return f"needs values as wide as keys, and the model's heads are {widths[0]} and {widths[1]} wide"
-    if backend == "cudnn" and not _cudnn_takes(widths):
+    if backend == "cudnn" and not cudnn_takes(*widths):
         return f"takes heads of multiples of 8 up to 128, and the model's are {' and '.join(map(str, widths))} wide"
     return ""
 
@@ -121,6 +121,7 @@ def _head_widths(architecture: LlamaArchitecture) -> tuple[int, int]:
     return architecture.head_dim, architecture.head_dim if latent is None else latent.value_head_dim
 
 
-def _cudnn_takes(widths: tuple[int, int]) -> bool:
-    is_aligned = all(width % _ALIGNMENT == 0 for width in widths)
-    return is_aligned and (max(widths) <= _WIDEST_CUDNN or widths == _LATENT_WIDTHS)
+def cudnn_takes(width: int, value_width: int) -> bool:
+    """Return whether cuDNN's attention takes heads of these widths (torch 2.13)."""
+    is_aligned = width % _ALIGNMENT == 0 and value_width % _ALIGNMENT == 0
+    return is_aligned and (max(width, value_width) <= _WIDEST_CUDNN or (width, value_width) == _LATENT_WIDTHS)

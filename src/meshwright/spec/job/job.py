@@ -70,6 +70,7 @@ class Job(Frozen):
             wide_dtype="float32" if self.precision.has_wide_float8 else "bfloat16",
             gradient_dtype="float64" if self.precision.compute == "float64" else self.precision.reduce,
             masks_documents=self.data.mask_documents,
+            document_tokens=self.data.document_tokens,
             optimizer=self.optimizer.name,
             optimizer_state_dtype=self.optimizer.state_dtype,
             updates_in_backward=self.optimizer.in_backward,

@@ -71,6 +71,8 @@ class DataSection(Frozen):
     """Share of the samples, the last ones, kept out of training for validation."""
     mask_documents: bool = False
     """Mask attention across documents that are packed into one sequence."""
+    document_tokens: PositiveFloat | None = Field(None, examples=[900.0])
+    """Mean tokens of a document, by which a plan prices attention that skips other documents; changes no training."""
     shuffle: bool = True
     """Whether each epoch visits the samples in a new random order drawn from train.seed."""
     cache_dir: str = "~/.cache/meshwright"

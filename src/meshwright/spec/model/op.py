@@ -4,6 +4,7 @@ Only matmuls and attention have model FLOPs, which is MFU's convention; the time
 they move, which follow from their shapes.
 """
 
+import math
 import re
 from typing import Annotated, Literal, get_args
 
@@ -141,17 +142,21 @@ class CoreAttention(_Op):
         """Return the number of sinks."""
         return self.num_heads if self.has_sinks else 0
 
-    def mean_context(self, seq_len: int) -> float:
+    def mean_context(self, seq_len: int, document_tokens: float | None = None) -> float:
         """Return the mean number of keys that a query attends to in a sequence of `seq_len`: half of it if causal.
 
         Ignores the diagonal. With a causal window of w, the first w tokens attend to w / 2 keys on average, others to
-        w.
+        w. With documents of a mean length, the start of a token's own is exponentially far, as where documents end
+        anywhere: lengths that vary less are longer in effect.
         """
         if not self.causal:
             return float(seq_len if self.window is None else min(self.window, seq_len))
-        if self.window is None or self.window >= seq_len:
-            return seq_len / 2
-        return self.window - self.window**2 / (2 * seq_len)
+        reach = seq_len if self.window is None else min(self.window, seq_len)
+        if document_tokens is not None:
+            # A query with m keys in reach sees d (1 - exp(-m / d)) of them: summed over m up to the window, then at it.
+            most = document_tokens * -math.expm1(-reach / document_tokens)
+            return (document_tokens * (reach - most) + (seq_len - reach) * most) / seq_len
+        return seq_len / 2 if reach == seq_len else reach - reach**2 / (2 * seq_len)
 
     def forward_flops_per_token(self, seq_len: int) -> int:
         """Return the FLOPs of query x key and probabilities x value, the mean over a sequence; half if causal."""

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import PositiveInt
+from pydantic import PositiveFloat, PositiveInt
 
 from meshwright.spec.frozen import Frozen
 
@@ -54,6 +54,8 @@ class Workload(Frozen):
     """Format in which gradients are summed over ranks."""
     masks_documents: bool = False
     """Whether tokens attend within their own document only."""
+    document_tokens: PositiveFloat | None = None
+    """Mean tokens of a document; None where it is unknown, as if each sequence were one."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """The optimizer; with muon AdamW updates what is not a matrix of a block."""
     optimizer_state_dtype: Literal["float32", "bfloat16", "int8"] = "float32"
