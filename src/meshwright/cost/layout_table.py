@@ -208,6 +208,11 @@ def layout_table(layouts: Sequence[Layout]) -> LayoutTable:
         )
     if any(layout.compile == "auto" for layout in layouts):
         raise UnsupportedError('layout.compile = "auto" is settled before it is priced: set it to true or false')
+    if any(layout.attention_backend == "math" for layout in layouts):
+        raise UnsupportedError(
+            'layout.attention_backend = "math" computes attention by matmuls in float32, for comparison, which formulas '
+            "do not price: ask meshwright simulate, or set it to auto"
+        )
     columns: dict[str, NDArray[Any]] = {}
     for field in fields(LayoutTable):
         if field.name in ("checkpoint_of_block", "first_blocks"):

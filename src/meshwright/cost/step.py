@@ -172,7 +172,7 @@ class StepPricer:
             waits = self._waits(block, sent, c)
         return RankPass(
             ideal_matmul=3 * times.ideal_matmul[row],
-            ideal_attention=3 * times.ideal_attention[row],
+            ideal_attention=3 * times.ideal_attention[row] * self.compute.split_attention.kept_share(row),
             reached=3 * times.reached_matmul[row] * prices.slow.compute,
             matmul=block.matmul[0] + block.matmul[1],
             attention=block.attention[0] + block.attention[1],

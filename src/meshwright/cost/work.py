@@ -28,7 +28,18 @@ from meshwright.cost.compute.own_elements import eager_elements, own_elements
 from meshwright.cost.layout_table import Floats, Ints, LayoutTable
 from meshwright.cost.training_setup import Configurations, Partition, TrainingSetup
 from meshwright.spec.model.model_spec import BlockGroup
-from meshwright.spec.model.op import CoreAttention, Elementwise, Embedding, GroupedMatmul, Head, Matmul, Norm, Op, Rope
+from meshwright.spec.model.op import (
+    CoreAttention,
+    Elementwise,
+    Embedding,
+    GroupedMatmul,
+    Head,
+    Matmul,
+    Norm,
+    Op,
+    Rope,
+    computed_context,
+)
 
 BLOCK, FIRST, LAST = 0, 1, 2
 """Kinds of blocks: one block of a group, what stands before the blocks, what stands after them."""
@@ -53,8 +64,8 @@ class BlockTable:
     """Model FLOPs of attention's forward pass."""
     context: Floats
     """Tokens that each token attends to in the mean."""
-    visible_context: Floats
-    """The same within its document, of the mean length that the workload states."""
+    computed_context: Floats
+    """The same of kernels that skip what documents and windows hide (spec/model/op.py)."""
     head_width: Floats
     score_elements: Floats
     """Elements of the whole matrix of scores, masked ones included."""
@@ -176,7 +187,7 @@ def _block_row(group: BlockGroup, kind: int, partition: Partition) -> dict[str, 
     kv_heads = zero if core is None else np.maximum(core.num_kv_heads / partition.tp, 1)
     head_width = 0.0 if core is None else (core.head_dim + core.value_head_dim) / 2
     context = 1.0 if core is None else core.mean_context(partition.seq_len)
-    visible = 1.0 if core is None else core.mean_context(partition.seq_len, partition.document_tokens)
+    computed = 1.0 if core is None else computed_context(partition.seq_len, core.window, partition.document_tokens)
     eager_forward, eager_backward = eager_elements(group.ops, partition)
     own_forward, own_backward = own_elements(group.ops, partition)
     biases = [op for op in group.ops if isinstance(op, Elementwise) and op.role == "bias"]
@@ -188,7 +199,7 @@ def _block_row(group: BlockGroup, kind: int, partition: Partition) -> dict[str, 
         "width": zero + _width(group),
         "attention_flops": 4 * tokens * heads * head_width * context,
         "context": zero + context,
-        "visible_context": zero + visible,
+        "computed_context": zero + computed,
         "head_width": zero + head_width,
         "score_elements": tokens * heads * partition.seq_len,
         "kv_elements": 2 * tokens * kv_heads * head_width,

@@ -36,3 +36,10 @@ def _made(backend: AttentionBackend, plain: CausalAttention) -> CausalAttention:
     if backend == "varlen":
         return VarlenAttention(plain.scale, plain.window)
     return SdpaAttention(backend, plain.scale, plain.window)
+
+
+def state_document_length(model: nn.Module, document_tokens: float | None) -> None:
+    """Set the mean tokens of a document where attention skips other documents' scores, for a trace without data."""
+    for module in model.modules():
+        if isinstance(module, FlexAttention | VarlenAttention):
+            module.document_tokens = document_tokens

@@ -28,6 +28,8 @@ class FlexAttention(CausalAttention):
 
     is_eager = True
     """It is compiled by itself: a compiled block could not keep the block mask from layer to layer."""
+    document_tokens: float | None = None
+    """Mean tokens of a document, for what traces the step without data; None where it is unknown."""
 
     def forward(
         self,

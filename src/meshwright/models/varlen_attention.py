@@ -26,6 +26,8 @@ class VarlenAttention(CausalAttention):
 
     is_eager = True
     """Where documents end is data: the host reads their number once a microbatch."""
+    document_tokens: float | None = None
+    """Mean tokens of a document, for what traces the step without data; None where it is unknown."""
 
     def forward(
         self,

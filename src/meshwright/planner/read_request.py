@@ -13,6 +13,7 @@ from meshwright.hardware.catalogue import LOCAL, with_example_rates
 from meshwright.hardware.choice import choose_cluster, cluster_of_section
 from meshwright.planner.request import PlanRequest, rate_problem, runnable_workload
 from meshwright.planner.search.menu import divisors
+from meshwright.spec.job.attention_rules import device_problem
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import ModelSection
 from meshwright.spec.job.size_rules import length_problems
@@ -146,6 +147,9 @@ def plan_request(resolved: ResolvedJob, options: Options) -> PlanRequest:
         given=layout,
         memory_margin=job.planner.memory_margin,
     )
+    backend = job.layout.attention_backend
+    if (missing := device_problem(backend, job.precision.compute, is_cpu=cluster.device.is_host)) is not None:
+        raise UnsupportedError(f"device {cluster.device.name}: {missing}")
     _check_batch(request.workload)
     if problem := rate_problem(cluster.device, workload.precision, is_option=options.precision is not None):
         raise UnsupportedError(problem)

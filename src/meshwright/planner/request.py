@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from meshwright.cost.layout_table import LayoutTable
+from meshwright.cost.layout_table import ATTENTION_BACKENDS, LayoutTable
 from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import DEFAULT_MEMORY_MARGIN, DType
@@ -58,12 +58,22 @@ class PlanRequest:
         return self.setup.cluster.num_devices
 
     def configs(self, layouts: LayoutTable) -> Configurations:
-        """Return the layouts in the request's setup; those that compile their blocks have compiled kernels."""
+        """Return the layouts in the request's setup; those of our own trainer with the kernels that they ask for.
+
+        That is compiled kernels where blocks are compiled, and the kernels of attention's backend.
+        """
         setup = self.setup
         if setup.stack.kernels != "eager":
             return Configurations.of_one(setup, layouts)
-        compiled = replace(setup, stack=setup.stack.replace(kernels="compiled"))
-        return Configurations((setup, compiled), layouts.compiles_blocks.astype(np.int64), layouts)
+        kernels = (setup.stack, setup.stack.replace(kernels="compiled"))
+        # What other software attends with is in its stack.
+        backends = layouts.attention_backend * setup.is_own
+        found = np.unique(backends) if len(backends) else np.zeros(1, np.int64)
+        setups = tuple(
+            replace(setup, stack=stack, attention_backend=ATTENTION_BACKENDS[code]) for code in found for stack in kernels
+        )
+        index = len(kernels) * np.searchsorted(found, backends) + layouts.compiles_blocks
+        return Configurations(setups, index.astype(np.int64), layouts)
 
     def with_setup(self, **changes: Any) -> PlanRequest:
         """Return the same request with another model, workload, cluster or stack."""

@@ -141,8 +141,9 @@ def _named_cluster(resolved: ResolvedJob, text: str | None) -> Cluster:
 
 
 def _asked(resolved: ResolvedJob, text: str | None) -> tuple[Cluster, Any]:
-    """Return the cluster, and the planner's request; None for a model or schedule that its formulas do not know."""
-    if resolve_architecture(resolved.job.model) is None or is_csv(resolved.job.layout):
+    """Return the cluster, and the planner's request; None for what its formulas do not know."""
+    is_unpriced = is_csv(resolved.job.layout) or resolved.job.layout.attention_backend == "math"
+    if resolve_architecture(resolved.job.model) is None or is_unpriced:
         return _cluster(resolved, text), None
     request = plan_request(resolved, Options(text, takes_example=True))
     return request.cluster, request

@@ -52,8 +52,6 @@ _CAUSAL_BYTES, _DOCUMENTS_BYTES = 4.0, 4.0
 """Of one score of a mask in eager code: ones (1), cut to a triangle (2), read (1); for each sequence equal documents
 (1), joined with the triangle (2), read (1). What is added to scores is written besides; that is all of a compiled
 mask."""
-_HALF_BLOCK = 64.0
-"""Keys that are computed and masked where a block of 128 scores is cut by a document's start or a window's end."""
 _CHUNK_KERNELS = 4.0
 """A compiled concatenation has a kernel for each of the 2 P chunks of keys, and of values."""
 
@@ -96,19 +94,18 @@ class ContextAttention:
         pieces = (1 + ramp * self.cp / context) / (1 + ramp / context)
         whole = (self.seq_len + ramp) / (context + ramp)
         masked = np.where(self.masks_sequence, whole, np.where(self.gathers_keys, 1 + 0.5 / self.cp, 1.0))
-        masked = np.where(self.skips_masked, self._left_by_masks(row, ramp), masked)
+        skipped = (self.blocks.computed_context[row] + ramp) / (context + ramp)
+        masked = np.where(self.skips_masked, skipped, masked)
         forward, backward = self._ring_kernels(row, c)
         return (
             np.where(self.is_ring, pieces * forward, 1.0) * masked,
             np.where(self.is_ring, pieces * backward, 1.0) * masked,
         )
 
-    def _left_by_masks(self, row: Ints, ramp: float) -> Floats:
-        """Return the time where masked scores are skipped, over that of the model's own windows."""
-        blocks = self.blocks
-        is_cut = (blocks.visible_context[row] < blocks.context[row]) | (blocks.context[row] < self.seq_len / 2)
-        visible = blocks.visible_context[row] + np.where(is_cut, _HALF_BLOCK, 0.0)
-        return np.asarray((visible + ramp) / (blocks.context[row] + ramp))
+    def kept_share(self, row: Ints) -> Floats:
+        """Return the share of attention's model FLOPs that is left where documents' masked scores are skipped."""
+        left = np.minimum(self.blocks.computed_context[row] / self.blocks.context[row], 1.0)
+        return np.where(self.skips_masked, left, 1.0)
 
     def _ring_kernels(self, row: Ints, c: Constants) -> Passes:
         """Return the time of a ring's kernel over that of whole sequences, both passes."""

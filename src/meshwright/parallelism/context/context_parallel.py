@@ -130,8 +130,7 @@ class UlyssesAttention(CausalAttention):
         super().__init__(whole.scale, whole.window)
         self.group, self.cp_degree = group, group.size()
         self.is_eager = getattr(whole, "is_eager", False)
-        # Not as a submodule: it would be a scope of its own in traces and profiles.
-        self.attend_whole = whole.forward
+        self.whole = whole
 
     def forward(
         self,
@@ -156,7 +155,8 @@ class UlyssesAttention(CausalAttention):
         query_BTNH, key_BTKH, value_BTKW = self._shard_heads(query_BSNH, key_BSKH, value_BSKW)
         documents_BT = None if documents_BS is None else all_gather_dim(documents_BS, 1, self.group)
         own_sinks = None if sinks_N is None else sinks_N.chunk(self.cp_degree)[self.group.rank()]
-        attended_BTNW = self.attend_whole(query_BTNH, key_BTKH, value_BTKW, documents_BT, own_sinks)
+        # Not called as a module: it is no scope of its own in traces and profiles.
+        attended_BTNW = self.whole.forward(query_BTNH, key_BTKH, value_BTKW, documents_BT, own_sinks)
         return self._shard_sequence(attended_BTNW)
 
     def _shard_heads(self, *parts: Tensor) -> list[Tensor]:

@@ -18,6 +18,12 @@ from meshwright.planner.search.menu import Menu, divisors, leaner_menus, menu_of
 from meshwright.planner.search.price import weigh
 from meshwright.planner.search.rules import is_valid
 from meshwright.planner.search.space import layout_space, model_splits, splits
+from meshwright.spec.job.attention_rules import (
+    attention_layout_problems,
+    attention_model_problems,
+    device_problem,
+    no_documents,
+)
 from meshwright.spec.job.float8_rules import float8_layout_problems
 from meshwright.spec.job.optimizer_rules import block_problems, update_problems
 from meshwright.spec.job.sections import Float8Recipe, OptimizerSection
@@ -262,6 +268,7 @@ def _broken_rules(layout: Layout, request: PlanRequest) -> list[Problem]:
         *schedule_problems(layout, number),
         *_optimizer_problems(layout, request, number),
         *_float8_problems(layout, request),
+        *_attention_problems(layout, request),
     ]
 
 
@@ -272,6 +279,17 @@ def _optimizer_problems(layout: Layout, request: PlanRequest, num_microbatches: 
     )
     yield from block_problems(optimizer, layout, request.architecture)
     yield from update_problems(optimizer, layout, num_microbatches)
+
+
+def _attention_problems(layout: Layout, request: PlanRequest) -> Iterator[Problem]:
+    backend, workload, device = layout.attention_backend, request.workload, request.cluster.device
+    if backend == "flash" and workload.masks_documents:
+        yield no_documents()
+    dtype = workload.activation_dtype
+    yield from attention_model_problems(backend, request.architecture, dtype, workload.seq_len)
+    if (missing := device_problem(backend, dtype, is_cpu=device.is_host)) is not None:
+        yield missing
+    yield from attention_layout_problems(layout)
 
 
 def _float8_problems(layout: Layout, request: PlanRequest) -> Iterator[Problem]:

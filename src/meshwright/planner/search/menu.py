@@ -100,7 +100,15 @@ def menu_of(request: PlanRequest) -> Menu:
         compile=(True, False) if is_accelerator else (False,),
         has_model_graph=(request.fixed.get("compile") == "model",),
     )
-    return _constrained(menu, request.fixed)
+    return _constrained(_with_backend(menu, request.fixed.get("attention_backend", "auto")), request.fixed)
+
+
+def _with_backend(menu: Menu, backend: str) -> Menu:
+    """Return the menu without what the attention backend does not go with (spec/job/attention_rules.py)."""
+    if backend == "auto":
+        return menu
+    saves = tuple(one for one in menu.activation_checkpoint if (backend, one) != ("flex", "selective"))
+    return replace(menu, cp_method=("ulysses",), activation_checkpoint=saves)
 
 
 def leaner_menus(menu: Menu, request: PlanRequest) -> list[Menu]:

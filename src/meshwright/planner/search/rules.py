@@ -10,11 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.layout_table import CONTEXT_METHODS, Bools, LayoutTable
+from meshwright.cost.layout_table import (
+    ACTIVATION_CHECKPOINTS,
+    ATTENTION_BACKENDS,
+    CONTEXT_METHODS,
+    Bools,
+    LayoutTable,
+)
 from meshwright.cost.optimizer_update import is_plain
 from meshwright.planner.request import PlanRequest
+from meshwright.spec.job.attention_rules import device_problem, model_obstacle, precision_obstacle
 from meshwright.spec.job.optimizer_rules import INT8_BLOCK_SIZE, quantized_columns
 from meshwright.spec.job.size_rules import ring_obstacles, sizes_over_tp
+from meshwright.spec.layout.attention_backend import AttentionBackend
 from meshwright.spec.layout.layout import SINGLE_STAGE_SCHEDULES, V_SCHEDULES
 from meshwright.spec.layout.schedule.schedule_rules import AS_MANY_AS_STAGES, IN_ROUNDS
 from meshwright.spec.model.architecture import LlamaArchitecture
@@ -70,6 +78,7 @@ def has_consistent_choices(layouts: LayoutTable, request: PlanRequest) -> Bools:
         & _keeps_boundaries(layouts, request)
         & _takes_float8(layouts, request)
         & (~layouts.compiles_model | _fits_one_graph(layouts, request))
+        & _attends(layouts, request)
     )
 
 
@@ -169,6 +178,30 @@ def _takes_float8(layouts: LayoutTable, request: PlanRequest) -> Bools | bool:
     tokens = layouts.microbatch_size * request.workload.seq_len // layouts.cp
     gathers = ~layouts.cpu_offload & (layouts.kept_on == 0) | (recipe != "float8-tensorwise")
     return np.asarray((tokens % FLOAT8_ALIGNMENT == 0) & ~layouts.async_tp & gathers)
+
+
+def _attends(layouts: LayoutTable, request: PlanRequest) -> Bools:
+    """Return whether the layout's attention backend computes the model's attention (spec/job/attention_rules.py)."""
+    workload, codes = request.workload, layouts.attention_backend
+    computes = np.array(
+        [
+            not precision_obstacle(name, workload.activation_dtype)
+            and not model_obstacle(name, request.architecture, workload.seq_len)
+            and not (name == "flash" and workload.masks_documents)
+            and (name == "auto" or not _is_missing(name, request))
+            for name in ATTENTION_BACKENDS
+        ]
+    )[codes]
+    is_whole = (layouts.cp == 1) | _is_ulysses(layouts)
+    is_flex = codes == ATTENTION_BACKENDS.index("flex")
+    saves = layouts.activation_checkpoint == ACTIVATION_CHECKPOINTS.index("selective")
+    return np.asarray(((codes == 0) | (is_whole & computes)) & ~(is_flex & (saves | layouts.splits_backward)))
+
+
+def _is_missing(backend: AttentionBackend, request: PlanRequest) -> bool:
+    """Return whether the request's device has no kernel of `backend`."""
+    device, dtype = request.cluster.device, request.workload.activation_dtype
+    return device_problem(backend, dtype, is_cpu=device.is_host) is not None
 
 
 def _keeps_boundaries(layouts: LayoutTable, request: PlanRequest) -> Bools | bool:

@@ -12,6 +12,7 @@ import numpy as np
 
 from meshwright.cost.layout_table import (
     ACTIVATION_CHECKPOINTS,
+    ATTENTION_BACKENDS,
     CONTEXT_METHODS,
     Bools,
     LayoutTable,
@@ -27,6 +28,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "schedule": SCHEDULES,
     "activation_checkpoint": ACTIVATION_CHECKPOINTS,
     "cp_method": CONTEXT_METHODS,
+    "attention_backend": ATTENTION_BACKENDS,
 }
 
 WAYS = ("activation_checkpoint", "is_resharded", "reduces_each_microbatch")
@@ -45,7 +47,8 @@ def layout_space(request: PlanRequest, menu: Menu) -> LayoutTable:
 def model_splits(request: PlanRequest, menu: Menu) -> LayoutTable:
     """Return every way to share the model among the ranks, whatever the batch, each with one method of cp."""
     # What the menu has no choice of is as it is set.
-    as_set = {key: request.fixed[key] for key in ("prefetch", "reshard_after_forward") if key in request.fixed}
+    set_alone = ("prefetch", "reshard_after_forward", "attention_backend")
+    as_set = {key: request.fixed[key] for key in set_alone if key in request.fixed}
     table, num_devices = layout_table([Layout().replace(**as_set)]), request.num_devices
     for axis in ("tp", "cp", "pp", "dp_shard"):
         table = vary(table, {axis: getattr(menu, axis)})

@@ -33,24 +33,34 @@ _WIDEST_CUDNN, _LATENT_WIDTHS, _ALIGNMENT = 128, (192, 128), 8
 def attention_problems(job: Job, layout: Layout, architecture: LlamaArchitecture | None) -> Iterator[Problem]:
     """Yield why `layout` cannot compute the attention of `job`; a model of the user's own is known once it is built."""
     backend = layout.attention_backend
-    if backend == "auto":
-        return
-    asked = f'{_KEY} = "{backend}"'
     if backend == "cudnn" and job.run.deterministic:
         yield Problem(
-            f"{asked} has no deterministic backward, which run.deterministic = true asks for",
+            f'{_KEY} = "cudnn" has no deterministic backward, which run.deterministic = true asks for',
             [{"run.deterministic": False}, {_KEY: "flash"}, _AUTO],
         )
     if backend == "flash" and job.data.mask_documents:
-        yield Problem(
-            f"{asked} takes no mask, which data.mask_documents = true needs", [{_KEY: "flex"}, {_KEY: "varlen"}, _AUTO]
-        )
-    obstacle = precision_obstacle(backend, job.precision.compute)
-    if architecture is not None:
-        obstacle = obstacle or model_obstacle(backend, architecture, job.train.seq_len)
-    if obstacle:
-        yield Problem(f"{asked} {obstacle}", [_AUTO, {_KEY: "math"}])
+        yield no_documents()
+    yield from attention_model_problems(backend, architecture, job.precision.compute, job.train.seq_len)
     yield from attention_layout_problems(layout)
+
+
+def no_documents() -> Problem:
+    """Return why flash attention does not go with data.mask_documents."""
+    return Problem(
+        f'{_KEY} = "flash" takes no mask, which data.mask_documents = true needs',
+        [{_KEY: "flex"}, {_KEY: "varlen"}, _AUTO],
+    )
+
+
+def attention_model_problems(
+    backend: AttentionBackend, architecture: LlamaArchitecture | None, compute: str, seq_len: int
+) -> Iterator[Problem]:
+    """Yield why `backend` does not compute a model's attention in the format `compute`."""
+    obstacle = precision_obstacle(backend, compute)
+    if architecture is not None:
+        obstacle = obstacle or model_obstacle(backend, architecture, seq_len)
+    if obstacle:
+        yield Problem(f'{_KEY} = "{backend}" {obstacle}', [_AUTO, {_KEY: "math"}])
 
 
 def attention_layout_problems(layout: Layout) -> Iterator[Problem]:

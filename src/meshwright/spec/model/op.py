@@ -151,16 +151,29 @@ class CoreAttention(_Op):
         """
         if not self.causal:
             return float(seq_len if self.window is None else min(self.window, seq_len))
-        reach = seq_len if self.window is None else min(self.window, seq_len)
-        if document_tokens is not None:
-            # A query with m keys in reach sees d (1 - exp(-m / d)) of them: summed over m up to the window, then at it.
-            most = document_tokens * -math.expm1(-reach / document_tokens)
-            return (document_tokens * (reach - most) + (seq_len - reach) * most) / seq_len
-        return seq_len / 2 if reach == seq_len else reach - reach**2 / (2 * seq_len)
+        return _causal_context(seq_len, self.window, document_tokens)
 
     def forward_flops_per_token(self, seq_len: int) -> int:
         """Return the FLOPs of query x key and probabilities x value, the mean over a sequence; half if causal."""
         return int(2 * self.num_heads * (self.head_dim + self.value_head_dim) * self.mean_context(seq_len))
+
+
+def _causal_context(seq_len: int, window: int | None, document_tokens: float | None) -> float:
+    reach = seq_len if window is None else min(window, seq_len)
+    if document_tokens is None:
+        return seq_len / 2 if reach == seq_len else reach - reach**2 / (2 * seq_len)
+    # A query with m keys in reach sees d (1 - exp(-m / d)) of them: the mean over m up to the window, then at it.
+    most = document_tokens * -math.expm1(-reach / document_tokens)
+    return (document_tokens * (reach - most) + (seq_len - reach) * most) / seq_len
+
+
+def computed_context(seq_len: int, window: int | None, document_tokens: float | None) -> float:
+    """Return the keys per query that causal kernels compute which skip blocks of 128 x 128 masked scores.
+
+    Where a window or documents cut what a query sees, half a block more is computed and masked there.
+    """
+    context = _causal_context(seq_len, window, document_tokens)
+    return context if context >= seq_len / 2 else min(context + _HALF_BLOCK, seq_len / 2)
 
 
 class Norm(_Op):
@@ -236,6 +249,9 @@ Op = Annotated[
     Field(discriminator="kind"),
 ]
 """Any of them, distinguished by `kind`."""
+
+_HALF_BLOCK = 64.0
+"""Keys."""
 
 FLOAT8_ALIGNMENT = 16
 """Multiple that each dim of a float8 matmul must be, as cuBLAS and CUTLASS require."""

@@ -79,7 +79,8 @@ class TraceCache:
 def _step_of(job: Job, layout: Layout, schedule: Schedule) -> list[object]:
     """Return the parts of a job that change a step."""
     sections = [job.model, job.train, job.optimizer, job.precision, layout]
-    return [*(section.to_dict() for section in sections), job.data.mask_documents, orders_to_csv(schedule.actions)]
+    documents = [job.data.mask_documents, job.data.document_tokens]
+    return [*(section.to_dict() for section in sections), *documents, orders_to_csv(schedule.actions)]
 
 
 def _versions() -> list[str]:

@@ -1,10 +1,11 @@
 """The kernel that F.scaled_dot_product_attention selects on CUDA, and its call on the simulated accelerator.
 
 torch selects in C++ that is built with CUDA only (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp); its rules are
-repeated here: the first of flash, cuDNN, memory-efficient and math attention that supports the arguments, for compute
-capability 9.0. With cuDNN newer than 9.15 torch prefers cuDNN to flash; where both apply the tensors are equal, and the
-trace has flash. Ignored: older GPUs and libraries, where a mask with grouped heads runs as matmuls; cuDNN with head
-dims above 128, except 192 for keys with 128 for values; nested tensors.
+repeated here: the first of cuDNN, flash, memory-efficient and math attention that supports the arguments, for compute
+capability 9.0 and a cuDNN newer than 9.15. Other devices and libraries take flash where both support the arguments; its
+tensors are equal, and cost/attention_rates.py prices cuDNN's operator there as what runs. Ignored: older GPUs and
+libraries, where a mask with grouped heads runs as matmuls; cuDNN with head dims above 128, except 192 for keys with 128
+for values; nested tensors.
 """
 
 import functools
@@ -70,10 +71,10 @@ class AttentionCall(NamedTuple):
 def cuda_kernel(call: AttentionCall) -> SDPBackend:
     """Return the kernel that CUDA would use; raises RuntimeError, as torch does, if none supports the call."""
     is_plain = _is_plain(call, takes_groups=True)
-    if _is_allowed("flash") and is_plain and _flash_can(call):
-        return SDPBackend.FLASH_ATTENTION
     if _is_allowed("cudnn") and is_plain and _cudnn_can(call):
         return SDPBackend.CUDNN_ATTENTION
+    if _is_allowed("flash") and is_plain and _flash_can(call):
+        return SDPBackend.FLASH_ATTENTION
     is_plain = _is_plain(call, takes_groups=EFFICIENT_IS_GROUPED)
     if _is_allowed("efficient") and is_plain and _efficient_can(call):
         return SDPBackend.EFFICIENT_ATTENTION

@@ -29,10 +29,13 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
 
+from meshwright.models.flex_attention import FlexAttention
+from meshwright.models.varlen_attention import VarlenAttention
 from meshwright.tracer.numbers.scalar_placeholders import UnknownNumber
 from meshwright.tracer.programs.program_lines import line_of_program
 from meshwright.tracer.record.attention_kernels import as_on_cuda
 from meshwright.tracer.record.recording_mode import RecordingMode
+from meshwright.tracer.record.sparse_attention import as_operator
 from meshwright.tracer.record.trace_recorder import TraceRecorder
 from meshwright.tracer.record.untraceable import refuse_number, refuse_untraceable
 from meshwright.tracer.torch_distributed.torch_data_parallel import reduce_by_hook
@@ -80,6 +83,8 @@ def apply_patches(recorder: TraceRecorder, mode: RecordingMode) -> None:
     replace((optimizer, _foreach_utils), "_foreach_supported_types", lambda types: [*types, FakeTensor])
     _silent_kernels()
     replace(F, "scaled_dot_product_attention", as_on_cuda)
+    for sparse in (FlexAttention, VarlenAttention):
+        replace(sparse, "forward", as_operator)
     replace(_functional_collectives, "_are_we_tracing", lambda _: _is_compiling)
     replace(FakeTensorMode, "avoid_device_init", lambda _: property(_is_not_there))
     replace(torch, "tensor", lambda make: _tensor_by_way_of_cpu(make, mode))

@@ -7,6 +7,7 @@ import torch
 
 from meshwright.data.loader import Microbatch, stack
 from meshwright.data.user_data import load_user_data, read_pair
+from meshwright.models.attention_choice import state_document_length
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.user_object import is_object_source
 from meshwright.trainer.launch.ranks import Ranks
@@ -43,6 +44,8 @@ def _job(text: str, folder: str) -> Job:
 
 def _build(job: Job, ranks: Ranks, chosen: Sequence[int] | None = None) -> Callable[[], None]:
     meshes, pipeline, _ = build_pipeline(job, ranks, chosen)
+    if job.data.mask_documents:
+        state_document_length(pipeline.stages, job.data.document_tokens)
     step = TrainStep(job, pipeline.stages, meshes, build_optimizer(pipeline.stages, job.optimizer), pipeline)
     count = job.num_microbatches(meshes.layout) if chosen is None else len(chosen)
     microbatches = constant_microbatches(job, count, meshes.layout.microbatch_size)

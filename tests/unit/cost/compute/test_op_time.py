@@ -23,7 +23,7 @@ from meshwright.spec.trace.trace import Signature, TensorShape
 
 H100 = load_cluster("h100-ib400").device
 _SOURCE = Source(title="a test", date="2026-11-22", kind="measured")
-FLASH = "aten._scaled_dot_product_flash_attention"
+CUDNN = "aten._scaled_dot_product_cudnn_attention"
 
 
 def signature(op: str, inputs: list[tuple[int, ...]], *outputs: tuple[int, ...], dtype: str = "bfloat16") -> Signature:
@@ -44,7 +44,7 @@ def matmul(m: int, n: int, k: int) -> Signature:
 
 def attention(heads: int, seq_len: int, width: int, *, is_backward: bool) -> Signature:
     shape = (1, heads, seq_len, width)
-    inputs, op = [shape] * (4 if is_backward else 3), f"{FLASH}{'_backward' if is_backward else ''}.default"
+    inputs, op = [shape] * (4 if is_backward else 3), f"{CUDNN}{'_backward' if is_backward else ''}.default"
     return signature(op, inputs, shape).replace(is_causal=True)
 
 
@@ -198,7 +198,7 @@ def test_on_a_host_operators_take_what_was_measured() -> None:
 
 
 def test_flops_that_nobody_measured_on_a_host_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match=r"_scaled_dot_product_flash_attention of bfloat16.*float32"):
+    with pytest.raises(UnsupportedError, match=r"_scaled_dot_product_cudnn_attention of bfloat16.*float32"):
         op_seconds([attention(2, 16, 8, is_backward=False)], HOST)
 
 
