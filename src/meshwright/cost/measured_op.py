@@ -105,8 +105,11 @@ def _matmuls(work: Work, setup: TrainingSetup, here: Bools) -> tuple[Floats, Flo
 
 def _attention(work: Work, setup: TrainingSetup) -> tuple[Floats, Floats]:
     blocks = work.blocks
-    forward, backward = attention_rates(setup.cluster.device, setup.workload.activation_dtype)
-    if forward is None or backward is None:
+    device = setup.cluster.device
+    forward, backward = attention_rates(device, setup.workload.activation_dtype)
+    # What was timed is the kernel that torch chooses.
+    is_another = setup.attention_backend != "auto" and not device.is_host
+    if forward is None or backward is None or is_another:
         unknown = np.full(len(blocks.key), np.nan)
         return unknown, unknown
     # A causal token attends to half of the sequence in the mean; blocks without attention have no FLOPs either.

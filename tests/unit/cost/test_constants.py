@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import pytest
 
 from cost_configs import changed, configs, training_setup
 from meshwright.cost.constants import CostConstant, all_constants, fitted_constants, fixed_constant
+from meshwright.cost.layout_table import ATTENTION_BACKENDS
 from meshwright.cost.step_times import step_times
 from meshwright.hardware.catalogue import cluster_names, load_cluster
 from meshwright.spec.layout.layout import Layout
@@ -95,6 +97,12 @@ def test_every_constant_is_used() -> None:
         changed(of, attention="unfused", fused_experts=True),
         changed(of, dispatcher="fused", tp_overlap=True, ep_overlap=True, p2p_overlap=False),
         changed(of, sharding="optimizer"),
+        *(
+            replace(training_setup(model, cluster, "meshwright"), attention_backend=backend)
+            for model in ("llama3-8b", "llama3.2-1b")
+            for cluster in ("h100-ib400", "dgx-b200")
+            for backend in ATTENTION_BACKENDS
+        ),
         changed(training_setup("mixtral-8x7b", precision="mxfp8"), low_precision_attention=True, kernels="fused"),
     ]
     for one in variants:

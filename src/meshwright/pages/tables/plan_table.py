@@ -80,7 +80,9 @@ def _pick(plan: Plan) -> Iterator[RenderableType]:
 
 
 def pick_notes(plan: Plan) -> Iterator[str]:
-    """Yield what the fastest layout would gain, and which features of the pick no measured run backs."""
+    """Yield what attends, what the fastest layout would gain, and which features of the pick no measured run backs."""
+    if plan.attention:
+        yield f"attention: {escape(plan.attention)}"
     if plan.fastest != plan.pick:
         gain = 1 - plan.fastest.estimate.step.total_s / plan.pick.estimate.step.total_s
         yield (

@@ -160,6 +160,8 @@ class Plan(Frozen):
     """What depends on which figure of the hardware."""
     what_ifs: Annotated[tuple[WhatIf, ...], Field(strict=False)] = ()
     """Choices that would change the result of training or the job."""
+    attention: str = ""
+    """What computes the pick's attention; "" of other software, and on a host."""
 
     @property
     def tokens_per_s_per_device(self) -> NonNegativeFloat:
