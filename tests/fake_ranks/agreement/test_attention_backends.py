@@ -40,7 +40,7 @@ CASES = {
     "flex, compiled": ("meshwright.flex_attention", f"layout.attention_backend=flex layout.compile=true {DOCUMENTS}"),
     "masked": ("aten._scaled_dot_product_cudnn_attention", "data.mask_documents=true"),
 }
-QUICK = ("cudnn", "flex")
+QUICK = ("flex",)
 
 
 @pytest.mark.parametrize("case", [pytest.param(one, marks=() if one in QUICK else pytest.mark.long) for one in CASES])

@@ -1,0 +1,74 @@
+"""What an attention backend does not compute is refused by name, and what is suggested runs."""
+
+from typing import Any
+
+import pytest
+
+from meshwright.spec.job.attention_rules import device_problem
+from meshwright.spec.job.job import Job
+from meshwright.spec.job.validity import layout_problems, with_fix
+from meshwright.spec.layout.layout_text import parse_layout
+
+BASE: dict[str, dict[str, Any]] = {
+    "model": {"source": "llama-1m"},
+    "train": {"seq_len": 64, "global_batch_size": 16},
+    "precision": {"compute": "bfloat16"},
+}
+
+
+def job_with(**sections: dict[str, Any]) -> Job:
+    return Job.from_dict({name: BASE.get(name, {}) | sections.get(name, {}) for name in {**BASE, **sections}})
+
+
+@pytest.mark.parametrize(
+    ("sections", "layout", "said"),
+    [
+        ({}, "cp=2,attention_backend=flex", 'with layout.cp_method = "all-gather" leaves each rank parts'),
+        ({}, "cp=2,cp_method=ring,attention_backend=varlen", 'layout.cp_method = "ring" leaves each rank parts'),
+        ({"data": {"mask_documents": True}}, "attention_backend=flash", "data.mask_documents = true needs"),
+        ({"model": {"options": {"sliding_window": 9}}}, "attention_backend=flash", "sliding_window = 9 needs"),
+        ({"model": {"source": "mla-moe-4m"}}, "attention_backend=varlen", "needs values as wide as keys"),
+        ({"model": {"source": "gpt-oss-4m"}}, "attention_backend=flex", "computes no attention sinks"),
+        ({"model": {"options": {"head_dim": 136}}}, "attention_backend=cudnn", "multiples of 8 up to 128"),
+        ({"precision": {"compute": "float32"}}, "attention_backend=cudnn", "computes in 16 bits"),
+        ({"precision": {"compute": "float64"}}, "attention_backend=efficient", "has no float64"),
+        ({"run": {"deterministic": True}}, "attention_backend=cudnn", "has no deterministic backward"),
+        ({}, "attention_backend=flex,activation_checkpoint=selective", 'activation_checkpoint = "selective") can save'),
+        ({}, "pp=2,schedule=ZBVZeroBubble,attention_backend=flex", "a backward in two parts"),
+    ],
+)
+def test_what_cannot_run_is_refused_and_a_fix_runs(sections: dict[str, Any], layout: str, said: str) -> None:
+    job, wanted = job_with(**sections), parse_layout(layout)
+    found = [one for one in layout_problems(job, wanted) if said in one]
+    assert len(found) == 1
+    assert found[0].fixes
+    for fix in found[0].fixes:
+        changed = with_fix(job, {key: value for key, value in fix.items() if not key.startswith("layout.")})
+        keys = {key.removeprefix("layout."): value for key, value in fix.items() if key.startswith("layout.")}
+        assert not [one for one in layout_problems(changed, wanted.replace(**keys)) if said in one]
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "tp=2,attention_backend=flex",
+        "cp=2,cp_method=ulysses,attention_backend=varlen",
+        "pp=2,schedule=ZBVZeroBubble,attention_backend=varlen",
+        "attention_backend=cudnn,activation_checkpoint=selective",
+        "attention_backend=flex,activation_checkpoint=full,compile=true",
+    ],
+)
+def test_other_layouts_are_valid(layout: str) -> None:
+    job = job_with(data={"mask_documents": "flash" not in layout})
+    assert not [one for one in layout_problems(job, parse_layout(layout)) if "attention_backend" in one]
+
+
+def test_what_a_device_lacks() -> None:
+    for backend in ("cudnn", "efficient", "varlen"):
+        assert "has no kernel on a CPU" in str(device_problem(backend, "bfloat16", is_cpu=True))  # type: ignore[arg-type]
+        assert device_problem(backend, "bfloat16", is_cpu=False) is None  # type: ignore[arg-type]
+    assert device_problem("flash", "float32", is_cpu=True) is None
+    assert "16 bits on a CUDA device" in str(device_problem("flash", "float32", is_cpu=False))
+    assert device_problem("flex", "float64", is_cpu=True) is None
+    assert "no float64 on a CUDA device" in str(device_problem("flex", "float64", is_cpu=False))
+    assert device_problem("auto", "float64", is_cpu=True) is None
