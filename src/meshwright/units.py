@@ -84,6 +84,12 @@ def format_interval(duration_s: float, relative_error: float) -> tuple[str, str]
     return f"{value} {unit}", f"{low} to {high} {unit}"
 
 
+def nearest_multiples(value: int, divisor: int) -> list[int]:
+    """Return the positive multiples of `divisor` next to `value`, which is none itself: one below and one above."""
+    below = value // divisor * divisor
+    return [multiple for multiple in (below, below + divisor) if multiple > 0]
+
+
 _UNIT = re.compile(r"(?<!_per)_(s|bytes)$")
 _SPELLED = {
     word.lower(): word for word in ("CP", "CPU-bound", "DP", "EP", "FLOPs", "FSDP", "GEMM", "HFU", "MFU", "P2P")

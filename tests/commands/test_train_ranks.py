@@ -62,3 +62,14 @@ def test_a_rank_without_a_world_size_is_refused_with_what_to_do(
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert run(["train", str(ROOT / "examples" / "tiny.toml")]) == ExitCode.BAD_INPUT
     assert "RANK=0 but no WORLD_SIZE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["train", "plan"])
+def test_an_attention_backend_without_a_kernel_here_is_refused_before_ranks_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    (tmp_path / "job.toml").write_text(
+        '[layout]\nattention_backend = "varlen"\n[precision]\ncompute = "bfloat16"\n[run]\ndevice = "cpu"\n'
+    )
+    assert run([command, str(tmp_path / "job.toml")]) == 2
+    assert '"varlen" has no kernel on a CPU: set layout.attention_backend to "flex"' in capsys.readouterr().err

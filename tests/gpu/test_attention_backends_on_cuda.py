@@ -27,7 +27,9 @@ class Model(nn.Module):
         self.core = CausalAttention(window=window)
 
 
-def attended(backend: AttentionBackend, heads: list[Tensor], documents: Tensor | None, window: int | None) -> list[Tensor]:
+def attended(
+    backend: AttentionBackend, heads: list[Tensor], documents: Tensor | None, window: int | None
+) -> list[Tensor]:
     """Return the output and the gradients of query, key and value."""
     model = Model(window)
     apply_attention_backend(model, backend)

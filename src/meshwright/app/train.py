@@ -17,6 +17,7 @@ from meshwright.config.load import ResolvedJob, raise_problems
 from meshwright.errors import ConfigError, ExitCode
 from meshwright.garbage import kept_garbage
 from meshwright.log import log_level, logger, progress
+from meshwright.spec.job.attention_rules import device_problem
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.run import Run
@@ -183,9 +184,10 @@ def settled(
     num_ranks = num_ranks_of(resolved.job, ranks)
     raise_problems(resolved.path, check_job(resolved, num_ranks, resume=resume, overwrite=overwrite))
     # Only now: it imports torch, which takes seconds that a mistake in the job should not.
-    from meshwright.trainer.launch.ranks import require_devices
+    from meshwright.trainer.launch.ranks import choose_device_type, require_devices
 
     require_devices(resolved.job.run, num_ranks)
+    _refuse_backend(resolved, choose_device_type(resolved.job.run))
     resolved = with_local_gpu(resolved)
     _note_precision(resolved)
     if resolved.job.layout.compile == "auto":
@@ -203,6 +205,13 @@ def settled(
     predicted = found.estimate and f", predicted to take {format_duration(found.estimate.step.total_s)} a step"
     progress.info("layout %s%s", layout_text(found.layout), predicted or "")
     return resolved, num_ranks, found.estimate
+
+
+def _refuse_backend(resolved: ResolvedJob, device_type: str) -> None:
+    """Raise ConfigError for an attention backend without a kernel on devices of this type."""
+    backend, compute = resolved.job.layout.attention_backend, resolved.job.precision.compute
+    if (problem := device_problem(backend, compute, is_cpu=device_type == "cpu")) is not None:
+        raise_problems(resolved.path, [resolved.located(problem)])
 
 
 def _note_precision(resolved: ResolvedJob) -> None:

@@ -5,17 +5,17 @@
 
     published  software of others, and ours where auto takes the kernel that they took: attention.ARCH, fitted on runs
                with a vendor's kernels, x attention_generic.ARCH without, which is FlashAttention 2
-    cudnn      attention_cudnn.ARCH, measured; attention.ARCH where nobody measured it
-    flash      FlashAttention 2: that of cudnn x attention_flash.ARCH where newer kernels are faster, as published
-    varlen     the kernel of flash
-    flex       that of flash x attention_flex
+    cudnn      attention_cudnn.ARCH, measured; attention.ARCH where none was measured
+    flash      FlashAttention 2: that of cudnn x attention_flash.ARCH where that is published, on Hopper
+    varlen     the kernel of flash; on Blackwell as flex
+    flex       that of flash x attention_flex; on Blackwell that of cudnn x attention_triton.blackwell
     efficient  that of flash x attention_efficient
 
 auto is torch's own choice: cuDNN on Hopper, with torch 2.11 or newer built with a cuDNN newer than 9.15
-(aten/src/ATen/native/transformers/cuda/sdp_utils.cpp), in 16 bits, for heads that it takes, else flash. On Blackwell torch
-chooses cuDNN, too, whose rate the published runs have. A ring's pieces are flash. In 32 bits all but flex is published.
-Ignored: that deterministic runs and older libraries take flash; what a
-mask costs the kernel; clocks that fall under load.
+(aten/src/ATen/native/transformers/cuda/sdp_utils.cpp), in 16 bits, for heads that it takes, else flash. On Blackwell
+torch chooses cuDNN, too, whose rate the published runs have. A ring's pieces are flash. In 32 bits all but flex is
+published. Ignored: that deterministic runs and older libraries take flash; what a mask costs the kernel; clocks that
+fall under load.
 """
 
 from collections.abc import Sequence
@@ -88,7 +88,7 @@ def kernel_of(setup: TrainingSetup, constants: Constants) -> AttentionKernel:
     backend = setup.attention_backend
     if not setup.is_own or (setup.has_wide_activations and backend != "flex"):
         return "published"
-    if backend not in ("auto", "math"):
+    if backend != "auto" and backend != "math":
         return backend
     if not chooses_cudnn(setup.cluster.device, constants):
         return "published"
@@ -113,9 +113,13 @@ def kernel_rate(device: Device, kernel: AttentionKernel, kernels: str, constants
         is_measured = chooses_cudnn(device, c)
         names = ("attention_backward.cudnn", "narrow_head.cudnn") if is_measured else _FLASH
         return KernelRate(newest, c[names[0]], c[names[1]])
-    flash = newest * c.get(f"attention_flash.{'blackwell' if is_blackwell(device) else architecture}", 1.0)
+    flash = newest * c.get(f"attention_flash.{architecture}", 1.0)
+    if is_blackwell(device) and kernel in ("flex", "varlen"):
+        flash = newest * c["attention_triton.blackwell"]
+    elif kernel == "flex":
+        flash *= c["attention_flex"]
     if kernel == "flex":
-        return KernelRate(flash * c["attention_flex"], c["attention_backward"] * c["flex_backward"], c["narrow_head"])
+        return KernelRate(flash, c["attention_backward"] * c["flex_backward"], c["narrow_head"])
     share = flash * (c["attention_efficient"] if kernel == "efficient" else 1.0)
     return KernelRate(share, c["attention_backward"], c["narrow_head"])
 

@@ -57,7 +57,8 @@ _CODES: dict[str, tuple[str, ...]] = {
 @dataclass(frozen=True)
 class LayoutTable:
     """Layouts as equally long arrays; a word is its position in SCHEDULES, ACTIVATION_CHECKPOINTS, CONTEXT_METHODS or
-    ATTENTION_BACKENDS."""
+    ATTENTION_BACKENDS.
+    """
 
     pp: Ints
     dp_replicate: Ints
@@ -210,8 +211,8 @@ def layout_table(layouts: Sequence[Layout]) -> LayoutTable:
         raise UnsupportedError('layout.compile = "auto" is settled before it is priced: set it to true or false')
     if any(layout.attention_backend == "math" for layout in layouts):
         raise UnsupportedError(
-            'layout.attention_backend = "math" computes attention by matmuls in float32, for comparison, which formulas '
-            "do not price: ask meshwright simulate, or set it to auto"
+            'layout.attention_backend = "math" computes attention by matmuls in float32, for comparison, which '
+            "formulas do not price: ask meshwright simulate, or set it to auto"
         )
     columns: dict[str, NDArray[Any]] = {}
     for field in fields(LayoutTable):

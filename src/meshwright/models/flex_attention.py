@@ -100,7 +100,7 @@ def block_mask(documents_BS: Tensor | None, window: int | None, length: int, dev
         return _causal_block_mask(window, length, device)
     masks: dict[int | None, Any] = _of_documents.setdefault(documents_BS, {})
     if window not in masks:
-        # Of an alias: a mask that held the tensor itself would keep it, and so its own entry, for ever.
+        # Of an alias: a mask that held the tensor itself would keep it alive, and so its own entry.
         mod = mask_mod(documents_BS.detach(), window)
         masks[window] = _compiled_mask()(mod, documents_BS.shape[0], None, length, length, device=device)
     return masks[window]

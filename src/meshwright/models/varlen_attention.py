@@ -67,7 +67,8 @@ def varlen_attend(
         enable_gqa=query_PNH.shape[1] != key_PKH.shape[1],
     )
     assert isinstance(attended_PNH, Tensor)
-    return attended_PNH.unflatten(0, (query.shape[0], length))
+    attended_BSNH: Tensor = attended_PNH.unflatten(0, (query.shape[0], length))
+    return attended_BSNH
 
 
 _starts = WeakIdKeyDictionary()

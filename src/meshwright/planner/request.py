@@ -70,7 +70,9 @@ class PlanRequest:
         backends = layouts.attention_backend * setup.is_own
         found = np.unique(backends) if len(backends) else np.zeros(1, np.int64)
         setups = tuple(
-            replace(setup, stack=stack, attention_backend=ATTENTION_BACKENDS[code]) for code in found for stack in kernels
+            replace(setup, stack=stack, attention_backend=ATTENTION_BACKENDS[code])
+            for code in found
+            for stack in kernels
         )
         index = len(kernels) * np.searchsorted(found, backends) + layouts.compiles_blocks
         return Configurations(setups, index.astype(np.int64), layouts)

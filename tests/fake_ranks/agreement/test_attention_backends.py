@@ -54,7 +54,9 @@ def test_formulas_price_attention_as_the_simulation_does(tmp_path: Path, case: s
     estimate = judge(layout, request).estimate
     trace = trace_job(TRAINER_STEP, resolved, 1, how=TraceOptions(use_cache=False)).traces[0]
     attention = [at for at, one in enumerate(trace.signatures) if op_kind(one.op) == "attention"]
-    assert {trace.signatures[at].op.removesuffix(".default").removesuffix("_backward") for at in attention} == {operator}
+    assert {trace.signatures[at].op.removesuffix(".default").removesuffix("_backward") for at in attention} == {
+        operator
+    }
     seconds = op_seconds(trace.signatures, request.cluster.device)
     is_op = trace.records.kind == RecordKind.OP
     counts = np.bincount(trace.records.signature[is_op], minlength=len(seconds))

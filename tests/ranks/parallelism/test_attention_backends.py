@@ -1,4 +1,4 @@
-"""Layouts whose attention another backend computes train as one process does under `auto`, documents and windows too."""
+"""Layouts whose attention another backend computes train as one process does under `auto`, with masks, too."""
 
 from __future__ import annotations
 

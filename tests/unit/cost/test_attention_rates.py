@@ -15,7 +15,7 @@ from meshwright.cost.training_setup import TrainingSetup
 from meshwright.errors import UnsupportedError
 from meshwright.hardware.catalogue import load_cluster
 from meshwright.planner.candidate import judge
-from meshwright.planner.explain.attention import attention_words
+from meshwright.planner.explain.faster_attention import attention_words
 from meshwright.planner.plan import make_plan
 from meshwright.spec.layout.attention_backend import AttentionBackend
 from meshwright.spec.layout.layout import Layout
@@ -56,7 +56,9 @@ def test_a_measured_rate_is_what_was_measured() -> None:
         (training_setup(stack="megatron-bridge-25"), "published"),
     ],
 )
-def test_auto_takes_what_torch_takes_and_other_software_what_it_took(of: TrainingSetup, kernel: AttentionKernel) -> None:
+def test_auto_takes_what_torch_takes_and_other_software_what_it_took(
+    of: TrainingSetup, kernel: AttentionKernel
+) -> None:
     assert kernel_of(of, C) == kernel
 
 
@@ -71,7 +73,8 @@ def test_kernels_of_one_device_are_in_their_order(cluster: str) -> None:
     device = load_cluster(cluster).device
     names: tuple[AttentionKernel, ...] = ("cudnn", "flash", "varlen", "flex", "efficient")
     cudnn, flash, varlen, flex, efficient = (kernel_rate(device, name, "eager", C) for name in names)
-    assert cudnn.share >= flash.share == varlen.share > flex.share > efficient.share > 0.05
+    assert cudnn.share >= flash.share >= varlen.share >= flex.share > 0.1
+    assert efficient.share == flash.share / 2
     assert flex.backward < flash.backward
 
 

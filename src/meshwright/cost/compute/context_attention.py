@@ -15,10 +15,10 @@ positions; T = P S; the elements of a rank's queries, keys and values are those 
     all-gather  keys and values of T positions are joined and put in order, their gradients added up and put back; its
                 mask costs more: the first chunk of rank r attends to r + 1 chunks, the second to 2 P - r: (2 P + 1) /
                 (2 P) of the causal work. Without documents all sequences share one mask
-    sparse      FlexAttention and varlen_attn compute the scores that documents and windows leave, in blocks of 128: half
-                a block more at the far end of what a query sees
-    documents   of ours else: one mask for each sequence, T x T, made in every block, for whole sequences and for those that
-                ulysses makes whole: twice the causal work, at the rate of a context of T keys. A ring's documents:
+    sparse      FlexAttention and varlen_attn compute the scores that documents and windows leave, in blocks of 128:
+                half a block more at the far end of what a query sees
+    documents   of ours else: one mask for each sequence, T x T, made in every block, for whole sequences and for those
+                that ulysses makes whole: twice the causal work, at the rate of a context of T keys. A ring's documents:
                 matmul.py
 
 Kernels compute the scores that a mask hides. Counted in models/attention.py, in ring_attention.py and

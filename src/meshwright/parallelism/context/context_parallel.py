@@ -28,7 +28,8 @@ from meshwright.models.contract import blocks_of
 from meshwright.parallelism.collectives import all_gather_autograd, all_gather_dim, exchange_rows
 from meshwright.parallelism.context.ring_attention import RingAttention
 from meshwright.parallelism.mesh import Meshes
-from meshwright.spec.layout.layout import ContextMethod, nearest_multiples
+from meshwright.spec.layout.layout import ContextMethod
+from meshwright.units import nearest_multiples
 
 
 def apply_context_parallel(model: nn.Module, meshes: Meshes, seq_len: int) -> None:

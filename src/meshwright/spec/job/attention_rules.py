@@ -6,8 +6,8 @@
     flex, varlen no attention sinks, and flex no backward that keeps its outputs or runs in two parts
     all          of a sequence that ranks share only with ulysses, which makes it whole
 
-Sources: torch 2.13, torch/nn/attention and aten's transformers/cuda/sdp_utils.cpp. What a device lacks is known when the
-job is planned or starts: device_problem.
+Sources: torch 2.13, torch/nn/attention and aten's transformers/cuda/sdp_utils.cpp. What a device lacks is known when
+the job is planned or starts: device_problem.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def precision_obstacle(backend: AttentionBackend, compute: str) -> str:
     """Return why `backend` does not compute in that format on any device; "" if it does."""
     if backend in ("cudnn", "varlen") and compute not in _16_BITS:
         return f'computes in 16 bits, and precision.compute = "{compute}"'
-    return 'has no float64, which precision.compute asks for' if backend == "efficient" and compute == "float64" else ""
+    return "has no float64, which precision.compute asks for" if backend == "efficient" and compute == "float64" else ""
 
 
 def model_obstacle(backend: AttentionBackend, architecture: LlamaArchitecture, seq_len: int) -> str:
@@ -121,7 +121,7 @@ def device_problem(backend: AttentionBackend, compute: str, *, is_cpu: bool) -> 
         what = f'{asked} computes in 16 bits on a CUDA device, and precision.compute = "{compute}"'
         return Problem(what, [{"precision.compute": "bfloat16"}, _AUTO])
     if not is_cpu and backend == "flex" and compute == "float64":
-        return Problem(f'{asked} has no float64 on a CUDA device, which precision.compute asks for', [_AUTO])
+        return Problem(f"{asked} has no float64 on a CUDA device, which precision.compute asks for", [_AUTO])
     return None
 
 

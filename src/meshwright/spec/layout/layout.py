@@ -134,7 +134,7 @@ class Layout(Frozen):
 
     @property
     def has_eager_attention(self) -> bool:
-        """Return whether attention stays out of compiled blocks: in a ring, or by a backend that skips masked scores."""
+        """Return whether attention stays out of compiled blocks: in a ring, or by a backend that skips scores."""
         return (self.cp > 1 and self.cp_method == "ring") or self.attention_backend in SPARSE_BACKENDS
 
     @property
@@ -189,12 +189,6 @@ class Layout(Frozen):
     def dp(self) -> int:
         """Return the data-parallel degree: ranks (or groups of ranks) that see different samples."""
         return self.dp_replicate * self.dp_shard
-
-
-def nearest_multiples(value: int, divisor: int) -> list[int]:
-    """Return the positive multiples of `divisor` next to `value`, which is none itself: one below and one above."""
-    below = value // divisor * divisor
-    return [multiple for multiple in (below, below + divisor) if multiple > 0]
 
 
 RequestedDegree = Annotated[int, Field(ge=-1, json_schema_extra={"not": {"const": 0}})]

@@ -1,7 +1,7 @@
 """FlexAttention and varlen_attn on the simulated accelerator: an operator each, with the tensors that theirs has.
 
 The kernels of FlexAttention are made by Inductor and Triton, for a device that exists; where documents end is data. So
-one operator stands for a call. It saves query, key, value, output and logsumexp, as both do; its FLOPs are those of the
+a call is traced as one operator. It saves query, key, value, output and logsumexp, as both do; its FLOPs are those of the
 scores that documents of the job's mean length and the window leave, in blocks of 128. Ignored: making the block mask or
 the list of documents, once a microbatch.
 
@@ -9,7 +9,7 @@ Shapes: B batch, S positions, N query heads, K key/value heads, H width of a que
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, context: float) -> tuple
 
 
 def _backward(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, attended: Tensor, logsumexp: Tensor, context: float
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, saved: Sequence[Tensor], context: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     raise AssertionError("fake tensors never reach a kernel")
 
@@ -59,7 +59,8 @@ def _operator(name: str) -> Any:
     backward.register_fake(_fake_backward)
 
     def gradients(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        return (*backward(gradient, *ctx.saved_tensors, ctx.mean_context), None)
+        *heads, attended, logsumexp = ctx.saved_tensors
+        return (*backward(gradient, *heads, (attended, logsumexp), ctx.mean_context), None)
 
     forward.register_autograd(gradients, setup_context=_save)
     register_flop_formula(getattr(torch.ops.meshwright, name))(_flops)
@@ -69,11 +70,12 @@ def _operator(name: str) -> Any:
 
 def _flops(query: Any, key: Any, value: Any, context: float, *_: Any, **__: Any) -> int:
     batch, heads, length, width = query
-    return round(2 * batch * heads * length * (width + value[-1]) * context)
+    flops: int = round(2 * batch * heads * length * (width + value[-1]) * context)
+    return flops
 
 
 def _backward_flops(gradient: Any, query: Any, key: Any, value: Any, *rest: Any, **__: Any) -> int:
-    return round(5 / 2 * _flops(query, key, value, rest[2]))
+    return round(5 / 2 * _flops(query, key, value, rest[1]))
 
 
 _OPERATORS = {FlexAttention: _operator("flex_attention"), VarlenAttention: _operator("varlen_attention")}

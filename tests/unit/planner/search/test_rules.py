@@ -12,6 +12,11 @@ from meshwright.cost.layout_table import layout_table
 from meshwright.planner.explain.infeasible import invalid_reason
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.rules import is_valid
+from meshwright.spec.job.attention_rules import (
+    attention_layout_problems,
+    attention_model_problems,
+    device_problem,
+)
 from meshwright.spec.job.optimizer_rules import block_problems, update_problems
 from meshwright.spec.job.sections import OptimizerSection
 from meshwright.spec.job.validity import split_problems
@@ -48,6 +53,7 @@ def layouts(draw: st.DrawFn) -> Layout:
         schedule=schedule,
         virtual_stages=draw(st.sampled_from((usual, usual, usual, 1, 2, 3, 12))),
         cp_method=draw(st.sampled_from(("all-gather", "ring", "ulysses"))),
+        attention_backend=draw(st.sampled_from(("auto", "auto", "auto", "auto", "flash", "cudnn", "flex", "varlen"))),
         async_tp=draw(st.sampled_from((False, False, False, True))),
         activation_checkpoint=draw(st.sampled_from(("none", "selective", "full"))),
         activation_checkpoint_every=draw(st.sampled_from((1, 1, 1, 2))),
@@ -69,6 +75,7 @@ def cases(draw: st.DrawFn) -> tuple[PlanRequest, Layout]:
     question = ask(model, 8, seq_len=seq_len, batch=batch)
     name, dtype, in_backward = draw(st.sampled_from(OPTIMIZERS))
     kept = {"optimizer": name, "optimizer_state_dtype": dtype, "updates_in_backward": in_backward}
+    kept |= {"masks_documents": draw(st.booleans()), "precision": draw(st.sampled_from(("bfloat16", "float32")))}
     question = question.with_setup(workload=question.workload.replace(**kept))
     num_ranks = layout.num_ranks if draw(st.integers(0, 9)) else layout.num_ranks + 8
     return question.with_setup(cluster=question.cluster.model_copy(update={"num_devices": num_ranks})), layout
@@ -83,7 +90,11 @@ def problems(layout: Layout, question: PlanRequest) -> list[str]:
     optimizer = OptimizerSection(
         name=workload.optimizer, state_dtype=workload.optimizer_state_dtype, in_backward=workload.updates_in_backward
     )
-    found += [*block_problems(optimizer, layout, question.architecture)]
+    found += [*block_problems(optimizer, layout, question.architecture), *attention_layout_problems(layout)]
+    backend, dtype = layout.attention_backend, workload.activation_dtype
+    found += [*attention_model_problems(backend, question.architecture, dtype, workload.seq_len)]
+    found += ["documents"] if backend == "flash" and workload.masks_documents else []
+    found += ["device"] if device_problem(backend, dtype, is_cpu=False) is not None else []
     if batch % per_pass:
         return [*found, "batch"]
     found += update_problems(optimizer, layout, batch // per_pass)

@@ -7,6 +7,7 @@ import pytest
 from meshwright.spec.job.attention_rules import device_problem
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.validity import layout_problems, with_fix
+from meshwright.spec.layout.attention_backend import CUDA_BACKENDS
 from meshwright.spec.layout.layout_text import parse_layout
 
 BASE: dict[str, dict[str, Any]] = {
@@ -64,9 +65,9 @@ def test_other_layouts_are_valid(layout: str) -> None:
 
 
 def test_what_a_device_lacks() -> None:
-    for backend in ("cudnn", "efficient", "varlen"):
-        assert "has no kernel on a CPU" in str(device_problem(backend, "bfloat16", is_cpu=True))  # type: ignore[arg-type]
-        assert device_problem(backend, "bfloat16", is_cpu=False) is None  # type: ignore[arg-type]
+    for backend in CUDA_BACKENDS:
+        assert "has no kernel on a CPU" in str(device_problem(backend, "bfloat16", is_cpu=True))
+        assert device_problem(backend, "bfloat16", is_cpu=False) is None
     assert device_problem("flash", "float32", is_cpu=True) is None
     assert "16 bits on a CUDA device" in str(device_problem("flash", "float32", is_cpu=False))
     assert device_problem("flex", "float64", is_cpu=True) is None

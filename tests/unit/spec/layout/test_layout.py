@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from meshwright.errors import InfeasibleLayout
-from meshwright.spec.layout.layout import AXES, Layout, LayoutRequest, nearest_multiples
+from meshwright.spec.layout.layout import AXES, Layout, LayoutRequest
+from meshwright.units import nearest_multiples
 
 degrees = st.fixed_dictionaries({axis: st.integers(1, 6) for axis in AXES})
 

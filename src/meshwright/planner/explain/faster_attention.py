@@ -49,7 +49,7 @@ def attention_words(layout: Layout, request: PlanRequest) -> str:
 
 def faster_backends(finalists: LayoutTable, request: PlanRequest) -> Iterator[WhatIf]:
     """Yield the fastest of `finalists` with another attention backend, if it is faster than the first of them."""
-    if not request.setup.is_own or "attention_backend" in request.fixed:
+    if not request.setup.is_own or request.cluster.device.is_host or "attention_backend" in request.fixed:
         return
     own = finalists.attention_backend[0]
     codes = [code for code, name in enumerate(ATTENTION_BACKENDS) if name not in _UNPRICED and code != own]
