@@ -28,9 +28,19 @@ from meshwright.cost.achieved_rates import Peaks, architecture_of, is_blackwell,
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import Floats
 from meshwright.cost.training_setup import TrainingSetup
+from meshwright.spec.layout.attention_backend import AttentionBackend
 from meshwright.spec.machine.device import Device
 
 AttentionKernel = Literal["published", "cudnn", "flash", "varlen", "flex", "efficient"]
+
+
+_KERNELS: dict[AttentionBackend, AttentionKernel] = {
+    "cudnn": "cudnn",
+    "flash": "flash",
+    "varlen": "varlen",
+    "flex": "flex",
+    "efficient": "efficient",
+}
 
 
 class KernelRate(NamedTuple):
@@ -88,8 +98,8 @@ def kernel_of(setup: TrainingSetup, constants: Constants) -> AttentionKernel:
     backend = setup.attention_backend
     if not setup.is_own or (setup.has_wide_activations and backend != "flex"):
         return "published"
-    if backend != "auto" and backend != "math":
-        return backend
+    if (kernel := _KERNELS.get(backend)) is not None:
+        return kernel
     if not chooses_cudnn(setup.cluster.device, constants):
         return "published"
     return "cudnn" if setup.takes_cudnn else "flash"

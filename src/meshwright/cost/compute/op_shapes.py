@@ -39,15 +39,15 @@ ATTENTION_BACKWARD_FLOPS = 5 / 2
 NARROW_HEAD = 96
 """Width from which on heads reach the full rate: narrow_head of constants.toml."""
 _ATTENTION: dict[str, AttentionKernel] = {
-    "_scaled_dot_product_flash_attention_for_cpu": "published",
-    "_scaled_dot_product_fused_attention_overrideable": "published",
-    "_scaled_dot_product_flash_attention": "flash",
-    "_scaled_dot_product_cudnn_attention": "cudnn",
-    "_scaled_dot_product_efficient_attention": "efficient",
-    "flex_attention": "flex",
-    "varlen_attention": "varlen",
+    "aten._scaled_dot_product_flash_attention_for_cpu": "published",
+    "aten._scaled_dot_product_fused_attention_overrideable": "published",
+    "aten._scaled_dot_product_flash_attention": "flash",
+    "aten._scaled_dot_product_cudnn_attention": "cudnn",
+    "aten._scaled_dot_product_efficient_attention": "efficient",
+    "meshwright.flex_attention": "flex",
+    "meshwright.varlen_attention": "varlen",
 }
-"""The kernel by how the operator's name begins; the last two are of tracer/record/sparse_attention.py."""
+"""The kernel by how an operator begins; the last two are of tracer/record/sparse_attention.py."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def attention_shape(signature: Signature, name: str) -> AttentionShape | None:
         return None
     if name in _BY_ROWS:
         return _shape_by_rows(signature, name)
-    kernel = next((kernel for begin, kernel in _ATTENTION.items() if name.startswith(begin)), None)
+    kernel = next((kernel for begin, kernel in _ATTENTION.items() if signature.op.startswith(begin)), None)
     if kernel is None:
         raise UnsupportedError(
             f"{signature.op} is attention with a kernel that no cost is known of: "

@@ -180,9 +180,11 @@ def _takes_float8(layouts: LayoutTable, request: PlanRequest) -> Bools | bool:
     return np.asarray((tokens % FLOAT8_ALIGNMENT == 0) & ~layouts.async_tp & gathers)
 
 
-def _attends(layouts: LayoutTable, request: PlanRequest) -> Bools:
+def _attends(layouts: LayoutTable, request: PlanRequest) -> Bools | bool:
     """Return whether the layout's attention backend computes the model's attention (spec/job/attention_rules.py)."""
     workload, codes = request.workload, layouts.attention_backend
+    if not codes.any():  # all auto
+        return True
     computes = np.array(
         [
             not precision_obstacle(name, workload.activation_dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -27,9 +28,14 @@ def kernel(*heads: Tensor, **call: Any) -> SDPBackend:
     return cuda_kernel(AttentionCall(*(heads * 3 if len(heads) == 1 else heads), **call))
 
 
-@pytest.mark.parametrize("width", [8, 64, 128, 256])
-def test_flash_takes_heads_up_to_256_wide(width: int) -> None:
-    assert kernel(head(width=width)) == FLASH
+@pytest.mark.parametrize(("width", "expected"), [(8, CUDNN), (64, CUDNN), (128, CUDNN), (136, FLASH), (256, FLASH)])
+def test_cudnn_takes_heads_up_to_128_wide_and_flash_up_to_256(width: int, expected: SDPBackend) -> None:
+    assert kernel(head(width=width)) == expected
+
+
+def test_a_deterministic_program_gets_flash() -> None:
+    with mock.patch.object(torch, "are_deterministic_algorithms_enabled", lambda: True):
+        assert kernel(head()) == FLASH
 
 
 def test_wider_heads_are_for_the_efficient_kernel() -> None:
@@ -84,9 +90,9 @@ def test_a_mask_whose_rows_are_not_in_one_piece_is_for_matmuls() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "expected"), [(torch.float16, FLASH), (HALF, FLASH), (torch.float32, EFFICIENT), (torch.float64, MATH)]
+    ("dtype", "expected"), [(torch.float16, CUDNN), (HALF, CUDNN), (torch.float32, EFFICIENT), (torch.float64, MATH)]
 )
-def test_flash_is_for_16_bits(dtype: torch.dtype, expected: SDPBackend) -> None:
+def test_cudnn_is_for_16_bits(dtype: torch.dtype, expected: SDPBackend) -> None:
     assert kernel(head(dtype=dtype)) == expected
 
 
@@ -94,7 +100,7 @@ def test_formats_that_differ_are_for_matmuls() -> None:
     assert kernel(head(), head(), head(dtype=torch.float16)) == MATH
 
 
-@pytest.mark.parametrize(("dtype", "expected"), [(HALF, FLASH), (torch.float32, GROUPED_IN_FLOAT32)])
+@pytest.mark.parametrize(("dtype", "expected"), [(HALF, CUDNN), (torch.float32, GROUPED_IN_FLOAT32)])
 def test_who_groups_heads(dtype: torch.dtype, expected: SDPBackend) -> None:
     query, key = head(8, dtype=dtype), head(2, dtype=dtype)
     assert kernel(query, key, key, enable_gqa=True) == expected
@@ -109,9 +115,9 @@ def test_heads_that_do_not_divide_are_for_matmuls() -> None:
 
 def test_a_causal_mask_that_is_no_square_is_not_for_flash() -> None:
     query, key = head(length=32), head(length=64)
-    assert kernel(query, key, key) == FLASH
     assert kernel(query, key, key, is_causal=True) == CUDNN
     wide = head(length=32, width=256), head(length=64, width=256)
+    assert kernel(wide[0], wide[1], wide[1]) == FLASH
     assert kernel(wide[0], wide[1], wide[1], is_causal=True) == EFFICIENT
 
 
@@ -130,5 +136,7 @@ def test_kernels_that_the_program_forbids_are_not_taken() -> None:
         assert kernel(head()) == EFFICIENT
     with sdpa_kernel(MATH):
         assert kernel(head()) == MATH
+    with sdpa_kernel(FLASH):
+        assert kernel(head()) == FLASH
     with sdpa_kernel(FLASH), pytest.raises(RuntimeError, match="No available kernel"):
         kernel(head(dtype=torch.float32))
