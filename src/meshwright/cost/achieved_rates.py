@@ -3,8 +3,8 @@
     matmul      dense peak x share of its architecture [x (power cap / full power) ^ exponent]
     memory      bandwidth x share
 
-Attention's rates: attention_rates.py. A measured figure of the catalogue (`meshwright calibrate`) replaces peak x share.
-An unknown architecture that was not measured is an error.
+Attention's rates: attention_rates.py. A measured figure of the catalogue (`meshwright calibrate`) replaces
+peak x share. An unknown architecture that was not measured is an error.
 """
 
 from dataclasses import dataclass

@@ -140,9 +140,9 @@ def _parts_to_compile(block: nn.Module, checkpoint: ActivationCheckpoint) -> lis
 def _warn_once(block: str) -> None:
     if dist.get_rank() == 0:
         logger.warning(
-            "layout.compile = true has no effect on %s: it contains an eager module (experts of ep, attention in a ring "
-            "or by varlen), with which selective recomputation cannot be compiled; set layout.activation_checkpoint to "
-            "full",
+            "layout.compile = true has no effect on %s: it contains an eager module (experts of ep, attention in a "
+            "ring or by varlen), with which selective recomputation cannot be compiled; set "
+            "layout.activation_checkpoint to full",
             block,
         )
 

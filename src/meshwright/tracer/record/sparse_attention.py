@@ -1,9 +1,9 @@
 """FlexAttention and varlen_attn on the simulated accelerator: an operator each, with the tensors that theirs has.
 
 The kernels of FlexAttention are made by Inductor and Triton, for a device that exists; where documents end is data. So
-a call is traced as one operator. It saves query, key, value, output and logsumexp, as both do; its FLOPs are those of the
-scores that documents of the job's mean length and the window leave, in blocks of 128. Ignored: making the block mask or
-the list of documents, once a microbatch.
+a call is traced as one operator. It saves query, key, value, output and logsumexp, as both do; its FLOPs are those of
+the scores that documents of the job's mean length and the window leave, in blocks of 128. Ignored: making the block
+mask or the list of documents, once a microbatch.
 
 Shapes: B batch, S positions, N query heads, K key/value heads, H width of a query or key head, W of a value head.
 """
