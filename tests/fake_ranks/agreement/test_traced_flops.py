@@ -48,4 +48,4 @@ def test_flops_are_the_formulas(tp: int, policy: str) -> None:
     # torch counts the whole square of pairs, the convention the half that the mask leaves; backward has five products
     # for the two of the forward pass.
     passes = 1 + 2.5 + float(again.attention[0])
-    assert flops_of(found, "aten._scaled_dot_product_flash_attention") == 2 * NUM_MICROBATCHES * passes * attended
+    assert flops_of(found, "aten._scaled_dot_product_cudnn_attention") == 2 * NUM_MICROBATCHES * passes * attended

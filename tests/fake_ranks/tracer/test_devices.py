@@ -17,9 +17,9 @@ have, be it on other shapes.
 | the same where a schedule splits the backward | each part does its own | 1 kernel more, to the weights | none |
 | its weights' gradient in 16 bits (torch >= 2.15, no tp) | stays in float32 | in 16 bits, cast to be added to | (2) |
 | what a block keeps to be recomputed | goes after its first norm's gradient is added | before | that, meanwhile |
-| attention in 16 bits | flash for processors | flash | 24 of random state a call |
-| the same with a mask, as cp has | flash for processors | cuDNN's | 16 of random state a call |
-| the same, in a ring | makes the gradient contiguous | an empty random state | 16 while backward runs |
+| attention in 16 bits, with a mask or without | flash for processors | cuDNN's | 16 of random state a call |
+| the same, in a ring | flash for processors | flash | 24 of random state a call |
+| its backward | makes the gradient contiguous | an empty random state | 16 while backward runs |
 | attention in float32 (torch >= 2.14) | flash for processors | memory-efficient | 16 of random state a call |
 | grouped heads in float32 (torch < 2.14) | flash for processors | matmuls, heads repeated, in another order | (3) |
 | the same, recomputed selectively | keeps what flash gave | keeps what both matmuls gave, makes the rest again | (3) |

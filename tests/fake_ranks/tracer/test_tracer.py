@@ -90,7 +90,7 @@ def test_every_wait_is_for_a_collective_before_it(hybrid: Trace) -> None:
 
 def test_kernels_are_those_of_an_accelerator() -> None:
     found = traced(0, "layout.dp_shard=512", "precision.compute=bfloat16", "train.global_batch_size=1024")
-    assert "aten._scaled_dot_product_flash_attention.default" in ops(found)
+    assert "aten._scaled_dot_product_cudnn_attention.default" in ops(found)
     assert "aten._fused_rms_norm.default" in ops(found)
     assert "aten.bmm.default" not in ops(found)
     # FSDP2's own streams, which gather while the default one computes.
