@@ -8,9 +8,9 @@ import numpy as np
 
 from meshwright.cost.layout_table import layout_table
 from meshwright.planner.candidate import candidate_at, judge
-from meshwright.planner.explain.faster_attention import attention_words, faster_backends
 from meshwright.planner.explain.contrasts import contrasts, sensitivities, what_ifs
 from meshwright.planner.explain.explain import change_of, misfits
+from meshwright.planner.explain.faster_attention import attention_words, faster_backends
 from meshwright.planner.explain.infeasible import invalid_neighbours, invalid_reason, no_layout
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.finalists import (

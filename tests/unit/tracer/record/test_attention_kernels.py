@@ -34,7 +34,7 @@ def test_cudnn_takes_heads_up_to_128_wide_and_flash_up_to_256(width: int, expect
 
 
 def test_a_deterministic_program_gets_flash() -> None:
-    with mock.patch.object(torch, "are_deterministic_algorithms_enabled", lambda: True):
+    with mock.patch.object(torch, "are_deterministic_algorithms_enabled", return_value=True):
         assert kernel(head()) == FLASH
 
 
