@@ -33,7 +33,7 @@ def test_heads_are_filled_up_to_a_multiple_of_eight(found: Trace) -> None:
 
 
 def test_grouped_heads_are_not_repeated(found: Trace) -> None:
-    _, grouped = calls(found, "_scaled_dot_product_flash_attention")
+    (grouped,) = calls(found, "_scaled_dot_product_cudnn_attention")
     fewer = (BATCH, HEADS // 2, POSITIONS, WIDTH)
     assert inputs(grouped)[:3] == [OF_HEADS, fewer, fewer]
     assert not calls(found, "clone")
@@ -55,5 +55,5 @@ def test_scores_are_kept_for_a_backward_only(found: Trace) -> None:
 
 
 def test_each_kernel_has_its_backward(found: Trace) -> None:
-    for kernel in ("flash", "efficient"):
-        assert len(calls(found, f"_scaled_dot_product_{kernel}_attention_backward")) == 2, kernel
+    for kernel, count in (("cudnn", 1), ("flash", 1), ("efficient", 2)):
+        assert len(calls(found, f"_scaled_dot_product_{kernel}_attention_backward")) == count, kernel

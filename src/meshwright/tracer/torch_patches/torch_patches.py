@@ -83,8 +83,7 @@ def apply_patches(recorder: TraceRecorder, mode: RecordingMode) -> None:
     replace((optimizer, _foreach_utils), "_foreach_supported_types", lambda types: [*types, FakeTensor])
     _silent_kernels()
     replace(F, "scaled_dot_product_attention", as_on_cuda)
-    for sparse in (FlexAttention, VarlenAttention):
-        replace(sparse, "forward", as_operator)
+    replace((FlexAttention, VarlenAttention), "forward", as_operator)
     replace(_functional_collectives, "_are_we_tracing", lambda _: _is_compiling)
     replace(FakeTensorMode, "avoid_device_init", lambda _: property(_is_not_there))
     replace(torch, "tensor", lambda make: _tensor_by_way_of_cpu(make, mode))
