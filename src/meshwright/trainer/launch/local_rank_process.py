@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from meshwright.trainer.launch.host_allocator import keep_freed_memory
+
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 
 
@@ -72,6 +74,9 @@ def _call(order: Order, rank: int) -> Any:
         warnings.filters = order.warning_filters
         if order.device == "cuda":
             torch.cuda.set_device(rank)
+        else:
+            # As ranks of a run do: what is measured here predicts them.
+            keep_freed_memory(os.environ)
         dist.init_process_group(
             _BACKENDS[order.device],
             init_method=f"file://{order.folder}/store",
