@@ -1,0 +1,1 @@
+"""Training on CPU ranks next to other programs that train the same model."""
