@@ -52,8 +52,8 @@ def main(rounds: int, names: tuple[str, ...], size: str, out: Path, environments
     chosen = [replace(WAYS[name], environment=None) if here else WAYS[name] for name in names]
     pythons = _pythons(chosen, environments.absolute(), failures)
     ways = [way for way in chosen if way.name not in failures]
-    setting = {"size": size, "ways": list(names), "machine": machine()}
-    setting["versions"] = {way.name: versions_of(pythons[way.environment], way.packages) for way in ways}
+    versions = {way.name: versions_of(pythons[way.environment], way.packages) for way in ways}
+    setting = {"size": size, "ways": list(names), "machine": machine(), "versions": versions}
     results = Results.kept(out, setting)
     results.failures |= failures
     with tempfile.TemporaryDirectory() as name:
@@ -63,7 +63,8 @@ def main(rounds: int, names: tuple[str, ...], size: str, out: Path, environments
         measure(programs, folder, NUM_RANKS, results, rounds, lambda: results.write(out))
     results.write(out)
     Console(width=130).print(table_of(results))
-    print(f"\n{verdict(results)}\n{out}")
+    found = {f"{package} {text}" for of_way in versions.values() for package, text in of_way.items()}
+    print(f"\n{', '.join(sorted(found))}\n{verdict(results)}\n{out}")
 
 
 def _pythons(ways: list[Way], folder: Path, failures: dict[str, str]) -> dict[str | None, Path]:
