@@ -85,6 +85,7 @@ def test_the_summary_names_every_key_that_differs_from_its_default(name: str) ->
         "schedule": "GPipe",
         "stage_boundaries": (2, 3, 4),
         "cp_method": "ring",
+        "attention_backend": "flash",
         "activation_checkpoint": "full",
         "activation_checkpoint_blocks": ("full",) * 4,
         "reshard_after_forward": "never",

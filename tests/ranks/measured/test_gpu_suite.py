@@ -56,6 +56,7 @@ def test_shapes_fit_an_h100_by_the_plan(shape: Shape, tmp_path: Path, monkeypatc
     assert found.peak_bytes < 76e9
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_toy_row_of_ours_runs_once_and_is_kept(tmp_path: Path) -> None:
     out, folder = tmp_path / "suite.json", tmp_path / "work"

@@ -24,9 +24,8 @@ pytestmark = [
 
 LAYOUTS: dict[str, list[str]] = {
     "two ranks": [
-        "dp_shard=2,activation_checkpoint=full",
-        "tp=2,activation_checkpoint=selective,microbatch_size=2",
-        "pp=2,schedule=ZBVZeroBubble",
+        "tp=2,activation_checkpoint=selective,microbatch_size=4",
+        "pp=2,schedule=ZBVZeroBubble,microbatch_size=4",
     ],
     "one": [
         "microbatch_size=2",
@@ -34,6 +33,7 @@ LAYOUTS: dict[str, list[str]] = {
         "microbatch_size=2,activation_checkpoint=selective,compile=true,compile_backend=aot_eager",
     ],
     "more of two": [
+        "dp_shard=2,activation_checkpoint=full",
         "cp=2,cp_method=ring,microbatch_size=2",
         "cp=2,cp_method=ulysses,microbatch_size=2,activation_checkpoint=selective,activation_checkpoint_every=2",
         "pp=2",

@@ -28,10 +28,10 @@ pytestmark = [
 
 _NUM_STEPS = 4
 _SMALL = {"dim": 36, "num_layers": 2, "num_heads": 3, "head_dim": 12}
-_OF_2: dict[str, dict[str, Any]] = {"sharded, 4 microbatches": {"layout": {"dp_shard": 2}}}
+_OF_2: dict[str, dict[str, Any]] = {"sharded, 2 microbatches": {"layout": {"dp_shard": 2}}}
 _MORE_OF_2: dict[str, dict[str, Any]] = {
     "replicated": {"layout": {"dp_replicate": 2, "microbatch_size": 4}},
-    "replicated, 4 microbatches": {"layout": {"dp_replicate": 2}},
+    "replicated, 2 microbatches": {"layout": {"dp_replicate": 2}},
     "kept": {"layout": {"dp_shard": 2, "reshard_after_forward": "never"}},
     "recomputed": {"layout": {"dp_shard": 2, "activation_checkpoint": "full"}},
     "recomputed in part": {"layout": {"dp_shard": 2, "activation_checkpoint": "selective"}},
@@ -48,7 +48,9 @@ _MORE_OF_2: dict[str, dict[str, Any]] = {
 }
 _OF_4: dict[str, dict[str, Any]] = {
     "sharded and replicated": {"layout": {"dp_shard": 2, "dp_replicate": 2, "microbatch_size": 2}},
-    "sharded and replicated, 2 microbatches": {"layout": {"dp_shard": 2, "dp_replicate": 2}},
+    "sharded and replicated, 2 microbatches": {
+        "layout": {"dp_shard": 2, "dp_replicate": 2, "microbatch_size": 1},
+    },
     "sharded and tensor parallel": {"layout": {"dp_shard": 2, "tp": 2, "activation_checkpoint": "selective"}},
 }
 

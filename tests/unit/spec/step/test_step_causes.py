@@ -95,13 +95,14 @@ def test_causes_sum_to_the_step_and_waits_are_split_from_communication(numbers: 
                 name=name % 3,
             )
         )
-    # Operations of the default stream follow one another.
+    # Operations of the default stream follow one another, and end with the step.
     free_s = [0.0, 0.0]
     for row in sorted(rows, key=lambda row: row["start_s"]):
         if row["stream"] == 0:
             row["start_s"] = max(row["start_s"], free_s[int(row["rank"])])
             row["end_s"] = max(row["end_s"], row["start_s"])
             free_s[int(row["rank"])] = row["end_s"]
+        row["start_s"], row["end_s"] = min(row["start_s"], 10.0), min(row["end_s"], 10.0)
     timeline = step_of(rows, 10.0, 2)
     split, waits_s = seconds_and_waits(timeline)
     whole = seconds_by_rank(timeline)
