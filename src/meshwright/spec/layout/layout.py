@@ -145,7 +145,7 @@ class Layout(Frozen):
 
     @property
     def is_resharded(self) -> bool:
-        """Return whether unsharded parameters are freed after forward; auto keeps them where a pipeline would gather."""
+        """Return whether unsharded parameters are freed after forward; auto keeps them in a pipeline."""
         return self.pp == 1 if self.reshard_after_forward == "auto" else self.reshard_after_forward != "never"
 
     @property
