@@ -59,6 +59,8 @@ def _copy_s(configs: Configurations) -> Floats:
         setup, own = configs.setups[position], configs.take(rows)
         blocks = model_memory(setup, own.layouts).blocks
         shares = np.stack([share_of_blocks(own, policy) for policy in ACTIVATION_CHECKPOINTS])
+        # What activation_checkpoint_every leaves out keeps everything.
+        shares[ACTIVATION_CHECKPOINTS.index("none")] += 1 - shares.sum(axis=0)
         kept = sum(block.count * (shares * block.kept_bytes).sum(axis=0) for block in blocks)
         num_bytes = kept / sum(block.count for block in blocks)
         is_host, per_node = setup.cluster.device.is_host, setup.cluster.devices_per_node

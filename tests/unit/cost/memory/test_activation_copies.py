@@ -43,6 +43,14 @@ def test_copies_of_inputs_hide_and_those_of_all_that_a_block_saves_do_not() -> N
     assert 0 < none < 2 * 2 * moved / PCIE_BYTES_PER_S
 
 
+def test_the_more_blocks_recompute_the_less_is_copied() -> None:
+    recomputed = NONE.replace(activation_checkpoint="selective")
+    layouts = [recomputed.replace(activation_checkpoint_every=every) for every in (1, 2, 4)]
+    copies_s = step_times(configured(*map(offloaded, (*layouts, NONE)))).activation_copies_s
+    assert copies_s.tolist() == sorted(copies_s.tolist())
+    assert copies_s[0] < copies_s[1] < copies_s[2] < copies_s[3]
+
+
 def test_the_step_is_longer_by_what_is_exposed_alone() -> None:
     plain, moved = (step_times(configured(layout)) for layout in (NONE, offloaded(NONE)))
     assert moved.total_s[0] - plain.total_s[0] == pytest.approx(moved.activation_copies_s[0], rel=0.05)
