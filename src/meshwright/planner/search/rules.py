@@ -88,10 +88,12 @@ def _fits_one_graph(layouts: LayoutTable, request: PlanRequest) -> Bools:
     is_ring = (layouts.cp > 1) & (layouts.cp_method == CONTEXT_METHODS.index("ring"))
     recomputes = layouts.activation_checkpoint != 0
     is_alone = (layouts.pp == 1) & (layouts.ep == 1) & ((layouts.tp == 1) | (not has_experts))
-    has_no_hooks = ~layouts.cpu_offload & ~layouts.async_tp & (layouts.kept_on == 0) & ~is_ring
+    has_no_hooks = ~layouts.cpu_offload & ~layouts.activation_offload & (layouts.kept_on == 0)
+    is_tried = ~layouts.async_tp & ~is_ring
     is_plain_sharding = (layouts.is_resharded | ~recomputes) & layouts.reduces_each_microbatch
     takes_workload = not workload.updates_in_backward and workload.precision == workload.activation_dtype
-    return np.asarray(is_alone & has_no_hooks & ((layouts.fsdp == 1) | is_plain_sharding) & takes_workload)
+    is_sharded_plainly = (layouts.fsdp == 1) | is_plain_sharding
+    return np.asarray(is_alone & has_no_hooks & is_tried & is_sharded_plainly & takes_workload)
 
 
 def runs_schedule(layouts: LayoutTable, request: PlanRequest) -> Bools:

@@ -60,7 +60,7 @@ def attention_model_problems(
     if architecture is not None:
         obstacle = obstacle or model_obstacle(backend, architecture, seq_len)
     if obstacle:
-        yield Problem(f'{_KEY} = "{backend}" {obstacle}', [_AUTO, {_KEY: "math"}])
+        yield Problem(f'{_KEY} = "{backend}" {obstacle}', [_AUTO])
 
 
 def attention_layout_problems(layout: Layout) -> Iterator[Problem]:
