@@ -3,6 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from meshwright.app.arguments import checked
 from meshwright.app.results.run_result import ReportResult
 from meshwright.app.run_waterfall import MeasuredStep, waterfall_of
@@ -42,7 +44,7 @@ def report(folder: Path | str, *, simulate: bool = False) -> ReportResult:
         predicted = judge(layout, PlanRequest(manifest.job.model.source, architecture, setup))
         parts["predicted"] = predicted.estimate.step.summed()
         example = example_of(setup.cluster.device)
-    measured = _measured(run, metrics)
+    measured = _measured(run, manifest.job, metrics)
     if simulate:
         simulated = _simulated(run, manifest.job, layout)
         measured, parts["simulated"] = measured._replace(simulated=simulated), decompose(simulated)
@@ -62,15 +64,18 @@ def short_report(run: Run) -> list[str]:
         if not has_timed_steps(metrics):
             return []
         layout = timed_layout(run, manifest, metrics)
-        found = waterfall_of(ResolvedJob(manifest.job, {}, run.job), layout, _measured(run, metrics))
+        found = waterfall_of(ResolvedJob(manifest.job, {}, run.job), layout, _measured(run, manifest.job, metrics))
     except MeshwrightError as error:
         return [f"where the step goes is unknown: {error}"]
     return [*short_lines(found, HOW_TO_PROFILE), f"all of it: meshwright report {run.folder}"]
 
 
-def _measured(run: Run, metrics: RunMetrics) -> MeasuredStep:
-    """Return the median step of a run, and the median one of its profiler window if it has one."""
-    measured = MeasuredStep(metrics.median_step_s, metrics.timed_words, metrics.median_data_wait_s)
+def _measured(run: Run, job: Job, metrics: RunMetrics) -> MeasuredStep:
+    """Return the median step of a run without its profiled ones, and the median one of those if it has any."""
+    start = job.run.profile_start
+    rows = metrics.timed_without(range(start, start + job.run.profile_steps) if start is not None else ())
+    step_s, wait_s = (float(np.median(seconds[rows])) for seconds in (metrics.step_s, metrics.data_wait_s))
+    measured = MeasuredStep(step_s, metrics.words_of(rows), wait_s)
     # Reading a profile takes torch, which a machine that only reads a run may lack.
     if not any(run.timelines.glob("*.json.gz")):
         return measured

@@ -48,7 +48,7 @@ def test_each_cause_has_a_line_and_the_profiler_has_its_own(capsys: pytest.Captu
     words = " ".join(text.split())
     assert "step 8, the median of 3 profiled, of rank 1, the critical one" in words
     assert "4.0 times its floor" in words
-    assert "layout.microbatch_size=4, predicted to save 200 ms of the step (29 %)" in words
+    assert "layout.microbatch_size=4, predicted to save 200 ms of the predicted step (29 %)" in words
 
 
 def test_the_stage_of_a_pipeline_is_named(capsys: pytest.CaptureFixture[str]) -> None:

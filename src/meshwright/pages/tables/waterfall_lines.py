@@ -128,7 +128,7 @@ def short_lines(found: Waterfall, how_to_profile: str) -> Iterator[str]:
 
 def _saving(one: BestChange) -> str:
     share = one.saved_s / (one.step_s + one.saved_s)
-    return f"{one.change}, predicted to save {format_duration(one.saved_s)} of the step ({percent(share, 0)})"
+    return f"{one.change}, predicted to save {format_duration(one.saved_s)} of the predicted step ({percent(share, 0)})"
 
 
 def _difference(row: WaterfallRow) -> str:

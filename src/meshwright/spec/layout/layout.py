@@ -93,7 +93,7 @@ class Layout(Frozen):
     compile: Compile = False
     """What torch.compile compiles: each block (blocks, true), the model, nothing (none, false), or what pays (auto)."""
     compile_backend: CompileBackend = "inductor"
-    """The torch.compile backend; used with compile = true only."""
+    """The torch.compile backend; of what compile compiles."""
 
     @property
     def stages_per_rank(self) -> int:

@@ -1,7 +1,7 @@
 """RunMetrics, RunReport and RunComparison: what a run wrote of its steps, and next to a prediction or another run."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,10 +65,19 @@ class RunMetrics:
         rows = np.flatnonzero(self.attempt == self.timed_attempt)
         return rows[num_warm_up(len(rows)) :]
 
+    def timed_without(self, profiled: Collection[int]) -> NDArray[np.int64]:
+        """Return those positions without profiled steps, which take longer; with them where none else is left."""
+        rows = self.timed[~np.isin(self.step[self.timed], list(profiled))]
+        return rows if len(rows) else self.timed
+
     @property
     def timed_words(self) -> str:
         """Return the numbers of those steps, such as "steps 24 to 40"."""
-        return f"steps {self.step[self.timed[0]]} to {self.step[self.timed[-1]]}"
+        return self.words_of(self.timed)
+
+    def words_of(self, rows: NDArray[np.int64]) -> str:
+        """Return the numbers of the steps at `rows`, such as "steps 24 to 40"."""
+        return f"steps {self.step[rows[0]]} to {self.step[rows[-1]]}"
 
     @property
     def median_step_s(self) -> float:

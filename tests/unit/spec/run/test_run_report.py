@@ -35,6 +35,12 @@ def test_step_times_are_the_newest_attempts_with_enough_steps(
     assert (metrics.timed_words, metrics.median_step_s) == (words, pytest.approx(median_s))
 
 
+def test_profiled_steps_are_left_out_where_others_remain(tmp_path: Path) -> None:
+    metrics = read_metrics(Run(write_run(tmp_path / "run", steps(1, 9, 1, 100.0))))
+    assert metrics.step[metrics.timed_without(range(4, 6))].tolist() == [6, 7, 8, 9]
+    assert metrics.step[metrics.timed_without(range(1, 10))].tolist() == [4, 5, 6, 7, 8, 9]
+
+
 def test_a_run_of_few_steps_is_timed_by_all_of_them(tmp_path: Path) -> None:
     metrics = read_metrics(Run(write_run(tmp_path / "run", steps(1, 4, 1, 100.0))))
     assert metrics.timed_words == "steps 1 to 4"
