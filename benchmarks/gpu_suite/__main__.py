@@ -11,7 +11,7 @@ shape's first row, step by step, is not comparable. MFU is of the peak in bfloat
     python -m benchmarks.gpu_suite                      the table, and suite.json
     python -m benchmarks.gpu_suite --toy                the same programs on a CPU, tiny, under a minute
 
-Finished rows are kept in the JSON file: the command goes on where it was ended, or where --limit-s ended it.
+Finished rows are kept in the JSON file: the command continues where it was ended, or where --limit-s ended it.
 **This suite has never run on a GPU.**
 
 Expected, written down before any run (2026-11-26, H100), from what one H200 took before: 1B in bfloat16 200 ms and 37 %

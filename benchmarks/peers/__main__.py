@@ -5,7 +5,7 @@ clipping, in float32, on two gloo ranks of one thread: 512 tokens, 2 sequences a
 `meshwright train`, with its metrics and records; a step is one whole iteration of each program's loop. Peers have
 environments of their own, which the command makes. All ranks live at the same time; in each round each way takes one
 step, in random order, so that what else the machine does hits all alike. A way whose losses are not those of the
-reference, step by step, is not comparable. Rounds are kept in the JSON file, and the command goes on from there.
+reference, step by step, is not comparable. Rounds are kept in the JSON file, and the command continues from there.
 
 Expected, written down before measuring (2026-11-26), times as fast as the best peer, which is accelerate's DDP: ours
 DDP 0.95, FSDP2 0.90, DDP compiled 1.1, FSDP2 compiled 1.05; HF Trainer 0.97, transformers under FSDP2 0.90, litgpt 1.0.

@@ -124,7 +124,7 @@ class BlockActivations:
         return kept.get()
 
     def reach(self) -> None:
-        """Have them on the device, from where the current stream goes on."""
+        """Have them on the device, from where the current stream continues."""
         self._reach(self)
 
     def leave_to_handles(self) -> None:
