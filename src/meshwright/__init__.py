@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from meshwright import hf as hf
     from meshwright.app.check import check
-    from meshwright.app.compare import compare
     from meshwright.app.conversion import checkpoints as checkpoints
     from meshwright.app.conversion.exchange import export, generate
     from meshwright.app.conversion.import_weights import import_weights
-    from meshwright.app.diagnose import diagnose
     from meshwright.app.job.jobs import load_job
     from meshwright.app.plan import plan
     from meshwright.app.precompile import precompile
-    from meshwright.app.profile import profile
     from meshwright.app.prove import prove
-    from meshwright.app.report import report
+    from meshwright.app.reports.compare import compare
+    from meshwright.app.reports.diagnose import diagnose
+    from meshwright.app.reports.profile import profile
+    from meshwright.app.reports.report import report
     from meshwright.app.simulate import simulate
     from meshwright.app.train import resume, train
     from meshwright.checkpoint.loop.checkpoint_folder import CheckpointFolder
@@ -36,14 +36,14 @@ _PLACES = {
     "prove": "prove",
     "precompile": "precompile",
     "train": "train",
-    "profile": "profile",
+    "profile": "reports.profile",
     "resume": "train",
     "generate": "conversion.exchange",
     "export": "conversion.exchange",
     "import_weights": "conversion.import_weights",
-    "report": "report",
-    "compare": "compare",
-    "diagnose": "diagnose",
+    "report": "reports.report",
+    "compare": "reports.compare",
+    "diagnose": "reports.diagnose",
 }
 """Each function's module in meshwright.app."""
 

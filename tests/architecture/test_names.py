@@ -14,6 +14,7 @@ BANNED_NAMES = {
 # A scalar with one of these names is in some unit, and the name must end with it: timeout_s, bandwidth_bytes_per_s.
 MEASURED = re.compile(r"(^|_)(timeout|latency|bandwidth|duration|delay|elapsed|deadline|throughput|seconds|time)$")
 TO_DO_WITHOUT_LINK = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b(?!\(https?://)")
+COMMANDS = {"app", "app/reports", "cli/verbs", "cli/verbs/conversion", "cli/verbs/reports"}
 AGENT_OF_VERB = {
     "plan.py": "planner", "prove.py": "prover", "generate.py": "inference", "diagnose.py": "fault_tolerance",
     "export.py": "checkpoint/hf", "import_.py": "checkpoint/hf", "checkpoint.py": "checkpoint",
@@ -41,10 +42,7 @@ def test_modules_share_a_file_name_only_where_they_play_one_part() -> None:
     for file in source_files():
         folders[file.name].add(str(file.relative_to(SOURCE).parent))
     shared = {name: found for name, found in folders.items() if len(found) > 1 and name != "__init__.py"}
-    parts = {
-        name: ({"app", "cli/verbs", "cli/verbs/conversion", AGENT_OF_VERB.get(name)}, {"models", "checkpoint/hf/maps"})
-        for name in shared
-    }
+    parts = {name: (COMMANDS | {AGENT_OF_VERB.get(name)}, {"models", "checkpoint/hf/maps"}) for name in shared}
     alike = {name for name, found in shared.items() if any(found <= part for part in parts[name])}
     assert {name: found for name, found in shared.items() if name not in alike} == {}
 

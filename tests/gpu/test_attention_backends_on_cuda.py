@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from meshwright.models.attention import CausalAttention
-from meshwright.models.attention_choice import apply_attention_backend
+from meshwright.models.attention.attention_choice import apply_attention_backend
+from meshwright.models.attention.causal_attention import CausalAttention
 from meshwright.spec.layout.attention_backend import AttentionBackend
 
 pytestmark = [

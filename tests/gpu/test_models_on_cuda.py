@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from meshwright.models.attention import KVCache
+from meshwright.models.attention.causal_attention import KVCache
 from meshwright.models.initial import fill_normal, initialize
 from meshwright.models.llama import Llama
 from meshwright.models.moe import Experts

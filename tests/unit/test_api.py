@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.app.diagnose import DiagnosisResult
 from meshwright.app.plan import PlanResult
 from meshwright.app.prove import ProofResult
+from meshwright.app.reports.diagnose import DiagnosisResult
 from meshwright.app.results.result import PlottedResult, Result, viewed
 from meshwright.app.results.run_result import TrainedRun
 from meshwright.app.results.simulation_result import Simulation, TimelineResult

@@ -11,7 +11,7 @@ from meshwright.app.job.job_problems import check_job, layout_problems_of, run_f
 from meshwright.app.job.jobs import as_job
 from meshwright.app.job.remote_checkpoints import fetch_if_empty
 from meshwright.app.job.summary import precision_note
-from meshwright.app.report import short_report
+from meshwright.app.reports.report import short_report
 from meshwright.app.results.run_result import TrainedRun
 from meshwright.config.load import ResolvedJob, raise_problems
 from meshwright.errors import ConfigError, ExitCode

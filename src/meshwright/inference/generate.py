@@ -9,7 +9,7 @@ from torch import Tensor
 
 from meshwright.data.tokenizer import Tokenizer
 from meshwright.errors import ConfigError
-from meshwright.models.attention import KVCache
+from meshwright.models.attention.causal_attention import KVCache
 from meshwright.models.gpt2 import GPT2
 from meshwright.models.llama import Llama
 

@@ -5,9 +5,9 @@ from functools import partial
 from torch import nn
 
 from meshwright.errors import ConfigError
+from meshwright.models.attention.latent_attention import MultiHeadLatentAttention, latent_attention_scale, yarn_tables
 from meshwright.models.clamped_swiglu import clamped_swiglu
 from meshwright.models.gpt2 import GPT2
-from meshwright.models.latent_attention import MultiHeadLatentAttention, latent_attention_scale, yarn_tables
 from meshwright.models.llama import Llama, LlamaAttention, LlamaBlock, LlamaFeedForward
 from meshwright.models.moe import MixtureOfExperts
 from meshwright.spec.job.sections import ModelSection

@@ -11,7 +11,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from meshwright.models.attention import CausalAttention, KVCache, LayerCache, next_positions
+from meshwright.models.attention.causal_attention import CausalAttention, KVCache, LayerCache, next_positions
 from meshwright.models.initial import Constant, Normal
 from meshwright.spec.model.gpt2_architecture import GPT2Architecture
 

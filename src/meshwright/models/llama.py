@@ -13,7 +13,13 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from meshwright.models.attention import AttentionSinks, CausalAttention, KVCache, LayerCache, next_positions
+from meshwright.models.attention.causal_attention import (
+    AttentionSinks,
+    CausalAttention,
+    KVCache,
+    LayerCache,
+    next_positions,
+)
 from meshwright.models.initial import Constant, Normal
 from meshwright.models.rope import Rope, rope_tables, rotate
 from meshwright.spec.model.architecture import LlamaArchitecture

@@ -20,7 +20,7 @@ spec/job/validity.py rejects invalid layouts before any process starts.
 import torch
 from torch import nn
 
-from meshwright.models.attention_choice import apply_attention_backend
+from meshwright.models.attention.attention_choice import apply_attention_backend
 from meshwright.models.contract import blocks_of
 from meshwright.parallelism.activation_checkpoint import checkpoint_blocks, compile_blocks
 from meshwright.parallelism.activation_offload import HostTransfers, offload_blocks

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.app.report import report
+from meshwright.app.reports.report import report
 from meshwright.cli.main import run
 from meshwright.errors import ExitCode
 from meshwright.pages.tables.waterfall_lines import short_lines

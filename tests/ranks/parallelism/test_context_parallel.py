@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from meshwright.errors import MeshwrightError
-from meshwright.models.attention import CausalAttention
+from meshwright.models.attention.causal_attention import CausalAttention
 from meshwright.parallelism.activation_checkpoint import checkpoint_blocks, compile_blocks
 from meshwright.parallelism.context.context_parallel import apply_context_parallel, sequence_indices
 from meshwright.parallelism.context.ring_attention import RingAttention

@@ -20,7 +20,7 @@ from meshwright.errors import ConfigError, UnsupportedError
 from meshwright.inference.generate import Sampling, generate
 from meshwright.inference.loaded_model import load_model
 from meshwright.inference.transformers_parity import max_logits_difference
-from meshwright.models.attention import KVCache
+from meshwright.models.attention.causal_attention import KVCache
 from meshwright.models.moe import MixtureOfExperts
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.hf.hf_config import architecture_from_hf

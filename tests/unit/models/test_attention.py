@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from meshwright.models.attention import CausalAttention, with_fused_heads
+from meshwright.models.attention.causal_attention import CausalAttention, with_fused_heads
 
 
 def written_out(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scale: float | None) -> Tensor:

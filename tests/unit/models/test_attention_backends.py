@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from meshwright.errors import UnsupportedError
-from meshwright.models.attention import CausalAttention
-from meshwright.models.attention_choice import apply_attention_backend
-from meshwright.models.flex_attention import FlexAttention, mask_mod
-from meshwright.models.sdpa_attention import SdpaAttention
-from meshwright.models.varlen_attention import VarlenAttention, document_starts
+from meshwright.models.attention.attention_choice import apply_attention_backend
+from meshwright.models.attention.causal_attention import CausalAttention
+from meshwright.models.attention.flex_attention import FlexAttention, mask_mod
+from meshwright.models.attention.sdpa_attention import SdpaAttention
+from meshwright.models.attention.varlen_attention import VarlenAttention, document_starts
 
 LENGTH = 13
 DOCUMENTS = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 3, 3], [4, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 6, 6]])

@@ -18,7 +18,7 @@ from meshwright.checkpoint.hf.weights import load_hf_parameters
 from meshwright.errors import ConfigError
 from meshwright.inference.generate import Sampling, generate
 from meshwright.inference.loaded_model import load_model
-from meshwright.models.attention import KVCache
+from meshwright.models.attention.causal_attention import KVCache
 from meshwright.models.build import build_architecture
 from meshwright.models.contract import next_token_loss
 from meshwright.models.gpt2 import GPT2

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from meshwright.models.attention import KVCache
+from meshwright.models.attention.causal_attention import KVCache
 from meshwright.models.build import build_architecture
 from meshwright.models.contract import next_token_loss
 from meshwright.models.initial import Constant, initialize

@@ -21,7 +21,7 @@ positions; T = P S; the elements of a rank's queries, keys and values are those 
                 that ulysses makes whole: twice the causal work, at the rate of a context of T keys. A ring's documents:
                 matmul.py
 
-Kernels compute the scores that a mask hides. Counted in models/attention.py, in ring_attention.py and
+Kernels compute the scores that a mask hides. Counted in models/attention/causal_attention.py, in ring_attention.py and
 context_parallel.py of parallelism/context, and in their traces of 2026-11-23. Ignored: that kernels read the mask,
 which all heads share and caches hold.
 """

@@ -70,7 +70,7 @@ class Formats(NamedTuple):
     drops_attention: bool
     """Whether selective recomputation runs attention again (recompute.py)."""
     repeats_keys: bool
-    """Whether keys and values get as many heads as queries have, as models/attention.py does in 32 bits."""
+    """Whether keys and values get as many heads as queries have, as causal_attention.py does in 32 bits."""
 
     @classmethod
     def of(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from meshwright.models.attention import same_document
+from meshwright.models.attention.causal_attention import same_document
 from meshwright.models.rope import at_least_float32
 from meshwright.parallelism.torch_private.torch_attention import Attended, Heads
 from meshwright.spec.model.op import ATTENTION_SCORES_AT_ONCE

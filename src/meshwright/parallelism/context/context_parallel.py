@@ -22,8 +22,14 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from meshwright.errors import InfeasibleLayout, UnsupportedError
-from meshwright.models.attention import CausalAttention, attend, causal_mask, same_document, with_sink_scores
-from meshwright.models.attention_choice import WHOLE_SEQUENCE
+from meshwright.models.attention.attention_choice import WHOLE_SEQUENCE
+from meshwright.models.attention.causal_attention import (
+    CausalAttention,
+    attend,
+    causal_mask,
+    same_document,
+    with_sink_scores,
+)
 from meshwright.models.contract import blocks_of
 from meshwright.parallelism.collectives import all_gather_autograd, all_gather_dim, exchange_rows
 from meshwright.parallelism.context.ring_attention import RingAttention
@@ -61,7 +67,7 @@ def _require_splittable(model: nn.Module, attentions: Mapping[str, CausalAttenti
     if not getattr(model, "takes_positions", False):
         missing.append("takes_positions = True and forward(inputs, positions, documents)")
     if not attentions:
-        missing.append("attention computed by modules of meshwright.models.attention.CausalAttention")
+        missing.append("attention computed by modules of meshwright.models.attention.causal_attention.CausalAttention")
     if missing:
         raise UnsupportedError(
             f"layout.cp = {cp}: {type(model).__name__} does not support sharding of sequences; give it "

@@ -23,7 +23,7 @@ from torch import distributed as dist
 from torch.autograd.function import once_differentiable
 
 from meshwright.errors import UnsupportedError
-from meshwright.models.attention import CausalAttention
+from meshwright.models.attention.causal_attention import CausalAttention
 from meshwright.parallelism.collectives import all_gather_dim, profiler_range
 from meshwright.parallelism.context.blockwise_attention import blockwise_attention, blockwise_attention_backward
 from meshwright.parallelism.torch_private.torch_attention import (

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from meshwright.models.flex_attention import FlexAttention
-from meshwright.models.varlen_attention import VarlenAttention
+from meshwright.models.attention.flex_attention import FlexAttention
+from meshwright.models.attention.varlen_attention import VarlenAttention
 from meshwright.spec.model.op import computed_context
 from meshwright.tracer.record.simulated_device import NAME
 

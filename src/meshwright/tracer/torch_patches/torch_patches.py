@@ -29,8 +29,8 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
 
-from meshwright.models.flex_attention import FlexAttention
-from meshwright.models.varlen_attention import VarlenAttention
+from meshwright.models.attention.flex_attention import FlexAttention
+from meshwright.models.attention.varlen_attention import VarlenAttention
 from meshwright.tracer.numbers.scalar_placeholders import UnknownNumber
 from meshwright.tracer.programs.program_lines import line_of_program
 from meshwright.tracer.record.attention_kernels import as_on_cuda

@@ -7,7 +7,7 @@ import torch
 
 from meshwright.data.loader import Microbatch, stack
 from meshwright.data.user_data import load_user_data, read_pair
-from meshwright.models.attention_choice import state_document_length
+from meshwright.models.attention.attention_choice import state_document_length
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.user_object import is_object_source
 from meshwright.trainer.launch.ranks import Ranks

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from meshwright.app.compare import compare
-from meshwright.app.report import report
+from meshwright.app.reports.compare import compare
+from meshwright.app.reports.report import report
 from meshwright.errors import ConfigError
 from meshwright.pages.figures.run_figures import measured_waterfall_figure
 from meshwright.pages.html.run_html import write_run_html

@@ -17,7 +17,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from meshwright.models.attention import CausalAttention, LayerCache
+from meshwright.models.attention.causal_attention import CausalAttention, LayerCache
 from meshwright.models.rope import rope_frequencies, rope_tables, rotate, turns
 from meshwright.spec.model.moe_architecture import MoEArchitecture, YarnScaling
 

@@ -15,7 +15,7 @@ from torch.nn.attention import varlen
 from torch.utils.weak import WeakIdKeyDictionary
 
 from meshwright.errors import UnsupportedError
-from meshwright.models.attention import CausalAttention
+from meshwright.models.attention.causal_attention import CausalAttention
 
 _NEEDED = ("window_size", "enable_gqa")
 """Arguments that varlen_attn has in newer releases only."""

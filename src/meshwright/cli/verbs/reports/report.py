@@ -18,7 +18,7 @@ def command(folder: Path, simulate: bool, html: Path | None, as_json: bool) -> N
     The prediction is for the run's layout on the machine that its job names (`meshwright calibrate` measures this
     one).
     """
-    from meshwright.app.report import report
+    from meshwright.app.reports.report import report
     from meshwright.cli.output_files import require_page
 
     if html is not None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from meshwright.app.arguments import checked
+from meshwright.app.reports.run_waterfall import MeasuredStep, waterfall_of
 from meshwright.app.results.run_result import ReportResult
-from meshwright.app.run_waterfall import MeasuredStep, waterfall_of
 from meshwright.config.load import ResolvedJob
 from meshwright.errors import MeshwrightError
 from meshwright.evaluation.dataset.own_run import has_timed_steps, read_manifest, setup_of_run, timed_layout

@@ -9,7 +9,7 @@ Shapes: B batch, S queries, T keys, N query heads, K key/value heads, H width of
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from meshwright.models.attention import CausalAttention
+from meshwright.models.attention.causal_attention import CausalAttention
 
 KERNELS = {
     "flash": SDPBackend.FLASH_ATTENTION,

@@ -17,7 +17,7 @@ from torch.nn.attention import flex_attention as flex
 from torch.utils.weak import WeakIdKeyDictionary
 
 from meshwright.errors import UnsupportedError
-from meshwright.models.attention import CausalAttention, attend
+from meshwright.models.attention.causal_attention import CausalAttention, attend
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Of batch, head, query and key position: whether the query attends to the key."""

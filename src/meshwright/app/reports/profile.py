@@ -17,8 +17,8 @@ from rich.console import RenderableType
 from meshwright.app.arguments import JobSource, NotNegative, Positive, checked
 from meshwright.app.job.job_problems import run_folder
 from meshwright.app.job.jobs import as_job
+from meshwright.app.reports.run_waterfall import MeasuredStep, waterfall_of
 from meshwright.app.results.result import PlottedResult
-from meshwright.app.run_waterfall import MeasuredStep, waterfall_of
 from meshwright.app.train import settled
 from meshwright.config.load import ResolvedJob
 from meshwright.errors import ConfigError, MeshwrightError

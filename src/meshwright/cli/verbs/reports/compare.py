@@ -20,7 +20,7 @@ def command(a: Path, b: Path, step: int | None, as_json: bool) -> None:
     --out` wrote, or a trace of torch.profiler (.json or .json.gz) of one rank. Two runs of which no step was profiled
     are compared by their settings, losses and throughput.
     """
-    from meshwright.app.compare import compare
+    from meshwright.app.reports.compare import compare
 
     found = compare(a, b, step=step)
     print_result(found, as_json)

@@ -28,7 +28,7 @@ def command(folder: Path, wait_s: float, as_json: bool) -> None:
     Ranks that are alive are asked for what they have entered; of a run that has died, the files that it left are read.
     Exit code 0: it moves, or has ended; 70: it would hang or fail again; 75: start it again with --resume.
     """
-    from meshwright.app.diagnose import diagnose
+    from meshwright.app.reports.diagnose import diagnose
 
     diagnosis = diagnose(folder, wait_s=wait_s)
     print_result(diagnosis, as_json)

@@ -3,11 +3,11 @@
 from torch import nn
 
 from meshwright.errors import UnsupportedError
-from meshwright.models.attention import CausalAttention
+from meshwright.models.attention.causal_attention import CausalAttention
+from meshwright.models.attention.flex_attention import FlexAttention
+from meshwright.models.attention.sdpa_attention import SdpaAttention
+from meshwright.models.attention.varlen_attention import VarlenAttention
 from meshwright.models.contract import blocks_of
-from meshwright.models.flex_attention import FlexAttention
-from meshwright.models.sdpa_attention import SdpaAttention
-from meshwright.models.varlen_attention import VarlenAttention
 from meshwright.spec.layout.attention_backend import AttentionBackend
 
 WHOLE_SEQUENCE = (CausalAttention, SdpaAttention, FlexAttention, VarlenAttention)
@@ -23,8 +23,8 @@ def apply_attention_backend(model: nn.Module, backend: AttentionBackend) -> None
     is_stage_without_blocks = len(blocks) > 0 and all(block is None for block in blocks)
     if not found and not is_stage_without_blocks:
         raise UnsupportedError(
-            f'layout.attention_backend = "{backend}": {type(model).__name__} computes attention by itself; give it '
-            'modules of meshwright.models.attention.CausalAttention, or set layout.attention_backend to "auto"'
+            f'layout.attention_backend = "{backend}": {type(model).__name__} computes attention by itself; give it modules '
+            'of meshwright.models.attention.causal_attention.CausalAttention, or set layout.attention_backend to "auto"'
         )
     for name, module in found.items():
         model.set_submodule(name, _made(backend, module))

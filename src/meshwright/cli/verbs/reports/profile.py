@@ -29,6 +29,6 @@ def command(
 
     Nothing is written to the job's run folder.
     """
-    from meshwright.app.profile import profile
+    from meshwright.app.reports.profile import profile
 
     print_result(profile(job_file, *overrides, ranks=ranks, steps=steps, warm_up=warm_up, out=out), as_json)
