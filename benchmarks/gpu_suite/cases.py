@@ -16,13 +16,20 @@ MODULES = {OURS: "own_rank", HF: "hf_trainer_rank", HF_COMPILED: "hf_trainer_ran
 
 @dataclass(frozen=True)
 class Shape:
-    """A model and the tokens of its step, all at once on one device."""
+    """A model and the tokens of its step on one device."""
 
     name: str
     source: str
     seq_len: int
     num_layers: int | None = None
     """None for all of the model's."""
+    num_microbatches: int = 4
+    """Sequences of a step, one after another."""
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Return the tokens of all sequences of a step."""
+        return self.seq_len * self.num_microbatches
 
     @property
     def model(self) -> dict[str, Any]:
@@ -70,10 +77,12 @@ def _case(shape: Shape, precision: str, who: str) -> Case:
 
 
 CASES = [
-    *(_case(shape, "bfloat16", who) for shape in (ONE_B, EIGHT_B) for who in (OURS, HF)),
-    *(_case(shape, "float8", OURS) for shape in (ONE_B, EIGHT_B)),
-    *(_case(shape, "bfloat16", HF_COMPILED) for shape in (ONE_B, EIGHT_B)),
-    *(_case(shape, "float8", HF_COMPILED) for shape in (ONE_B, EIGHT_B)),
+    _case(shape, precision, who)
+    for precision, who in (
+        *((precision, who) for precision in ("bfloat16", "float8") for who in (OURS, HF_COMPILED)),
+        ("bfloat16", HF),
+    )
+    for shape in (ONE_B, EIGHT_B)
 ]
 TOY_CASES = [_case(TOY, "bfloat16", OURS), _case(TOY, "bfloat16", HF), _case(TOY, "float8", OURS)]
 
@@ -88,4 +97,4 @@ def suite_job(shape: Shape, folder: Path, device: str) -> Job:
         "layout": {"microbatch_size": 1, "dp_shard": 1, "compile": device == "cuda"},
         "run": {"device": device},
     }
-    return job_of(folder, sections, 1)
+    return job_of(folder, sections, shape.num_microbatches)

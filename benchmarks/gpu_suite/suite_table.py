@@ -25,7 +25,7 @@ def table_of(cases: Sequence[Case], rows: Rows, title: str) -> Table:
         if row is None or row.failure:
             table.add_row(case.name, "not run yet" if row is None else f"failed: {row.failure}"[:60])
             continue
-        figures = [f"{row.step_s * 1e3:.1f}", f"{row.spread:.0%}", f"{case.shape.seq_len / row.step_s:,.0f}"]
+        figures = [f"{row.step_s * 1e3:.1f}", f"{row.spread:.0%}", f"{case.shape.tokens_per_step / row.step_s:,.0f}"]
         figures += ["" if (mfu := mfu_of(row)) is None else f"{mfu:.1%}", f"{row.peak_bytes / 1e9:.2f}", _plan(row)]
         off = loss_difference(case, cases, rows)
         word = "" if off is None else f"{off:.1e}" + ("" if is_equal(case, off) else ", not comparable")

@@ -54,8 +54,11 @@ class Weights:
 SIZES = {"mid": Size("llama-15m", 512, 2), "toy": Size("llama-1m", 32, 1)}
 
 
-def prepare(folder: Path, job: Job, num_steps: int, weights: Weights = Weights()) -> None:
-    """Write `job.toml`, `task.json`, `tokens.npy`, `corpus.txt` and `hf/`: what ways read of a `job_of(folder)`."""
+def prepare(folder: Path, job: Job, num_steps: int, weights: Weights = Weights(), *, num_microbatches: int = 1) -> None:
+    """Write `job.toml`, `task.json`, `tokens.npy`, `corpus.txt` and `hf/`: what ways read of a `job_of(folder)`.
+
+    Each rank's share of a step is `num_microbatches`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "corpus.txt").write_text(
         "".join(f"{n} times {n} is {n * n}; the root of {n * n} is {n}.\n" for n in range(_NUM_LINES))
@@ -64,6 +67,7 @@ def prepare(folder: Path, job: Job, num_steps: int, weights: Weights = Weights()
     optimizer = job.optimizer
     task: dict[str, Any] = {"num_steps": num_steps, "seq_len": job.train.seq_len, "device": job.run.device}
     task |= {"microbatch_size": job.layout.microbatch_size, "precision": job.precision.compute}
+    task["num_microbatches"] = num_microbatches
     names = ("learning_rate", "betas", "eps", "weight_decay", "max_grad_norm")
     task |= {name: getattr(optimizer, name) for name in names}
     (folder / "task.json").write_text(json.dumps(task))

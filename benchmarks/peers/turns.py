@@ -24,6 +24,9 @@ class Number(Protocol):
     def __float__(self) -> float:
         """Return the value."""
 
+    def __add__(self, other: Any, /) -> Any:
+        """Return the sum."""
+
 
 class Turns:
     """Called by a rank's training loop: `next` before each step, `loss` set within."""

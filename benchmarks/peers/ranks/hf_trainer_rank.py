@@ -26,15 +26,16 @@ class _NextTurn(TrainerCallback):
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         """Wait for the turn: what the Trainer does until its next step belongs to this one."""
         self._turns.next()
+        self._turns.loss = 0.0
 
 
 class _WatchedTrainer(Trainer):
     turns: Turns
 
     def training_step(self, *arguments: Any, **options: Any) -> torch.Tensor:
-        """Return the loss of this rank, a copy of which is the turn's."""
+        """Return the loss of a microbatch, as its share of the step's, to which it is added."""
         loss: torch.Tensor = super().training_step(*arguments, **options)
-        self.turns.loss = loss.detach()
+        self.turns.loss = self.turns.loss + loss.detach()
         return loss
 
 
@@ -70,6 +71,7 @@ def training_arguments(task: dict[str, Any], *, is_compiled: bool, num_steps: in
     return TrainingArguments(
         output_dir=tempfile.mkdtemp(),
         per_device_train_batch_size=task["microbatch_size"],
+        gradient_accumulation_steps=task["num_microbatches"],
         max_steps=num_steps,
         # It would drop shift_labels, which forward takes by **kwargs, and targets would be shifted twice.
         remove_unused_columns=False,

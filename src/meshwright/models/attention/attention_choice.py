@@ -23,8 +23,9 @@ def apply_attention_backend(model: nn.Module, backend: AttentionBackend) -> None
     is_stage_without_blocks = len(blocks) > 0 and all(block is None for block in blocks)
     if not found and not is_stage_without_blocks:
         raise UnsupportedError(
-            f'layout.attention_backend = "{backend}": {type(model).__name__} computes attention by itself; give it modules '
-            'of meshwright.models.attention.causal_attention.CausalAttention, or set layout.attention_backend to "auto"'
+            f'layout.attention_backend = "{backend}": {type(model).__name__} computes attention by itself; give it '
+            "modules of meshwright.models.attention.causal_attention.CausalAttention, or set layout.attention_backend "
+            'to "auto"'
         )
     for name, module in found.items():
         model.set_submodule(name, _made(backend, module))
