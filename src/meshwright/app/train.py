@@ -98,7 +98,7 @@ def train_under_torchrun(resolved: ResolvedJob, ranks: int | None, *, resume: bo
         fetch_if_empty(resolved.job, run_folder(resolved), resume=resume or is_restart)
     overwrite = overwrite and not is_restart
     resolved = with_local_gpu(resolved)
-    if resolved.job.layout.compile == "auto":
+    if resolved.leaves_compile_open:
         from meshwright.app.job.compile_choice import settle_for_training
         from meshwright.trainer.run.run_folder import read_manifest
 
@@ -190,7 +190,7 @@ def settled(
     _refuse_backend(resolved, choose_device_type(resolved.job.run))
     resolved = with_local_gpu(resolved)
     _note_precision(resolved)
-    if resolved.job.layout.compile == "auto":
+    if resolved.leaves_compile_open:
         from meshwright.app.job.compile_choice import settle_for_training
 
         resumed = read_manifest(run_folder(resolved)) if resume else None

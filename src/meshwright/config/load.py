@@ -50,6 +50,14 @@ class ResolvedJob:
         return self.path.parent
 
     @property
+    def leaves_compile_open(self) -> bool:
+        """Return whether the device decides what is compiled: layout.compile is "auto", or the job leaves it out."""
+        layout = self.job.layout
+        return layout.compile == "auto" or not (
+            layout.search or layout.compile or self.origins.get("layout.compile", DEFAULT) != DEFAULT
+        )
+
+    @property
     def run_dir(self) -> Path:
         """Return the run folder: run.dir, or runs/NAME for a job file NAME.toml; relative to the working directory."""
         return Path(os.path.expanduser(self.job.run.dir)) if self.job.run.dir else Path("runs") / self.path.stem

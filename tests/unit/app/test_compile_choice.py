@@ -61,7 +61,7 @@ def test_a_run_that_is_resumed_keeps_what_it_did(tmp_path: Path, caplog: pytest.
     resolved = job(tmp_path, "train.steps=20", "run.device=cpu")
     with caplog.at_level("INFO"):
         assert settle_for_training(resolved, 2).job.layout.compile is False
-    assert "layout.compile = auto: none, since 20 steps" in caplog.text
+    assert "layout.compile = none, since 20 steps" in caplog.text
     write_run(tmp_path / "run", STEPS, num_attempts=2)
     before = read_manifest(Run(tmp_path / "run"))
     assert before.attempts[-1].layout.compile is True
@@ -91,3 +91,12 @@ def test_compilation_takes_as_long_as_its_kinds_and_its_share_of_the_cores() -> 
 def test_equal_blocks_are_one_kind() -> None:
     assert num_kinds(PRESETS["llama3-8b"]) == 1
     assert num_kinds(PRESETS["deepseek-v3"]) == 2
+
+
+def test_a_job_that_leaves_it_out_is_compiled_where_that_pays(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text('[model]\nsource = "llama-1m"\n[layout]\ndp_shard = 2\n[train]\nsteps = 20\n')
+    for is_accelerator in (True, False):
+        settled, choice = settle_compile(load_job(file), 2, is_accelerator=is_accelerator)
+        assert choice is not None
+        assert settled.job.layout.compile is choice.compiles is is_accelerator

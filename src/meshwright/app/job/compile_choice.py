@@ -1,13 +1,17 @@
-"""layout.compile = "auto", settled before ranks start: blocks on an accelerator, on a processor where that pays."""
+"""What is compiled where a job leaves layout.compile out or says "auto", settled before ranks start.
 
+Blocks on an accelerator, and on a processor where that pays.
+"""
+
+import os
 from dataclasses import replace
 from typing import NamedTuple
 
 from meshwright.config.load import ResolvedJob
 from meshwright.cost.compile_time import compile_s, num_kinds, saved_s
 from meshwright.cost.layout_table import layout_table
-from meshwright.errors import MeshwrightError
-from meshwright.hardware.catalogue import LOCAL
+from meshwright.errors import InfeasibleLayout, MeshwrightError
+from meshwright.hardware.catalogue import CALIBRATED
 from meshwright.hardware.machine import cpp_compiler, num_usable_cores
 from meshwright.log import progress
 from meshwright.planner.read_request import Options, plan_request
@@ -22,7 +26,7 @@ from meshwright.units import counted, format_duration
 
 
 class CompileChoice(NamedTuple):
-    """What "auto" comes to, and why."""
+    """What a job's device decides, and why."""
 
     compiles: bool
     reason: str
@@ -30,16 +34,20 @@ class CompileChoice(NamedTuple):
     @property
     def text(self) -> str:
         """Return one line for the log."""
-        return f"layout.compile = auto: {'blocks' if self.compiles else 'none'}, {self.reason}"
+        return f"layout.compile = {'blocks' if self.compiles else 'none'}, {self.reason}"
 
 
 def settle_compile(
     resolved: ResolvedJob, num_ranks: int, *, is_accelerator: bool
 ) -> tuple[ResolvedJob, CompileChoice | None]:
     """Return the job with layout.compile true or false, and the choice; None where it is set or the planner's."""
-    if resolved.job.layout.compile != "auto" or resolved.job.layout.search:
+    if not resolved.leaves_compile_open or resolved.job.layout.search:
         return resolved, None
-    found = choose_compile(resolved, num_ranks, is_accelerator=is_accelerator)
+    try:
+        found = choose_compile(resolved, num_ranks, is_accelerator=is_accelerator)
+    except InfeasibleLayout:
+        # Refused where the number of ranks comes from, which is known there.
+        return resolved, None
     return _with_compile(resolved, found.compiles), found
 
 
@@ -53,15 +61,19 @@ def settle_for_training(resolved: ResolvedJob, num_ranks: int, resumed: Manifest
 
     A run that is resumed keeps what it did, so that it computes the same bits.
     """
-    if resolved.job.layout.compile != "auto":
+    if not resolved.leaves_compile_open:
         return resolved
     from meshwright.trainer.launch.ranks import choose_device_type
 
     if resumed is not None and resumed.attempts:
         return _with_compile(resolved, resumed.attempts[-1].layout.compile is True)
     is_accelerator = choose_device_type(resolved.job.run) == "cuda"
+    is_asked = resolved.job.layout.compile == "auto"
+    if not (is_accelerator or is_asked) and "RANK" in os.environ:
+        # Ranks of several machines each ask themselves, and could choose differently.
+        return resolved
     resolved, choice = settle_compile(resolved, num_ranks, is_accelerator=is_accelerator)
-    if choice is not None:
+    if choice is not None and (choice.compiles or is_asked):
         progress.info("%s", choice.text)
     return resolved
 
@@ -112,9 +124,9 @@ def _eager_step_s(resolved: ResolvedJob, layout: Layout) -> float:
 
 
 def _here(resolved: ResolvedJob, num_ranks: int) -> ResolvedJob:
-    """Return the job on the processors of this machine, whatever cluster it names."""
+    """Return the job on the processors of this machine, or of the shipped example where it is not calibrated."""
     job = resolved.job
-    cluster = job.cluster.replace(name=LOCAL, device=None, num_devices=num_ranks)
+    cluster = job.cluster.replace(name=CALIBRATED, device=None, num_devices=num_ranks)
     return replace(resolved, job=job.replace(cluster=cluster))
 
 

@@ -117,7 +117,7 @@ def _require_job(files: list[str], given: dict[str, Any]) -> None:
 
 def _settled(resolved: ResolvedJob, text: str | None) -> ResolvedJob:
     """Return the job with what it compiles and what its blocks save, where open chosen as before training."""
-    if resolved.job.layout.compile == "auto":
+    if resolved.leaves_compile_open:
         resolved = settled_on(resolved, _cluster(resolved, text))
     if resolved.job.layout.activation_checkpoint != "auto":
         return resolved

@@ -57,6 +57,8 @@ def _resolved_values(resolved: ResolvedJob) -> dict[str, Any]:
     values = job.to_dict()
     values["run"]["dir"] = str(resolved.run_dir)
     values["layout"].setdefault("dp_shard", job.layout.dp_shard)
+    if resolved.leaves_compile_open:
+        values["layout"]["compile"] = "auto"
     if job.train.global_batch_tokens is None:
         values["train"]["global_batch_size"] = job.global_batch_size
     return values

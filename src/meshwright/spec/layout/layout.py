@@ -91,7 +91,7 @@ class Layout(Frozen):
     loss_chunks: PositiveInt = 1
     """Chunks of tokens in which head and loss are computed, so that only one chunk's logits exist; 1: all at once."""
     compile: Compile = False
-    """What torch.compile compiles: each block (blocks, true), the model, nothing (none, false), or what pays (auto)."""
+    """What torch.compile compiles: blocks (true), the model, nothing (none, false), or what pays (auto; left out)."""
     compile_backend: CompileBackend = "inductor"
     """The torch.compile backend; of what compile compiles."""
 
