@@ -10,7 +10,8 @@ from benchmarks.peers.prepare import job_of
 from meshwright.spec.job.job import Job
 
 OURS, HF, HF_COMPILED = "ours", "HF Trainer", "HF Trainer, compiled"
-MODULES = {OURS: "own_rank", HF: "hf_trainer_rank", HF_COMPILED: "hf_trainer_rank"}
+LITGPT = "litgpt, compiled"
+MODULES = {OURS: "own_rank", HF: "hf_trainer_rank", HF_COMPILED: "hf_trainer_rank", LITGPT: "litgpt_rank"}
 """The program of a rank, of benchmarks.peers.ranks, by who trains."""
 
 
@@ -68,8 +69,10 @@ class Case:
         """Return the arguments of its rank's program after the folder."""
         float8 = "tensorwise" if self.precision == "float8" else "none"
         # float8 without compilation is slower than bfloat16, so both compile for it.
-        compiled = {HF: self.precision == "float8", HF_COMPILED: True}.get(self.who, False)
-        return (f"precision.float8={float8}",) if self.who == OURS else (f"float8={float8}", *["compiled"] * compiled)
+        compiled = {HF: self.precision == "float8", HF_COMPILED: True, LITGPT: True}.get(self.who, False)
+        if self.who == OURS:
+            return (f"precision.float8={float8}", "layout.compile_loss=true")
+        return (f"float8={float8}", *["compiled"] * compiled)
 
 
 def _case(shape: Shape, precision: str, who: str) -> Case:
@@ -79,7 +82,11 @@ def _case(shape: Shape, precision: str, who: str) -> Case:
 CASES = [
     _case(shape, precision, who)
     for precision, who in (
-        *((precision, who) for precision in ("bfloat16", "float8") for who in (OURS, HF_COMPILED)),
+        ("bfloat16", OURS),
+        ("float8", OURS),
+        ("bfloat16", LITGPT),
+        ("bfloat16", HF_COMPILED),
+        ("float8", HF_COMPILED),
         ("bfloat16", HF),
     )
     for shape in (ONE_B, EIGHT_B)

@@ -1,13 +1,16 @@
-"""One rank of litgpt's GPT in a Fabric loop with DDP: python -m benchmarks.peers.ranks.litgpt_rank FOLDER [compiled].
+"""One rank of litgpt's GPT in a Fabric loop, with DDP if there are several.
+
+python -m benchmarks.peers.ranks.litgpt_rank FOLDER [compiled]
 
 `litgpt pretrain` itself does not run on two CPU ranks: it takes FSDP whenever there are several devices, which
 Lightning refuses without CUDA. So these are its model, its loss and the calls of its loop, under Fabric's DDP. It
-compiles the whole model, as `pretrain` does, before Fabric wraps it.
+compiles the whole model, as `pretrain` does, before Fabric wraps it. bfloat16 is its default precision, "bf16-mixed".
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,21 +30,30 @@ def main() -> None:
     """Train until no turn is left."""
     folder, is_compiled = Path(sys.argv[1]), "compiled" in sys.argv[2:]
     task, turns = read_task(folder), Turns.of_environment()
-    fabric = lightning.Fabric(accelerator="cpu", devices=2, strategy="ddp", precision="32-true")
+    num_ranks, size = int(os.environ["WORLD_SIZE"]), task["microbatch_size"]
+    fabric = lightning.Fabric(
+        accelerator=task["device"],
+        devices=num_ranks,
+        strategy="ddp" if num_ranks > 1 else "auto",
+        precision="bf16-mixed" if task["precision"] == "bfloat16" else "32-true",
+    )
     fabric.launch()
     model: Any = load_gpt(folder, task["seq_len"])
     model = fabric.setup(torch.compile(model) if is_compiled else model)
     optimizer = fabric.setup_optimizers(build_adamw(model.parameters(), task))
     for rows in rows_of_rank(folder, task):
         turns.next()
-        tokens = torch.from_numpy(rows)
-        logits = model(tokens[:, :-1].contiguous())
-        loss = chunked_cross_entropy(logits, tokens[:, 1:].contiguous(), chunk_size=0)
-        fabric.backward(loss)
+        total = torch.zeros((), device=fabric.device)
+        for tokens in fabric.to_device(torch.from_numpy(rows)).split(size):
+            # Several microbatches are measured on one rank alone, which has no gradients to send.
+            logits = model(tokens[:, :-1].contiguous())
+            loss = chunked_cross_entropy(logits, tokens[:, 1:].contiguous(), chunk_size=0) / task["num_microbatches"]
+            fabric.backward(loss)
+            total += loss.detach()
         fabric.clip_gradients(model, optimizer, max_norm=task["max_grad_norm"])
         optimizer.step()
         optimizer.zero_grad()
-        turns.loss = loss.detach().item()
+        turns.loss = total.item()
 
 
 def load_gpt(folder: Path, seq_len: int) -> GPT:

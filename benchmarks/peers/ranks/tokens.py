@@ -22,7 +22,7 @@ def all_rows(folder: Path) -> Tokens:
 def rows_of_rank(folder: Path, task: dict[str, Any]) -> Tokens:
     """Return this rank's tokens of all steps: [steps, sequences, seq_len + 1]."""
     tokens = np.load(folder / "tokens.npy", mmap_mode="r")
-    rank, size = int(os.environ["RANK"]), task["microbatch_size"]
+    rank, size = int(os.environ["RANK"]), task["microbatch_size"] * task["num_microbatches"]
     return np.array(tokens[:, rank * size : (rank + 1) * size])
 
 
