@@ -16,7 +16,7 @@ from torch import distributed as dist
 
 from benchmarks.resident import Peak
 from meshwright.models.contract import next_token_loss
-from meshwright.parallelism.chunked_loss import Chunking, chunked_loss
+from meshwright.parallelism.chunked_loss import Chunking, chunked_loss, cross_entropy_
 from meshwright.parallelism.head import SeparateHead
 from meshwright.units import format_bytes
 
@@ -112,7 +112,7 @@ def _all_at_once(case: Case) -> Tensor:
 def _in_chunks(num_chunks: int) -> Callable[[Case], Tensor]:
     group = dist.group.WORLD
     assert group is not None
-    chunking = Chunking(num_chunks, group, splits_backward=False)
+    chunking = Chunking(num_chunks, group, splits_backward=False, cross_entropy=cross_entropy_)
     return lambda case: chunked_loss(case.hidden_TD, SeparateHead(case.head, lambda x: x), case.target_T, chunking)
 
 

@@ -62,7 +62,7 @@ def precompile(
     num_ranks = num_ranks_of(resolved.job, ranks)
     raise_problems(resolved.path, layout_problems_of(resolved, num_ranks))
     resolved = settle_for_training(with_local_gpu(resolved), num_ranks)
-    if not resolved.job.layout.compile or resolved.job.layout.compile_backend != "inductor":
+    if not resolved.job.layout.compiles_anything or resolved.job.layout.compile_backend != "inductor":
         raise ConfigError(
             "precompile: the job compiles nothing that can be saved: set layout.compile to true and "
             'layout.compile_backend to "inductor"'

@@ -8,6 +8,7 @@ hold no gradients between the two, but multiply by the head four times, not thre
 Shapes: T tokens, D width, V this rank's shard of the vocabulary, C tokens of a chunk.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +30,8 @@ class Chunking(NamedTuple):
     """The ranks that hold the other shards of the vocabulary, in order."""
     splits_backward: bool
     """Whether backward may run in two parts, which read the gradients of the head twice."""
+    cross_entropy: Callable[[Tensor, Tensor, dist.ProcessGroup, float], Tensor]
+    """cross_entropy_, or that compiled."""
 
 
 def chunked_loss(hidden_TD: Tensor, head: SeparateHead, target_T: Tensor, chunking: Chunking) -> Tensor:
@@ -60,8 +63,10 @@ class _ChunkedLoss(torch.autograd.Function):
         for start in starts:
             rows = slice(start, start + starts.step)
             of_chunk = None if of_hidden is None else of_hidden[rows]
-            sums = _Sums(of_chunk, of_weight, of_bias, start == 0, scale, chunking.tp_group)
-            total += _chunk(hidden_TD[rows], (weight_VD, bias_V), target_T[rows], sums)
+            sums = _Sums(of_chunk, of_weight, of_bias, start == 0)
+            logits_CV = F.linear(hidden_TD[rows], weight_VD, bias_V)
+            total += chunking.cross_entropy(logits_CV, target_T[rows], chunking.tp_group, scale).sum()
+            _add(logits_CV, hidden_TD[rows], weight_VD, sums)
         ctx.gradients, ctx.is_multiplied = (of_hidden, of_weight, of_bias), False
         ctx.splits_backward = chunking.splits_backward
         return total * scale
@@ -90,25 +95,18 @@ class _Sums(NamedTuple):
     of_bias_V: Tensor | None
     is_first: bool
     """Whether the sums of the head are not set yet."""
-    scale: float
-    """Factor of the sum of all losses."""
-    tp_group: dist.ProcessGroup
 
 
-def _chunk(hidden_CD: Tensor, head: tuple[Tensor, Tensor | None], target_C: Tensor, sums: _Sums) -> Tensor:
-    """Return the sum of a chunk's losses, and add its gradients to `sums`."""
-    weight_VD, bias_V = head
-    logits_CV = F.linear(hidden_CD, weight_VD, bias_V)
-    losses_C = cross_entropy_(logits_CV, target_C, sums.tp_group, sums.scale)
+def _add(gradient_CV: Tensor, hidden_CD: Tensor, weight_VD: Tensor, sums: _Sums) -> None:
+    """Add what follows from the gradient of a chunk's logits to `sums`."""
     beta = 0 if sums.is_first else 1
     if sums.of_hidden_CD is not None:
-        torch.mm(logits_CV, weight_VD, out=sums.of_hidden_CD)
+        torch.mm(gradient_CV, weight_VD, out=sums.of_hidden_CD)
     if sums.of_weight_VD is not None:
-        sums.of_weight_VD.addmm_(logits_CV.T, hidden_CD, beta=beta)
+        sums.of_weight_VD.addmm_(gradient_CV.T, hidden_CD, beta=beta)
     if sums.of_bias_V is not None:
-        of_chunk_V = logits_CV.sum(0)
+        of_chunk_V = gradient_CV.sum(0)
         sums.of_bias_V.copy_(of_chunk_V if sums.is_first else sums.of_bias_V + of_chunk_V)
-    return losses_C.sum()
 
 
 def cross_entropy_(logits_CV: Tensor, target_C: Tensor, group: dist.ProcessGroup, scale: float) -> Tensor:

@@ -24,8 +24,12 @@ from meshwright.parallelism.pipeline.stages import Stages, shared_parts
 class Gradients:
     """The gradients of this rank's stages."""
 
-    def __init__(self, model: Stages, meshes: Meshes) -> None:
+    def __init__(self, model: Stages, meshes: Meshes, *, leaves_scale: bool = False) -> None:
+        """With `leaves_scale` division and clipping are left to the optimizer, as one factor: `scale`."""
         self._model, self._meshes = model, meshes
+        self._leaves_scale = leaves_scale
+        self.scale: Tensor | None = None
+        """What the gradients are still to be multiplied by; None for 1."""
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.summed_over_tp = [parameter for parameter in self._parameters if _is_replicated_over_tp(parameter)]
         self._tied = tied_parameters(model)
@@ -46,8 +50,17 @@ class Gradients:
             _sum_over(self._meshes.group("dp_replicate"), _local_gradients(self._parameters))
         self._sum_tied()
         scale = self._scale(num_microbatches)
-        if scale != 1 and (gradients := _local_gradients(self._parameters)):
+        if self._leaves_scale:
+            self.scale = torch.full((), scale, dtype=torch.float64, device=self._meshes.device_type)
+        elif scale != 1 and (gradients := _local_gradients(self._parameters)):
             torch._foreach_mul_(gradients, scale)
+
+    @torch.no_grad()
+    def apply_scale(self) -> None:
+        """Multiply the gradients by `scale` now, for whoever reads them before the update."""
+        if self.scale is not None and (gradients := _local_gradients(self._parameters)):
+            torch._foreach_mul_(gradients, self.scale.to(gradients[0]))
+            self.scale = None
 
     def final_in_backward(self) -> list[nn.Parameter]:
         """Return the parameters whose gradients are those of the mean loss once they are reduced and scaled."""
@@ -73,7 +86,10 @@ class Gradients:
         `max_norm` = 0 disables clipping. A collective.
         """
         norm = self.norm()
-        if max_norm > 0 and (gradients := _local_gradients(self._parameters)):
+        if self.scale is not None:
+            norm = norm * self.scale
+            self.scale = self.scale * torch.clamp(max_norm / (norm + 1e-6), max=1.0) if max_norm > 0 else self.scale
+        elif max_norm > 0 and (gradients := _local_gradients(self._parameters)):
             # Offloaded gradients are on the CPU, the norm is on the device.
             scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0).to(gradients[0])
             torch._foreach_mul_(gradients, scale)

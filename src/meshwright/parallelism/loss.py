@@ -3,35 +3,65 @@
 Shapes: B batch, S positions, T = B x S, V this rank's shard of the vocabulary.
 """
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from meshwright.errors import ConfigError
+from meshwright.errors import ConfigError, UnsupportedError
 from meshwright.models.contract import Loss, loss_of, next_token_loss
 from meshwright.models.rope import at_least_float32
-from meshwright.parallelism.chunked_loss import Chunking, chunked_loss
+from meshwright.parallelism.activation_checkpoint import prepare_compile
+from meshwright.parallelism.chunked_loss import Chunking, chunked_loss, cross_entropy_
 from meshwright.parallelism.collectives import all_gather_dim, all_reduce_max, all_reduce_sum
 from meshwright.parallelism.head import SeparateHead, separate_head
 from meshwright.parallelism.mesh import Meshes
+from meshwright.spec.layout.layout import Layout
+
+_Mean: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 def make_loss(model: nn.Module, meshes: Meshes, last_stage: nn.Module | None = None) -> Loss:
     """Return loss(output, targets) of this rank: equal on all tp ranks; the mean over cp ranks is the loss.
 
     A model's own loss gets all-gathered logits, of this rank's shard of the sequence. With layout.loss_chunks the loss
-    takes over the head of `last_stage`, the stage that computes it, None if another rank has that.
+    takes over the head of `last_stage`, the stage that computes it, None if another rank has that. Raises
+    UnsupportedError for layout.compile_loss with a loss of the model's own.
     """
-    loss, layout = loss_of(model), meshes.layout
+    loss, layout, compile_ = loss_of(model), meshes.layout, loss_compiler(meshes.layout)
+    if layout.compile_loss and loss is not next_token_loss:
+        raise UnsupportedError(
+            f"layout.compile_loss = true compiles the next-token loss, but {type(model).__name__} has a loss of its "
+            "own: set layout.compile_loss to false, and call torch.compile in that method where it pays"
+        )
     if layout.loss_chunks > 1 and last_stage is not None:
         head = separate_head(last_stage, layout.loss_chunks)
-        return ChunkedNextTokenLoss(head, Chunking(layout.loss_chunks, meshes.group("tp"), layout.may_split_backward))
+        chunking = Chunking(layout.loss_chunks, meshes.group("tp"), layout.may_split_backward, compile_(cross_entropy_))
+        return ChunkedNextTokenLoss(head, chunking)
     if loss is next_token_loss:
-        return NextTokenLoss(meshes.group("tp"))
+        return NextTokenLoss(meshes.group("tp"), compile_)
     return loss if layout.tp == 1 else _LossOfGatheredLogits(loss, meshes.group("tp"))
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Tensor])
+
+
+def loss_compiler(layout: Layout) -> Callable[[_Function], _Function]:
+    """Return what compiles a function of the loss as layout.compile_loss says: torch.compile, or nothing."""
+    if layout.compile_loss:
+        prepare_compile(layout)
+
+    def compiled(function: _Function) -> _Function:
+        if not layout.compile_loss:
+            return function
+        # All microbatches have one shape. The last of several chunks may be shorter: a graph of its own.
+        found: Any = torch.compile(function, backend=layout.compile_backend, fullgraph=True, dynamic=False)
+        return cast("_Function", found)
+
+    return compiled
 
 
 class NextTokenLoss:
@@ -42,16 +72,20 @@ class NextTokenLoss:
     others in its microbatch, which depends on the layout.
     """
 
-    def __init__(self, tp_group: dist.ProcessGroup) -> None:
-        self._tp_group = tp_group
+    def __init__(self, tp_group: dist.ProcessGroup, compile_: Callable[[_Mean], _Mean] = lambda mean: mean) -> None:
+        self._mean = compile_(partial(_mean_loss, tp_group))
 
     def __call__(self, output_BSV: Tensor, targets_BS: Tensor) -> Tensor:
         """Return the loss of this rank's shard of the sequence."""
-        if self._tp_group.size() == 1:
-            total = next_token_loss(output_BSV, targets_BS, reduction="sum")
-        else:
-            total = vocab_parallel_losses(output_BSV, targets_BS, self._tp_group).sum()
-        return total / targets_BS.numel()
+        return self._mean(output_BSV, targets_BS)
+
+
+def _mean_loss(tp_group: dist.ProcessGroup, output_BSV: Tensor, targets_BS: Tensor) -> Tensor:
+    if tp_group.size() == 1:
+        total = next_token_loss(output_BSV, targets_BS, reduction="sum")
+    else:
+        total = vocab_parallel_losses(output_BSV, targets_BS, tp_group).sum()
+    return total / targets_BS.numel()
 
 
 class ChunkedNextTokenLoss(NextTokenLoss):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from meshwright.models.contract import next_token_loss
-from meshwright.parallelism.chunked_loss import Chunking, chunked_loss
+from meshwright.parallelism.chunked_loss import Chunking, chunked_loss, cross_entropy_
 from meshwright.parallelism.head import SeparateHead
 from meshwright.prover.differences import TOLERANCES, assemble, compare
 from meshwright.prover.record import Record, record
@@ -62,7 +62,7 @@ def _in_chunks(dtypes: list[torch.dtype], chunks: list[int]) -> list[Answer]:
                 for name in ("weight", "bias"):
                     getattr(head, name).copy_(getattr(whole, name).chunk(group.size())[group.rank()])
             hidden_TD.requires_grad_()
-            chunking = Chunking(number, group, splits_backward=False)
+            chunking = Chunking(number, group, splits_backward=False, cross_entropy=cross_entropy_)
             loss = chunked_loss(hidden_TD, SeparateHead(head, lambda x: x), target_T, chunking)
             (3 * loss).backward()
             with torch.no_grad():

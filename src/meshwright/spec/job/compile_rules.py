@@ -1,7 +1,8 @@
-"""What a model compiled as one graph (layout.compile = "model") does not go with, checked before any process starts.
+"""What compiled parts of a step do not go with, checked before any process starts.
 
-One graph holds the whole forward and its collectives. What stands outside of any graph, or what only FSDP2's hooks do,
-is refused here, each with its reason; layout.compile = "blocks" runs all of it.
+layout.compile = "model" makes one graph of the whole forward and its collectives. What stands outside of any graph, or
+what only FSDP2's hooks do, is refused here, each with its reason; layout.compile = "blocks" runs all of it. A compiled
+optimizer (layout.compile_optimizer) is AdamW with float32 states.
 """
 
 from __future__ import annotations
@@ -67,3 +68,21 @@ def model_graph_problems(job: Job, layout: Layout) -> Iterator[Problem]:
             "would free none of them early",
             [_BLOCKS, {"optimizer.in_backward": False}],
         )
+
+
+def compiled_optimizer_problems(job: Job, layout: Layout) -> Iterator[Problem]:
+    """Yield what of [optimizer] a compiled update does not do."""
+    if not layout.compile_optimizer:
+        return
+    section, key = job.optimizer, "layout.compile_optimizer"
+    for name, is_ruled_out, default, why in (
+        ("name", section.name != "adamw", "adamw", "AdamW's update alone"),
+        ("state_dtype", section.state_dtype != "float32", "float32", "the update of float32 states alone"),
+        ("in_backward", section.in_backward, False, "one update after backward, not one for each parameter in it"),
+    ):
+        if is_ruled_out:
+            value = shown_value(getattr(section, name))
+            yield Problem(
+                f"{key} = true compiles {why} (optimizer.{name} = {value})",
+                [{key: False}, {f"optimizer.{name}": default}],
+            )

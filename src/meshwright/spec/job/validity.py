@@ -13,7 +13,11 @@ from typing import TYPE_CHECKING
 
 from meshwright.errors import MeshwrightError
 from meshwright.spec.job.attention_rules import attention_problems
-from meshwright.spec.job.compile_rules import model_graph_layout_problems, model_graph_problems
+from meshwright.spec.job.compile_rules import (
+    compiled_optimizer_problems,
+    model_graph_layout_problems,
+    model_graph_problems,
+)
 from meshwright.spec.job.float8_rules import float8_problems
 from meshwright.spec.job.optimizer_rules import block_problems, update_problems
 from meshwright.spec.job.size_rules import (
@@ -66,6 +70,7 @@ def broken_rules(job: Job, layout: Layout) -> list[Problem]:
         of_optimizer += block_problems(job.optimizer, layout, architecture)
     schedule = schedule_problems(layout, num_microbatches, job.batch_key)
     of_model = [*attention_problems(job, layout, _architecture(job)), *model_graph_problems(job, layout)]
+    of_model += compiled_optimizer_problems(job, layout)
     return [*batch, *split, *schedule, *float8_problems(job, layout), *of_optimizer, *of_model]
 
 

@@ -10,9 +10,9 @@ from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_
 from pydantic_core.core_schema import SerializerFunctionWrapHandler
 
 from meshwright.errors import InfeasibleLayout
-from meshwright.spec.frozen import Frozen
 from meshwright.spec.layout.attention_backend import SPARSE_BACKENDS, AttentionBackend
 from meshwright.spec.layout.compile_value import Compile, CompileBackend
+from meshwright.spec.layout.degrees import Degrees
 from meshwright.units import counted
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
@@ -38,23 +38,9 @@ _MAX_MULTIPLES = 32
 """Numbers of ranks that are tried on each side of one that cannot run a layout."""
 
 
-class Layout(Frozen):
+class Layout(Degrees):
     """Degrees and choices that change a step's time and memory, never its numbers."""
 
-    pp: PositiveInt = 1
-    """Pipeline-parallel degree (number of pipeline ranks)."""
-    dp_replicate: PositiveInt = 1
-    """Replicas of the sharded model (HSDP's outer degree); gradients are averaged across them."""
-    dp_shard: PositiveInt = 1
-    """Ranks that share one copy of parameters, gradients and optimizer state (FSDP2)."""
-    cp: PositiveInt = 1
-    """Context-parallel degree: ranks that share one sequence."""
-    tp: PositiveInt = 1
-    """Tensor-parallel degree: ranks that share each matmul, and the sequence between matmuls (sequence parallel)."""
-    ep: PositiveInt = 1
-    """Expert-parallel degree, carved out of dp_shard x cp x tp (dp_shard x cp if etp = tp); multiplies nothing."""
-    etp: PositiveInt = 1
-    """Expert-tensor degree, 1 or tp: ranks that share each expert's matmuls; with 1 the tp ranks split the tokens."""
     microbatch_size: PositiveInt = 1
     """Sequences that one data-parallel rank runs forward and backward at once."""
     schedule: str = Field("1F1B", examples=["Interleaved1F1B", "my_schedule.csv"])
@@ -93,7 +79,11 @@ class Layout(Frozen):
     compile: Compile = False
     """What torch.compile compiles: blocks (true), the model, nothing (none, false), or what pays (auto; left out)."""
     compile_backend: CompileBackend = "inductor"
-    """The torch.compile backend; of what compile compiles."""
+    """The torch.compile backend; of what compile, compile_loss and compile_optimizer compile."""
+    compile_loss: bool = False
+    """Whether the next-token loss is compiled, which then passes over the logits fewer times."""
+    compile_optimizer: bool = False
+    """Whether the update is compiled into one pass with the scaling and clipping of gradients (adamw in float32)."""
 
     @property
     def stages_per_rank(self) -> int:
@@ -116,8 +106,18 @@ class Layout(Frozen):
     def effective(self) -> Self:
         """Return the same layout with keys that do nothing in it at their defaults, such as cp_method without cp."""
         idle = [*(["schedule"] if self.pp == 1 else []), *(["cp_method"] if self.cp == 1 else [])]
-        idle += [] if self.compile else ["compile_backend"]
+        idle += [] if self.compiles_anything else ["compile_backend"]
         return self.replace(**{name: type(self).model_fields[name].default for name in idle})
+
+    @property
+    def compiles_anything(self) -> bool:
+        """Return whether torch.compile compiles a part of the step."""
+        return bool(self.compile) or self.compile_loss or self.compile_optimizer
+
+    @property
+    def optimizer_backend(self) -> str | None:
+        """Return the torch.compile backend of the optimizer, None where it is not compiled."""
+        return self.compile_backend if self.compile_optimizer else None
 
     @property
     def recomputes(self) -> bool:
@@ -168,24 +168,9 @@ class Layout(Frozen):
         return self.activation_checkpoint if is_nth else "none"
 
     @property
-    def fsdp(self) -> int:
-        """Return the ranks that share one copy of the dense parameters: dp_shard x cp."""
-        return self.dp_shard * self.cp
-
-    @property
-    def expert_dp_shard(self) -> int:
-        """Return the ranks that share one copy of a rank's experts: what ep and etp leave of dp_shard x cp x tp."""
-        return self.dp_shard * self.cp * self.tp // (self.ep * self.etp)
-
-    @property
     def num_ranks(self) -> int:
         """Return the number of ranks: the product of all degrees but ep."""
         return math.prod(getattr(self, axis) for axis in AXES)
-
-    @property
-    def dp(self) -> int:
-        """Return the data-parallel degree: ranks (or groups of ranks) that see different samples."""
-        return self.dp_replicate * self.dp_shard
 
 
 RequestedDegree = Annotated[int, Field(ge=-1, json_schema_extra={"not": {"const": 0}})]

@@ -77,7 +77,7 @@ class JobSteps:
         return {rank: self._extrapolated(cuts[source], rank, rank // size) for rank, source in source_of.items()}
 
     def _program(self, program: Program, build: str, *first: str) -> Program:
-        compiles = self.layout.compile and self.layout.compile_backend == "inductor"
+        compiles = self.layout.compiles_anything and self.layout.compile_backend == "inductor"
         return program._replace(build=build, arguments=(*first, *self.arguments), compiles=compiles)
 
     def _extrapolated(self, source: CutTrace, rank: int, pp_rank: int) -> Trace:

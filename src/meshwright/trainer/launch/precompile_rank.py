@@ -51,7 +51,13 @@ def precompile_rank(job_text: str, module_dir: str, folder: str, num_threads: in
 def _run(job: Job, ranks: Ranks) -> None:
     """Run a step of two microbatches at most, and validate on them if the job does; a collective."""
     meshes, pipeline, _ = build_pipeline(job, ranks)
-    step = TrainStep(job, pipeline.stages, meshes, build_optimizer(pipeline.stages, job.optimizer), pipeline)
+    step = TrainStep(
+        job,
+        pipeline.stages,
+        meshes,
+        build_optimizer(pipeline.stages, job.optimizer, meshes.layout.optimizer_backend),
+        pipeline,
+    )
     count = min(2, job.num_microbatches(meshes.layout))
     pipeline.set_schedule(pipeline.schedule.of_microbatches(range(count)))
     microbatches = constant_microbatches(job, count, meshes.layout.microbatch_size)

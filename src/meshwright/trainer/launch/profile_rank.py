@@ -63,7 +63,7 @@ def profile_rank(order: ProfileOrder) -> list[float]:
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     ranks = Ranks(dist.get_rank(), dist.get_world_size(), device)
-    if job.layout.compile:
+    if job.layout.compiles_anything:
         load_cache(job, Run(order.run_dir), ranks)
     training, speed, steps_s = Training.build(job, ranks), PeakFlops(None, None, None), []
     window = ProfilerWindow(Path(order.folder), ranks.rank, order.first_profiled, order.num_profiled, with_memory=False)

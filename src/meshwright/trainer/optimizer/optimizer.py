@@ -1,7 +1,8 @@
 """The optimizer of a rank's parameters, its state by parameter name, and its learning rate."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -14,11 +15,13 @@ from meshwright.parallelism.torch_private.torch_compat import canonical_paramete
 from meshwright.parallelism.torch_private.torch_dispatch import tensors_in
 from meshwright.spec.job.sections import OptimizerSection
 from meshwright.trainer.optimizer.bfloat16_adamw import Bfloat16AdamW
+from meshwright.trainer.optimizer.compiled_adamw import CompiledAdamW
 from meshwright.trainer.optimizer.int8_adamw import Int8AdamW
 from meshwright.trainer.optimizer.muon import Muon
 from meshwright.trainer.optimizer.update_groups import update_groups
 
-_Part: TypeAlias = AdamW | Bfloat16AdamW | Int8AdamW | Muon
+_Part: TypeAlias = AdamW | Bfloat16AdamW | CompiledAdamW | Int8AdamW | Muon
+_Build: TypeAlias = Callable[[list[dict[str, Any]], Mapping[nn.Parameter, str], OptimizerSection], _Part]
 
 
 class ModelOptimizer:
@@ -42,10 +45,17 @@ class ModelOptimizer:
             else:
                 group["lr"] = own
 
-    def step(self) -> None:
-        """Update all parameters from their gradients; a collective with Muon."""
+    def step(self, scale: Tensor | None = None) -> None:
+        """Update all parameters from their gradients times `scale`, which CompiledAdamW takes; a collective with Muon.
+
+        None is 1.
+        """
         for optimizer in self._optimizers:
-            optimizer.step()
+            if isinstance(optimizer, CompiledAdamW):
+                optimizer.step(scale)
+            else:
+                assert scale is None, f"{type(optimizer).__name__} takes gradients as they are"
+                optimizer.step()
 
     def step_of(self, parameter: nn.Parameter) -> None:
         """Update one parameter, which has an optimizer of its own."""
@@ -73,8 +83,10 @@ class ModelOptimizer:
         return tensors_in([dict(state) for state in chain.from_iterable(states)])
 
 
-def build_optimizer(model: nn.Module, section: OptimizerSection) -> ModelOptimizer:
+def build_optimizer(model: nn.Module, section: OptimizerSection, compile_backend: str | None = None) -> ModelOptimizer:
     """Return what updates the trainable parameters of `model` as `section` says; a collective with Muon.
+
+    With a backend of torch.compile it is compiled, and takes gradients that are not scaled (Gradients.scale).
 
     With in_backward each parameter has an optimizer of its own.
 
@@ -95,7 +107,8 @@ def build_optimizer(model: nn.Module, section: OptimizerSection) -> ModelOptimiz
             "learning_rate_ratio": rule.learning_rate_ratio,
         }
         groups.setdefault(rule.optimizer, []).append(group)
-    build = {"muon": _muon, "adamw": _adamw}
+    adamw = _adamw if compile_backend is None else partial(_compiled_adamw, backend=compile_backend)
+    build: dict[str, _Build] = {"muon": _muon, "adamw": adamw}
     together = list(groups.items())
     if section.in_backward:
         together = [(name, [one]) for name, of_name in groups.items() for group in of_name for one in _each(group)]
@@ -117,6 +130,13 @@ def _adamw(groups: list[dict[str, Any]], names: Mapping[nn.Parameter, str], sect
             return Int8AdamW(groups, names, lr=section.learning_rate, betas=section.betas, eps=section.eps)
 
 
+def _compiled_adamw(
+    groups: list[dict[str, Any]], names: Mapping[nn.Parameter, str], section: OptimizerSection, *, backend: str
+) -> _Part:
+    rate, betas, eps = section.learning_rate, section.betas, section.eps
+    return CompiledAdamW(groups, lr=rate, betas=betas, eps=eps, backend=backend)
+
+
 def _muon(groups: list[dict[str, Any]], names: Mapping[nn.Parameter, str], section: OptimizerSection) -> Muon:
     dtype = torch.bfloat16 if section.state_dtype == "bfloat16" else None
     return Muon(groups, names, lr=section.learning_rate, momentum=section.momentum, state_dtype=dtype)
@@ -129,7 +149,7 @@ def _parameters_of(optimizer: _Part) -> list[nn.Parameter]:
 
 
 def _initial_state(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
-    if isinstance(optimizer, Bfloat16AdamW | Muon):
+    if isinstance(optimizer, Bfloat16AdamW | CompiledAdamW | Muon):
         return optimizer.initial_state(parameter)
     return {
         "step": torch.zeros((), dtype=torch.float32, device=parameter.device),

@@ -15,7 +15,7 @@ _NUM_STEADY = 2
 
 
 class CompileWatch:
-    """Counts graphs from the start of an attempt; says nothing where blocks are eager."""
+    """Counts graphs from the start of an attempt; says nothing where nothing is compiled."""
 
     def __init__(self) -> None:
         self._started_s, self._num_steps = time.perf_counter(), 0
@@ -23,7 +23,7 @@ class CompileWatch:
 
     def after_step(self, training: Training, step: int) -> None:
         """Log the time to the first step; warn of graphs that a step after the second compiled."""
-        if not training.layout.compile:
+        if not training.layout.compiles_anything:
             return
         self._num_steps += 1
         count = compile_count()

@@ -53,7 +53,7 @@ def train(job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate 
         HangWatch(run, ranks.rank, ranks.num_ranks, job.run.hang_after_s) as watch,
         MemoryPostMortem(job, run, ranks) as post_mortem,
     ):
-        cached = load_cache(job, run, ranks) if job.layout.compile else None
+        cached = load_cache(job, run, ranks) if job.layout.compiles_anything else None
         training = Training.build(job, ranks)
         post_mortem.follow(training)
         watch.follow(training.model)

@@ -50,7 +50,7 @@ class TrainStep:
 
     def __init__(self, job: Job, model: Stages, meshes: Meshes, optimizer: ModelOptimizer, pipeline: Pipeline) -> None:
         self.job, self.model, self.meshes, self.optimizer, self.pipeline = job, model, meshes, optimizer, pipeline
-        self.gradients = Gradients(model, meshes)
+        self.gradients = Gradients(model, meshes, leaves_scale=meshes.layout.compile_optimizer)
         self.float8_gathers = Float8Gathers(model, meshes)
         self.expert_load = ExpertLoad(model, meshes)
         self.in_backward = UpdateInBackward(self.gradients, optimizer) if job.optimizer.in_backward else None
@@ -81,6 +81,7 @@ class TrainStep:
             self._has_checked_gradients = True
         self.gradients.finish(len(microbatches))
         if self.observe_gradients is not None:
+            self.gradients.apply_scale()
             self.observe_gradients(self.model)
         grad_norm = self.gradients.clip(self.job.optimizer.max_grad_norm)
         loss = self._mean_loss(total_loss, len(microbatches))
@@ -89,7 +90,7 @@ class TrainStep:
         self._observe("optimizer")
         if self.in_backward is None and self.before_update is not None:
             self.before_update()
-        self.optimizer.step()
+        self.optimizer.step(self.gradients.scale)
         self.optimizer.zero_grad()
         experts = self.expert_load.after_step()
         share_buffers(self.model, self.meshes)

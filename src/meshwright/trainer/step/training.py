@@ -67,7 +67,7 @@ class Training:
             shuffle=job.data.shuffle,
             pin_memory=ranks.device.type == "cuda",
         )
-        self.optimizer = build_optimizer(model, job.optimizer)
+        self.optimizer = build_optimizer(model, job.optimizer, layout.optimizer_backend)
         self.step = TrainStep(job, model, meshes, self.optimizer, pipeline)
         self.step.may_ignore_targets = dataset.may_ignore_targets
 
