@@ -71,6 +71,8 @@ def layouts(draw: st.DrawFn) -> Layout:
         cpu_offload=draw(some(False, False, True)),
         # Compiling takes seconds, as long as all the rest.
         compile=draw(some(*[False] * 5, True)),
+        compile_loss=draw(some(*[False] * 5, True)),
+        compile_optimizer=draw(some(*[False] * 5, True)),
         compile_backend="aot_eager",
     )
 

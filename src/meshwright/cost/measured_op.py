@@ -34,6 +34,8 @@ from meshwright.spec.model.op import Elementwise, Embedding, Head, Norm, Op, Rop
 from meshwright.spec.trace.trace import Signature
 
 KERNELS_PER_OP = fixed_constant("measured_kernels_per_op")
+COMPILED_LOSS = fixed_constant("compiled_loss")
+JOINED_CLIP = fixed_constant("joined_clip")
 _OPTIMIZER_OPS: tuple[MemoryOp, MemoryOp] = ("update", "clip")
 _FORWARD_SHARE = 1 / (1 + fixed_constant("backward_launches"))
 """Of a block's kernels."""
@@ -74,7 +76,8 @@ def measured_update_s(configs: Configurations, num_parameters: Floats) -> Floats
         if update is not None and clip is not None:
             here = configs.setup_index == position
             number = num_parameters[here]
-            seconds[here] = number / update(number) + number / clip(number)
+            clips = JOINED_CLIP if setup.stack.joins_update else 1.0
+            seconds[here] = number / update(number) + clips * number / clip(number)
     return seconds
 
 
@@ -136,7 +139,8 @@ def _memory_ops(ops: tuple[Op, ...], partition: Partition) -> Iterator[tuple[Mem
     for op in ops:
         moved = moved_elements(op, partition)
         if isinstance(op, Head):
-            yield "loss", partition.tokens * op.vocab_size / partition.tp
+            share = COMPILED_LOSS if partition.compiles_loss else 1.0
+            yield "loss", share * partition.tokens * op.vocab_size / partition.tp
         elif isinstance(op, Norm):
             yield "norm", moved / 2
         elif isinstance(op, Rope):

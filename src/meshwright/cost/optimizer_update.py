@@ -43,6 +43,8 @@ _ADAMW_BYTES = {"float32": 32.0, "bfloat16": 268.0, "int8": 24.0}
 _MUON_BYTES = {"float32": 75.0, "bfloat16": 265.0}
 _SENT_BYTES = 2.0
 """Of an element that is exchanged."""
+_NORM_BYTES = 4.0
+"""Read of each gradient before an update that scales and clips it itself (layout.compile_optimizer)."""
 _NUM_ITERATIONS = 5
 
 
@@ -80,7 +82,7 @@ class UpdateCost:
                 here = np.flatnonzero(configs.setup_index == position)
                 self._add(here, [*_matrices(setup, configs.layouts.take(here))], setup)
         of_others, of_matrix = (configs.each(partial(_bytes_of, is_matrix)) for is_matrix in (False, True))
-        gradient_bytes = configs.each(lambda setup: setup.stack.gradient_bytes)
+        gradient_bytes = configs.each(lambda s: _NORM_BYTES if s.stack.joins_update else s.stack.gradient_bytes)
         hidden = np.where(configs.has(_hides_blocks), parallel.updated_in_blocks, 0.0)
         others = parallel.updated - hidden - self.matrix_elements
         self.moved_bytes = others * (of_others + gradient_bytes) + self.matrix_elements * (of_matrix + gradient_bytes)

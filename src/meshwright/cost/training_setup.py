@@ -137,4 +137,5 @@ class Partition:
         """Whether our trainer gathers the weights of float8 matmuls in float8 (parallelism/float8)."""
         self.element_bytes = float(setup.workload.activation_element_bytes)
         self.compiles_blocks = setup.stack.kernels != "eager"
+        self.compiles_loss = setup.is_own & setup.stack.joins_loss
         self.gathers_routed_tokens = setup.stack.gathers_routed_tokens

@@ -5,7 +5,7 @@ Shapes: B batch, S positions, T = B x S, V this rank's shard of the vocabulary.
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +17,12 @@ from meshwright.models.rope import at_least_float32
 from meshwright.parallelism.activation_checkpoint import prepare_compile
 from meshwright.parallelism.chunked_loss import Chunking, chunked_loss, cross_entropy_
 from meshwright.parallelism.collectives import all_gather_dim, all_reduce_max, all_reduce_sum
+from meshwright.parallelism.compiled_loss import fused_cross_entropy_, fused_losses
 from meshwright.parallelism.head import SeparateHead, separate_head
 from meshwright.parallelism.mesh import Meshes
 from meshwright.spec.layout.layout import Layout
 
-_Mean: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+_Losses: TypeAlias = Callable[[Tensor, Tensor, dist.ProcessGroup], Tensor]
 
 
 def make_loss(model: nn.Module, meshes: Meshes, last_stage: nn.Module | None = None) -> Loss:
@@ -31,37 +32,27 @@ def make_loss(model: nn.Module, meshes: Meshes, last_stage: nn.Module | None = N
     takes over the head of `last_stage`, the stage that computes it, None if another rank has that. Raises
     UnsupportedError for layout.compile_loss with a loss of the model's own.
     """
-    loss, layout, compile_ = loss_of(model), meshes.layout, loss_compiler(meshes.layout)
+    loss, layout = loss_of(model), meshes.layout
     if layout.compile_loss and loss is not next_token_loss:
         raise UnsupportedError(
             f"layout.compile_loss = true compiles the next-token loss, but {type(model).__name__} has a loss of its "
             "own: set layout.compile_loss to false, and call torch.compile in that method where it pays"
         )
+    compile_ = _compiler(layout) if layout.compile_loss else None
     if layout.loss_chunks > 1 and last_stage is not None:
         head = separate_head(last_stage, layout.loss_chunks)
-        chunking = Chunking(layout.loss_chunks, meshes.group("tp"), layout.may_split_backward, compile_(cross_entropy_))
+        of_chunk = cross_entropy_ if compile_ is None else compile_(fused_cross_entropy_)
+        chunking = Chunking(layout.loss_chunks, meshes.group("tp"), layout.may_split_backward, of_chunk)
         return ChunkedNextTokenLoss(head, chunking)
     if loss is next_token_loss:
-        return NextTokenLoss(meshes.group("tp"), compile_)
+        return NextTokenLoss(meshes.group("tp"), None if compile_ is None else compile_(fused_losses))
     return loss if layout.tp == 1 else _LossOfGatheredLogits(loss, meshes.group("tp"))
 
 
-_Function = TypeVar("_Function", bound=Callable[..., Tensor])
-
-
-def loss_compiler(layout: Layout) -> Callable[[_Function], _Function]:
-    """Return what compiles a function of the loss as layout.compile_loss says: torch.compile, or nothing."""
-    if layout.compile_loss:
-        prepare_compile(layout)
-
-    def compiled(function: _Function) -> _Function:
-        if not layout.compile_loss:
-            return function
-        # All microbatches have one shape. The last of several chunks may be shorter: a graph of its own.
-        found: Any = torch.compile(function, backend=layout.compile_backend, fullgraph=True, dynamic=False)
-        return cast("_Function", found)
-
-    return compiled
+def _compiler(layout: Layout) -> Callable[[Any], Any]:
+    prepare_compile(layout)
+    # All microbatches have one shape. The last of several chunks may be shorter: a graph of its own.
+    return partial(torch.compile, backend=layout.compile_backend, fullgraph=True, dynamic=False)
 
 
 class NextTokenLoss:
@@ -72,20 +63,19 @@ class NextTokenLoss:
     others in its microbatch, which depends on the layout.
     """
 
-    def __init__(self, tp_group: dist.ProcessGroup, compile_: Callable[[_Mean], _Mean] = lambda mean: mean) -> None:
-        self._mean = compile_(partial(_mean_loss, tp_group))
+    def __init__(self, tp_group: dist.ProcessGroup, compiled: _Losses | None = None) -> None:
+        """Compute the losses by `compiled`, where it is given."""
+        self._tp_group, self._compiled = tp_group, compiled
 
     def __call__(self, output_BSV: Tensor, targets_BS: Tensor) -> Tensor:
         """Return the loss of this rank's shard of the sequence."""
-        return self._mean(output_BSV, targets_BS)
-
-
-def _mean_loss(tp_group: dist.ProcessGroup, output_BSV: Tensor, targets_BS: Tensor) -> Tensor:
-    if tp_group.size() == 1:
-        total = next_token_loss(output_BSV, targets_BS, reduction="sum")
-    else:
-        total = vocab_parallel_losses(output_BSV, targets_BS, tp_group).sum()
-    return total / targets_BS.numel()
+        if self._compiled is not None and output_BSV.shape[:-1] == targets_BS.shape:
+            total = self._compiled(output_BSV.flatten(0, -2), targets_BS.flatten(), self._tp_group).sum()
+        elif self._tp_group.size() == 1:
+            total = next_token_loss(output_BSV, targets_BS, reduction="sum")
+        else:
+            total = vocab_parallel_losses(output_BSV, targets_BS, self._tp_group).sum()
+        return total / targets_BS.numel()
 
 
 class ChunkedNextTokenLoss(NextTokenLoss):

@@ -8,7 +8,8 @@ from typing import Any, get_args
 
 import numpy as np
 
-from meshwright.cost.layout_table import ATTENTION_BACKENDS, LayoutTable
+from meshwright.cost.layout_table import ATTENTION_BACKENDS, LayoutTable, distinct_rows
+from meshwright.cost.own_stack import own_stack
 from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import DEFAULT_MEMORY_MARGIN, DType
@@ -60,22 +61,29 @@ class PlanRequest:
     def configs(self, layouts: LayoutTable) -> Configurations:
         """Return the layouts in the request's setup; those of our own trainer with the kernels that they ask for.
 
-        That is compiled kernels where blocks are compiled, and the kernels of attention's backend.
+        That is compiled kernels of blocks, loss and update, and the kernels of attention's backend.
         """
         setup = self.setup
         if setup.stack.kernels != "eager":
             return Configurations.of_one(setup, layouts)
-        kernels = (setup.stack, setup.stack.replace(kernels="compiled"))
         # What other software attends with is in its stack.
         backends = layouts.attention_backend * setup.is_own
-        found = np.unique(backends) if len(backends) else np.zeros(1, np.int64)
+        choices = (layouts.compiles_blocks, layouts.compile_loss, layouts.compile_optimizer)
+        first, index = distinct_rows((backends, *choices))
         setups = tuple(
-            replace(setup, stack=stack, attention_backend=ATTENTION_BACKENDS[code])
-            for code in found
-            for stack in kernels
+            replace(
+                setup,
+                stack=own_stack(
+                    setup.stack,
+                    compiles_blocks=bool(choices[0][row]),
+                    compile_loss=bool(choices[1][row]),
+                    compile_optimizer=bool(choices[2][row]),
+                ),
+                attention_backend=ATTENTION_BACKENDS[backends[row]],
+            )
+            for row in first[: len(layouts)]
         )
-        index = len(kernels) * np.searchsorted(found, backends) + layouts.compiles_blocks
-        return Configurations(setups, index.astype(np.int64), layouts)
+        return Configurations(setups or (setup,), index, layouts)
 
     def with_setup(self, **changes: Any) -> PlanRequest:
         """Return the same request with another model, workload, cluster or stack."""

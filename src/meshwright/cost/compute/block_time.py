@@ -41,6 +41,11 @@ _PLAIN_LOSS_BYTES = {"whole": (14.0, 22.0), "over tp": (38.0, 14.0)}
 whole: cast (6), log-softmax (8); gradient of the picked ones (4), of the log-softmax (12), cast (6). over tp, where
 ranks share the vocabulary: cast (6), largest (4), difference (8), exponential (8), sum (4), division (8); product (8),
 cast (6)."""
+_COMPILED_LOSS_BYTES = (4.0, 4.0)
+"""The same of a compiled loss (layout.compile_loss): read for the largest and for the sum; read, its gradient written.
+"""
+_COMPILED_CHUNK_BYTES = 8.0
+"""All of that forward, of a loss in chunks."""
 _CHUNKED_LOSS_BYTES = (34.0, 32.0)
 """The same of a loss in chunks (parallelism/chunked_loss.py), all of it forward, of logits of 16 and of 32 bits.
 
@@ -230,9 +235,15 @@ class BlockPricer:
             np.where(is_shared, shared, whole) + wider
             for whole, shared in zip(_PLAIN_LOSS_BYTES["whole"], _PLAIN_LOSS_BYTES["over tp"], strict=True)
         )
-        forward, backward = (np.where(is_plain, num_bytes, _LOSS_BYTES / 2 * passes) for num_bytes in plain)
+        is_joined = np.array([s.is_own and s.stack.joins_loss for s in self.setups])[self.block_setup]
+        width = self.activation_bytes / 2
+        forward, backward = (
+            np.where(is_plain, num_bytes, np.where(is_joined, joined * width, _LOSS_BYTES / 2 * passes))
+            for num_bytes, joined in zip(plain, _COMPILED_LOSS_BYTES, strict=True)
+        )
         is_chunked = self.work.keys.loss_chunks[self.work.blocks.key] > 1
         in_chunks = np.where(wider > 0, *reversed(_CHUNKED_LOSS_BYTES))
+        in_chunks = np.where(is_joined, _COMPILED_CHUNK_BYTES * width, in_chunks)
         return np.where(is_chunked, in_chunks, forward), np.where(is_chunked, 0.0, backward)
 
     def _host(self, constants: Constants) -> Passes:

@@ -186,7 +186,9 @@ class ModelMemory:
     def _of_chunk(self, head: Head) -> Floats:
         """Return the bytes that a loss in chunks has besides gradients: what is kept instead are those of its input."""
         logits = np.ceil(self.tokens / self.layouts.loss_chunks) * head.vocab_size / self.layouts.tp
-        return np.asarray(logits * CHUNK_LOSS_BYTES[self.is_wide] + self.tokens * head.dim * self.element_bytes)
+        # Compiled, a chunk's gradient is computed in place of its logits, at once.
+        of_logit = self.element_bytes if self.setup.stack.joins_loss else CHUNK_LOSS_BYTES[self.is_wide]
+        return np.asarray(logits * of_logit + self.tokens * head.dim * self.element_bytes)
 
     def _of_loss(self, bytes_by_kind: Mapping[str, tuple[float, float]]) -> Floats:
         """Return the bytes of a logit by how the loss is computed, which compiled blocks leave as it is."""

@@ -6,6 +6,7 @@ from pydantic import ValidationError
 
 from meshwright.config.load import ResolvedJob
 from meshwright.cost.achieved_rates import peaks_of
+from meshwright.cost.own_stack import own_stack
 from meshwright.cost.stack_factors import OURS
 from meshwright.cost.training_setup import TrainingSetup
 from meshwright.errors import ConfigError
@@ -70,7 +71,12 @@ def setup_of_run(run: Run, manifest: Manifest, layout: Layout) -> TrainingSetup:
     """Return what was trained, and on what; raises MeshwrightError where it cannot be priced."""
     job = manifest.job.replace(layout=LayoutRequest.model_validate(layout.model_dump()))
     setup = plan_request(ResolvedJob(job, {}, run.job), Options(stack=OURS, takes_example=True)).setup
-    stack = setup.stack.replace(kernels="compiled" if layout.compiles_blocks else "eager")
+    stack = own_stack(
+        setup.stack,
+        compiles_blocks=layout.compiles_blocks,
+        compile_loss=layout.compile_loss,
+        compile_optimizer=layout.compile_optimizer,
+    )
     cluster = setup.cluster.with_num_devices(layout.num_ranks)
     found = TrainingSetup(setup.model, setup.workload, cluster, stack)
     peaks_of((found,))  # raises for a device without the rates that pricing needs

@@ -80,6 +80,8 @@ class Stack(Frozen):
     in float32, gathered keys attended to under a mask whose hidden scores are computed, too."""
     gradient_bytes: NonNegativeFloat = 0.0
     """Bytes that scaling and clipping a parameter's gradient read and write before the update."""
+    joins_update: bool = False
+    """Whether the update scales and clips gradients itself, so that only their norm is read before it."""
     repeats_compiled_backward: bool = False
     """Whether the input half and the weight half of a split backward each run the whole backward of a compiled block,
     since torch.compile makes one backward graph of both."""

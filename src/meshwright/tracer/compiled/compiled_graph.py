@@ -64,6 +64,8 @@ def recording_backend(
         bw_compiler=compile_graph,
         partition_fn=partition,
         decompositions=select_decomp_table(),
+        # As Inductor has it: a kernel writes what a graph changes in place.
+        keep_inference_input_mutations=True,
     )
     return backend
 

@@ -4,9 +4,8 @@ The fused kernel reads what two passes before it have written: gradients divided
 clipped. Here both factors are one number, `scale`, and the update reads each gradient once. It computes what
 torch.optim.AdamW does, to rounding, and its state has the same names, so a run may change between the two.
 
-On an accelerator one graph updates all parameters, in few kernels. On a processor each kernel is a loop of its own
-anyway, and the C++ compiler would take minutes for hundreds: one graph of one parameter serves all of them, whatever
-their sizes.
+On an accelerator one graph updates all parameters, a kernel each. On a processor the C++ compiler would take minutes for
+hundreds of kernels: one graph of one parameter serves all of them, whatever their sizes.
 """
 
 import math
@@ -96,17 +95,13 @@ def _adamw(
     values: list[Tensor], gradients: list[Tensor], firsts: list[Tensor], seconds: list[Tensor], factors: list[Tensor]
 ) -> None:
     """Update `values` and both moments in place."""
-    scale, keep, first_share, second_keep, second_share, correction, eps, rate = (
-        [factor[number] for factor in factors] for number in range(8)
-    )
-    # All numbers are tensors: torch.compile would compile again for another number.
-    scaled = torch._foreach_mul(gradients, scale)
-    torch._foreach_add_(firsts, torch._foreach_mul(torch._foreach_sub(scaled, firsts), first_share))
-    torch._foreach_mul_(seconds, second_keep)
-    torch._foreach_add_(seconds, torch._foreach_mul(torch._foreach_mul(scaled, scaled), second_share))
-    divisors = torch._foreach_add(torch._foreach_mul(torch._foreach_sqrt(seconds), correction), eps)
-    torch._foreach_mul_(values, keep)
-    torch._foreach_sub_(values, torch._foreach_mul(torch._foreach_div(firsts, divisors), rate))
+    for value, gradient, first, second, numbers in zip(values, gradients, firsts, seconds, factors, strict=True):
+        # All numbers are tensors: torch.compile would compile again for another number.
+        scale, keep, first_share, second_keep, second_share, correction, eps, rate = numbers.unbind()
+        scaled = gradient * scale
+        first.add_((scaled - first) * first_share)
+        second.mul_(second_keep).add_(scaled * scaled * second_share)
+        value.mul_(keep).sub_(first / (second.sqrt() * correction + eps) * rate)
 
 
 def _each(lists: _Lists) -> Iterator[_Lists]:

@@ -21,7 +21,9 @@ layouts = st.builds(
     reshard_after_forward=st.sampled_from(["auto", "always", "never"]) | numbers,
     gradient_sync=st.sampled_from(["auto", "step", "microbatch"]),
     prefetch=st.integers(0, 3),
-    **dict.fromkeys(("async_tp", "cpu_offload", "activation_offload", "compile"), st.booleans()),
+    **dict.fromkeys(
+        ("async_tp", "cpu_offload", "activation_offload", "compile", "compile_loss", "compile_optimizer"), st.booleans()
+    ),
     compile_backend=st.sampled_from(["inductor", "aot_eager", "eager"]),
 )
 
