@@ -3,6 +3,8 @@
     matmul      dense peak x share of its architecture [x (power cap / full power) ^ exponent]
     memory      bandwidth x share
 
+The share of a matmul is fitted on published runs, but for our own stack's 16-bit matmuls on architectures where its
+kernels were timed in training (matmul_own.ARCH): those take no factor for what no vendor tuned (stack_factors.py).
 Attention's rates: attention_rates.py. A measured figure of the catalogue (`meshwright calibrate`) replaces
 peak x share. An unknown architecture that was not measured is an error.
 """
@@ -127,15 +129,26 @@ def rates_of(setups: tuple[TrainingSetup, ...], peaks: Peaks, constants: Constan
     return Rates(
         matmul=peaks.dense * shares[0] * power,
         matmul16=peaks.dense16 * shares[1] * power,
-        matmul32=peaks.dense32 * shares[1] * power,
+        matmul32=peaks.dense32 * shares[2] * power,
         memory=peaks.memory_bytes_per_s * constants["memory_rate"],
     )
 
 
-def _shares(setup: TrainingSetup, constants: Constants) -> tuple[float, float]:
+def _shares(setup: TrainingSetup, constants: Constants) -> tuple[float, float, float]:
+    """Return the shares of the workload's matmuls, of 16-bit ones, and of those in float32."""
     device, workload = setup.cluster.device, setup.workload
-    share16 = matmul_share(device, "bfloat16", "", constants)
-    return matmul_share(device, workload.matmul_dtype, workload.precision, constants), share16
+    share_of = own_matmul_share if setup.is_own else matmul_share
+    share16 = share_of(device, workload.activation_dtype, "", constants)
+    share32 = matmul_share(device, "float32", "", constants)
+    return share_of(device, workload.matmul_dtype, workload.precision, constants), share16, share32
+
+
+def own_matmul_share(device: Device, dtype: str, precision: str, constants: Constants) -> float:
+    """Return what `matmul_share` returns, of our own stack, whose times plain_compute multiplies."""
+    measured = constants.get(f"matmul_own.{device.architecture}")
+    if measured is None or dtype not in ("bfloat16", "float16"):
+        return matmul_share(device, dtype, precision, constants)
+    return measured * constants["plain_compute"]
 
 
 def matmul_share(device: Device, dtype: str, precision: str, constants: Constants) -> float:

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
-import numpy as np
-
 from meshwright.cost.layout_table import ATTENTION_BACKENDS, LayoutTable, distinct_rows
 from meshwright.cost.own_stack import own_stack
 from meshwright.cost.training_setup import Configurations, TrainingSetup

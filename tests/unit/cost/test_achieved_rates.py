@@ -113,3 +113,11 @@ def test_memory_bandwidth_that_nobody_gave_is_named() -> None:
     unknown = cluster.replace(device=cluster.device.replace(memory_bytes_per_s=None))
     with pytest.raises(UnsupportedError, match="h100-sxm has no memory_bytes_per_s"):
         step_times(configs(training_setup(cluster=unknown), Layout()))
+
+
+def test_matmuls_of_our_own_steps_take_the_rate_that_was_measured_in_them() -> None:
+    own, published = rates("h200-efa", "meshwright"), rates("h200-efa")
+    c = fitted_constants()
+    assert own.matmul / c["plain_compute"] == pytest.approx(989.4e12 * c["matmul_own.hopper"], rel=0.001)
+    assert published.matmul == pytest.approx(989.4e12 * c["matmul.hopper"], rel=0.001)
+    assert rates("dgx-b200", "meshwright").matmul == rates("dgx-b200").matmul

@@ -20,8 +20,8 @@ import numpy as np
 from meshwright.cost.achieved_rates import (
     figure_of,
     is_blackwell,
-    matmul_share,
     num_sms,
+    own_matmul_share,
     peak_flops_per_s,
     power_share,
 )
@@ -95,7 +95,7 @@ class _Pricer:
         # A device without units for TF32 multiplies in full precision, whatever the program allows.
         is_ignored = shape.dtype == TF32 and device.peak_flops_per_s(TF32) is None
         dtype = "float32" if is_ignored else shape.dtype
-        rate = peak_flops_per_s(device, dtype) * matmul_share(device, dtype, shape.precision, constants)
+        rate = peak_flops_per_s(device, dtype) * own_matmul_share(device, dtype, shape.precision, constants)
         rate *= power_share(device) ** constants["power_exponent"]
         element_bytes = np.array(_ELEMENT_BYTES[shape.dtype])
         rate /= constants["misaligned"] ** float(is_misaligned(n, k, element_bytes))
@@ -117,7 +117,7 @@ class _Pricer:
         assert shape.by_rows is not None
         constants, device = self.constants, self.device
         rows = AttentionByRows(*(np.array(size, np.float64) for size in (*shape.by_rows, shape.head_width)))
-        rate = peak_flops_per_s(device, shape.dtype) * matmul_share(device, shape.dtype, "", constants)
+        rate = peak_flops_per_s(device, shape.dtype) * own_matmul_share(device, shape.dtype, "", constants)
         rate *= power_share(device) ** constants["power_exponent"]
         small_tile = constants["small_tile.blackwell"] if self._is_new else 1.0
         memory = np.array(self._memory)
