@@ -1,23 +1,25 @@
 """python -m benchmarks.gpu_suite: in 8 minutes on one H100 or H200, whether our steps are as fast as we say.
 
 Llama 3.2 1B, and Llama 3 8B with 6 of its 32 blocks (whose float32 states fit 80 GB), 4 sequences of 8192 tokens a
-step, one after another, in bfloat16 and with tensorwise float8 in the blocks: the trainer of `meshwright train` with
-compiled blocks, next to HF Trainer (SDPA attention, fused AdamW, as many microbatches) with torch_compile and without,
-in float8 by torchao. Same weights, same tokens, same AdamW and clipping, nothing recomputed; each row in a process of
-its own: 3 steps of warm-up, then the median of 10, each ended by a synchronisation. Peak is what torch allocated at
-most. A row whose losses are not those of its shape's first row, step by step, is not comparable. MFU is of the peak in
-bfloat16, in float8 too.
+step, all at once and two at once, in bfloat16 and with tensorwise float8 in the blocks: the trainer of `meshwright
+train` with compiled blocks and loss, next to litgpt (compiled) and HF Trainer with torch_compile and without (SDPA
+attention, fused AdamW), in float8 by torchao. Same weights, same tokens, same AdamW and clipping, nothing recomputed;
+each row in a process of its own: 3 steps of warm-up, then the median of 10, each ended by a synchronisation. Peak is
+what torch allocated at most. A row whose losses are not those of its shape's first row, step by step, is not
+comparable. MFU is of the peak in bfloat16, in float8 too.
 
     pip install -e '.[train,hf,torchao]' accelerate     once; nothing is downloaded after that
     python -m benchmarks.gpu_suite                      the table, and suite.json
+    python -m benchmarks.gpu_suite --at-once 1          where less than 80 GB are free
     python -m benchmarks.gpu_suite --toy                the same programs on a CPU, tiny, under a minute
 
 Finished rows are kept in the JSON file: the command continues where it was ended, or where --limit-s ended it.
 
-Expected, written down before any run (2026-11-26, one H200), as `plan` says: 1B in bfloat16 676 ms and 44 % MFU, 578 in
-float8; the 8B shape 792 ms and 51 %, 635 in float8. HF Trainer, compiled: 700 and 830 ms, since it compiles the loss as
-well and casts weights in each of its operations; eager 1100 and 1200. Peaks of 44.9, 44.0, 62.1 and 60.8 GB within 1 %.
-Losses within 0.5 % in bfloat16, 2 % in float8.
+Expected, written down before any run (2026-11-26, one H200, one sequence at once, eager loss), as `plan` said then:
+1B in bfloat16 676 ms and 44 % MFU, 578 in float8; the 8B shape 792 ms and 51 %, 635 in float8. HF Trainer, compiled:
+700 and 830 ms; eager 1100 and 1200. Peaks of 44.9, 44.0, 62.1 and 60.8 GB within 1 %. Losses within 0.5 % in
+bfloat16, 2 % in float8. Written down before rows of more sequences at once, with the loss compiled: 1B 595 ms and
+50.3 % MFU; the 8B shape 720 ms, 600 in float8; HF Trainer, compiled, on the 8B shape 900.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import os
 import platform
 import sys
 import time
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -53,7 +56,8 @@ _PACKAGES = ("torch", "transformers", "accelerate", "torchao")
 @click.option("--limit-s", default=480.0, show_default=True, help="Seconds after which no row is started.")
 @click.option("--toy", is_flag=True, help="A tiny model on the CPU.")
 @click.option("--only", default="", help="Only rows whose name has this text.")
-def main(out: Path, folder: Path, limit_s: float, toy: bool, only: str) -> None:
+@click.option("--at-once", type=click.Choice(["1", "2", "4"]), help="Sequences of a microbatch, where less memory is.")
+def main(out: Path, folder: Path, limit_s: float, toy: bool, only: str, at_once: str | None) -> None:
     """Run what is not in the JSON file yet, and print the table."""
     started_s = time.monotonic()
     if not toy and not torch.cuda.is_available():
@@ -61,6 +65,8 @@ def main(out: Path, folder: Path, limit_s: float, toy: bool, only: str) -> None:
     device = "cpu" if toy else "cuda"
     setting = setting_of(device)
     cases = [case for case in (TOY_CASES if toy else CASES) if only in case.name]
+    if at_once:
+        cases = [replace(case, shape=replace(case.shape, at_once=int(at_once))) for case in cases]
     rows = kept_rows(out, setting)
     for case in cases:
         known = rows.get(case.name)

@@ -15,6 +15,10 @@ MODULES = {OURS: "own_rank", HF: "hf_trainer_rank", HF_COMPILED: "hf_trainer_ran
 """The program of a rank, of benchmarks.peers.ranks, by who trains."""
 
 
+SEQUENCES = 4
+"""Of a step."""
+
+
 @dataclass(frozen=True)
 class Shape:
     """A model and the tokens of its step on one device."""
@@ -24,13 +28,18 @@ class Shape:
     seq_len: int
     num_layers: int | None = None
     """None for all of the model's."""
-    num_microbatches: int = 4
-    """Sequences of a step, one after another."""
+    at_once: int = 1
+    """Sequences of a microbatch."""
+
+    @property
+    def num_microbatches(self) -> int:
+        """Return how many of them a step has."""
+        return SEQUENCES // self.at_once
 
     @property
     def tokens_per_step(self) -> int:
         """Return the tokens of all sequences of a step."""
-        return self.seq_len * self.num_microbatches
+        return self.seq_len * SEQUENCES
 
     @property
     def model(self) -> dict[str, Any]:
@@ -44,8 +53,8 @@ class Shape:
         return self.name.replace(" ", "-").replace(",", "")
 
 
-ONE_B = Shape("Llama 3.2 1B", "llama3.2-1b", 8192)
-EIGHT_B = Shape("Llama 3 8B, 6 of 32 blocks", "llama3-8b", 8192, num_layers=6)
+ONE_B = Shape("Llama 3.2 1B", "llama3.2-1b", 8192, at_once=4)
+EIGHT_B = Shape("Llama 3 8B, 6 of 32 blocks", "llama3-8b", 8192, num_layers=6, at_once=2)
 """2.36 billion parameters with embedding and head: all 32 blocks with float32 states are 128 GB."""
 TOY = Shape("llama-1m", "llama-1m", 64)
 
@@ -101,7 +110,7 @@ def suite_job(shape: Shape, folder: Path, device: str) -> Job:
         "train": {"seq_len": shape.seq_len},
         "optimizer": {"learning_rate": 1e-4},
         "precision": {"compute": "bfloat16"},
-        "layout": {"microbatch_size": 1, "dp_shard": 1, "compile": device == "cuda"},
+        "layout": {"microbatch_size": shape.at_once, "dp_shard": 1, "compile": device == "cuda"},
         "run": {"device": device},
     }
-    return job_of(folder, sections, shape.num_microbatches)
+    return job_of(folder, sections, SEQUENCES)

@@ -61,7 +61,7 @@ def is_equal(case: Case, difference: float) -> bool:
 
 def bars(cases: Sequence[Case], rows: Rows) -> Iterator[str]:
     """Yield one line for each bar: met, missed, or what is not measured yet."""
-    by_key = {(case.shape, case.precision, case.who): rows[case.name] for case in cases if _good(case, rows)}
+    by_key = {(case.shape.name, case.precision, case.who): rows[case.name] for case in cases if _good(case, rows)}
     for shape in dict.fromkeys(case.shape for case in cases):
         for precision in LOSS_TOLERANCES:
             peers = [
@@ -69,15 +69,15 @@ def bars(cases: Sequence[Case], rows: Rows) -> Iterator[str]:
                 for case in cases
                 if (case.shape, case.precision) == (shape, precision) and case.who != OURS and _equal(case, cases, rows)
             ]
-            ours = by_key.get((shape, precision, OURS))
+            ours = by_key.get((shape.name, precision, OURS))
             ratio = min(peers) / ours.step_s if peers and ours is not None else None
             yield _line(f"{shape.name}, {precision}: tokens/s of the best peer's", ratio, PEER_BAR)
-        wide, narrow = (by_key.get((shape, precision, OURS)) for precision in LOSS_TOLERANCES)
+        wide, narrow = (by_key.get((shape.name, precision, OURS)) for precision in LOSS_TOLERANCES)
         gain = wide.step_s / narrow.step_s if wide is not None and narrow is not None else None
         yield _line(f"{shape.name}: float8's step as fast as bfloat16's", gain, FLOAT8_BAR)
-    first = by_key.get((ONE_B, "bfloat16", OURS))
+    first = by_key.get((ONE_B.name, "bfloat16", OURS))
     yield _line(f"{ONE_B.name}: MFU", None if first is None else mfu_of(first), MFU_BAR)
-    eight = by_key.get((EIGHT_B, "bfloat16", OURS))
+    eight = by_key.get((EIGHT_B.name, "bfloat16", OURS))
     known = eight is not None and eight.predicted_s is not None
     off = abs(eight.predicted_s / eight.step_s - 1) if known and eight and eight.predicted_s else None
     yield _line(f"{EIGHT_B.name}: step off the plan's by", off, PLAN_BAR, is_most=True)
