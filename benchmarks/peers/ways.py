@@ -39,6 +39,7 @@ def _litgpt(name: str, *arguments: str) -> Way:
 
 
 _DDP, _FSDP = "layout.dp_replicate=2", "layout.dp_shard=2"
+_ALL_COMPILED = ("layout.compile=true", "layout.compile_loss=true", "layout.compile_optimizer=true")
 WAYS = {
     way.name: way
     for way in (
@@ -46,6 +47,9 @@ WAYS = {
         _own("FSDP2", _FSDP),
         _own("DDP, compiled", _DDP, "layout.compile=true"),
         _own("FSDP2, compiled", _FSDP, "layout.compile=true"),
+        _own("DDP, compiled with loss", _DDP, "layout.compile=true", "layout.compile_loss=true"),
+        _own("DDP, all compiled", _DDP, *_ALL_COMPILED),
+        _own("FSDP2, all compiled", _FSDP, *_ALL_COMPILED),
         _hf("accelerate, DDP", "accelerate_rank"),
         _hf("transformers, FSDP2", "fsdp2_rank"),
         _hf("HF Trainer, DDP", "hf_trainer_rank"),
