@@ -36,6 +36,7 @@ from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import Floats, Passes
 from meshwright.cost.measured_op import measured_update_s
 from meshwright.cost.memory.activation_copies import ActivationCopies
+from meshwright.cost.memory.managed_memory import ManagedMemory
 from meshwright.cost.optimizer_update import UpdateCost
 from meshwright.cost.pipeline.stage import RankPass, blocks_per_rank, bubble_share
 from meshwright.cost.stack_factors import StackFactors, stacks_of
@@ -107,6 +108,7 @@ class StepPricer:
         self.traffic = TrafficPricer(self.communication, self.parallel)
         self.activations = ActivationCopies(configs, self.stage.num_blocks)
         self.update = UpdateCost(configs, self.parallel)
+        self.managed = ManagedMemory(configs, self.parallel, self.positions)
         measured_s = measured_update_s(configs, self.parallel.updated)
         self.update_s = np.where(self.update.is_plain, measured_s, np.nan)
         self.doublings = np.maximum(np.log2(np.maximum(self.layouts.num_ranks, 1) / 8), 0)
@@ -245,7 +247,7 @@ class StepPricer:
         overhead = self.stacks.factors(c).overhead
         optimizer = self.update.moved_bytes / rates[0] * c["optimizer_passes"]
         optimizer = np.where(np.isnan(self.update_s), optimizer, self.update_s) * overhead
-        optimizer = optimizer + self.update.matmul_s(rates[1])
+        optimizer = self.managed.update_s(optimizer, self.update) + self.update.matmul_s(rates[1])
         steady = mean * n
         straggling = c["straggling"] * self.doublings * (steady.total + imbalance + bubble + sends)
         return StepTerms(
@@ -261,7 +263,7 @@ class StepPricer:
             cp_communication_s=steady.cp,
             ep_communication_s=steady.ep,
             activation_copies_s=steady.activation_copies,
-            dp_communication_s=steady.dp + exchanges + self.update.exchange_s(fabric),
+            dp_communication_s=steady.dp + exchanges + self.update.exchange_s(fabric) + self.managed.gather_s,
             pipeline_p2p_s=sends,
             other_communication_s=self._sums_of_numbers_s(fabric),
             pipeline_bubble_s=imbalance + bubble,

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from meshwright.cost.layout_table import Bools, Floats, Ints, LayoutTable
 from meshwright.spec.job.attention_rules import cudnn_takes
+from meshwright.spec.job.memory_section import MemorySection
 from meshwright.spec.layout.attention_backend import SPARSE_BACKENDS, AttentionBackend
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.model.model_spec import ModelSpec
@@ -32,6 +33,8 @@ class TrainingSetup:
     stack: Stack
     attention_backend: AttentionBackend = "auto"
     """layout.attention_backend, of our own trainer."""
+    memory: MemorySection = MemorySection()
+    """Which memory named uses take, of our own trainer."""
 
     @property
     def is_own(self) -> bool:
@@ -73,6 +76,20 @@ class TrainingSetup:
     def gathers_low(self) -> bool:
         """Return whether what ranks gather has been cast before: inputs and parameters of low-precision matmuls."""
         return self.stack.low_precision_gather and self.is_low_precision
+
+    @property
+    def pools_embedding(self) -> bool:
+        """Return whether the embedding is in managed memory; a host has one memory."""
+        return self._has_pools and self.memory.embedding == "uvm"
+
+    @property
+    def pools_optimizer_state(self) -> bool:
+        """Return whether optimizer states are in managed memory."""
+        return self._has_pools and self.memory.optimizer_state == "uvm"
+
+    @property
+    def _has_pools(self) -> bool:
+        return self.is_own and not self.cluster.device.is_host
 
     @property
     def own_float8(self) -> str:

@@ -142,7 +142,7 @@ def plan_request(resolved: ResolvedJob, options: Options) -> PlanRequest:
     request = PlanRequest(
         model_name=job.model.source,
         architecture=architecture,
-        setup=TrainingSetup(model, workload, cluster, load_stack(options.stack)),
+        setup=TrainingSetup(model, workload, cluster, load_stack(options.stack), memory=job.memory),
         fixed=fixed if job.layout.search else {},
         given=layout,
         memory_margin=job.planner.memory_margin,

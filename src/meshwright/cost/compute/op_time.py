@@ -5,6 +5,7 @@
     the rest    bytes / memory rate + start
     by rows     attention without a kernel: products in float32 and passes over scores, matmul.py
     copies      bytes / PCIe + start, between the memories of the host and the device: host_memory.py
+    managed     never less than the link to the host takes: managed_memory.py
     nothing     allocations and other looks at the same memory; collectives and messages, which links carry
     on a host   as measured on the machine, with all that the host does besides: measured_op.py
 
@@ -44,6 +45,7 @@ from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import Floats
 from meshwright.cost.measured_op import HostOps
 from meshwright.cost.memory.host_memory import copy_seconds
+from meshwright.cost.memory.managed_memory import link_seconds
 from meshwright.spec.machine.device import Device
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT
 from meshwright.spec.trace.trace import Signature
@@ -74,6 +76,9 @@ class _Pricer:
 
     def seconds(self, signature: Signature) -> float:
         """Return the seconds of one kernel, or of the few that an operator is made of."""
+        return max(self._device_s(signature), link_seconds(signature))
+
+    def _device_s(self, signature: Signature) -> float:
         name = base_name(signature)
         if is_free(signature) or signature.place == "host":
             return 0.0

@@ -63,6 +63,12 @@ class EndsMemory:
     """Of what the head's backward to the weights waits for: the gradient of the logits, in chunks the head's own."""
     freed_logits_bytes: Floats
     """Of the logits alone, where they are freed before that peak."""
+    tied_shared: Floats
+    """Elements of a pipeline's second copy of a tied embedding, after data-parallel ranks have divided it."""
+
+    def embedding(self, is_first: Floats, is_last: Floats) -> Floats:
+        """Return the elements of embeddings on a rank, after data-parallel ranks have divided them."""
+        return np.asarray(self.first.shared * is_first + self.tied_shared * is_last)
 
 
 class ModelMemory:
@@ -181,6 +187,7 @@ class ModelMemory:
             # What a loss over tp makes first, while the logits are still there, has room for all that comes later.
             # In 32 bits the next tensor of the loss fits where they were.
             freed_logits_bytes=logits * self.element_bytes * (layouts.tp == 1) * makes_gap * ~is_chunked,
+            tied_shared=np.where(is_piped, with_copy.shared - own.shared, 0.0),
         )
 
     def _of_chunk(self, head: Head) -> Floats:

@@ -114,14 +114,18 @@ class RankFootprint:
     def _states(self) -> Parts:
         """Return what stays allocated throughout a step."""
         whole, shared, size = self.elements.whole, self.elements.shared * self.on_device, self.bytes
+        setup, ends = self.memory.setup, self.memory.ends
+        # Managed memory (memory.* = "uvm") is the host's.
+        embedding = ends.embedding(self.is_first, self.is_last) * setup.pools_embedding * self.on_device
+        stays = float(not setup.pools_optimizer_state)
         # Shards of gradients exist before the end of a step only where every microbatch is reduced.
         shards = self.elements.shared * size.shared_gradient * (self.reduces_each & self.keeps_gradients)
         # What Muon and 8 bits save is in the matrices of blocks.
         saved = self.blocks.matrices * self.on_device * (size.shared_optimizer - size.shared_matrix_optimizer)
         return {
-            "parameters_bytes": whole * size.whole_parameter + shared * size.shared_parameter,
+            "parameters_bytes": whole * size.whole_parameter + (shared - embedding) * size.shared_parameter,
             "gradients_bytes": whole * size.whole_gradient + shards,
-            "optimizer_state_bytes": shared * size.shared_optimizer - saved,
+            "optimizer_state_bytes": stays * (shared * size.shared_optimizer - saved),
         }
 
     def _loss(self) -> Moment:

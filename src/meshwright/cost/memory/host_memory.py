@@ -22,7 +22,8 @@ import numpy as np
 from meshwright.cost.compute.op_shapes import is_free, moved_bytes
 from meshwright.cost.constants import fixed_constant
 from meshwright.cost.layout_table import Bools, Floats, LayoutTable
-from meshwright.cost.training_setup import Configurations
+from meshwright.cost.memory.footprint_states import state_bytes
+from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.spec.trace.trace import Signature
 
 PCIE_BYTES_PER_S = fixed_constant("pcie_share") * fixed_constant("pcie_bytes_per_s")
@@ -52,7 +53,7 @@ def _copied_bytes(signature: Signature) -> float:
     return signature.read_bytes / 2
 
 
-_STATE_BYTES = 16.0
+_STATE_BYTES, _PARAMETER_BYTES = 16.0, 4.0
 _UPDATE_BYTES, _CLIP_BYTES, _SCALE_BYTES, _SUM_BYTES = 28.0, 12.0, 8.0, 12.0
 
 
@@ -78,13 +79,31 @@ def host_s(configs: Configurations) -> Floats:
 
 
 def host_headroom_bytes(configs: Configurations, activations_bytes: Floats | float = 0.0) -> Floats:
-    """Return what offload of state and of `activations_bytes` leaves to each rank of its share of the host's memory;
-    infinite where a layout has none.
+    """Return what offload of state and of `activations_bytes`, and managed memory, leave to each rank of its share of
+    the host's memory; infinite where a layout has none of them.
     """
     layouts = configs.layouts
     share = HOST_BYTES / configs.each(lambda setup: setup.cluster.devices_per_node)
     state = np.where(layouts.cpu_offload, _STATE_BYTES * _own_parameters(configs), 0.0)
-    return np.where(layouts.cpu_offload | layouts.activation_offload, share - state - activations_bytes, np.inf)
+    managed = np.where(layouts.cpu_offload, 0.0, _managed_bytes(configs))
+    is_used = layouts.cpu_offload | layouts.activation_offload | (managed > 0)
+    return np.where(is_used, share - state - managed - activations_bytes, np.inf)
+
+
+def _managed_bytes(configs: Configurations) -> Floats:
+    """Return the bytes of each rank's managed memory (memory.* = "uvm")."""
+    states = configs.each(lambda setup: _state_bytes(setup) * setup.pools_optimizer_state)
+    embedding = configs.each(lambda setup: _PARAMETER_BYTES * _embedding_parameters(setup) * setup.pools_embedding)
+    layouts = configs.layouts
+    return np.asarray(states * _own_parameters(configs) + embedding / (layouts.fsdp * layouts.tp))
+
+
+def _state_bytes(setup: TrainingSetup) -> float:
+    return state_bytes(setup.workload, setup.stack).shared_optimizer
+
+
+def _embedding_parameters(setup: TrainingSetup) -> float:
+    return float(sum(op.num_parameters for op in setup.model.groups[0].ops))
 
 
 def _own_parameters(configs: Configurations) -> Floats:

@@ -78,6 +78,6 @@ def setup_of_run(run: Run, manifest: Manifest, layout: Layout) -> TrainingSetup:
         compile_optimizer=layout.compile_optimizer,
     )
     cluster = setup.cluster.with_num_devices(layout.num_ranks)
-    found = TrainingSetup(setup.model, setup.workload, cluster, stack)
+    found = TrainingSetup(setup.model, setup.workload, cluster, stack, memory=setup.memory)
     peaks_of((found,))  # raises for a device without the rates that pricing needs
     return found

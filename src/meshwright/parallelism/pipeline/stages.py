@@ -21,6 +21,7 @@ from meshwright.spec.layout.schedule.action import Action
 from meshwright.spec.layout.schedule.schedule import Schedule
 
 if TYPE_CHECKING:
+    from meshwright.memory.memory_pools import MemoryPools
     from meshwright.parallelism.float8.convert_linears import Float8Report
 
 
@@ -36,6 +37,8 @@ class Stages(nn.Module):
         """The largest number of experts of a layer in any stage of any rank."""
         self.float8: Float8Report | None = None
         """What became of linear layers where the job asks for float8."""
+        self.pools: MemoryPools | None = None
+        """The memory pools that serve it and its optimizer."""
         self.sums_replicas_after = False
         """Whether gradients are summed over dp_replicate at the end of a step, not in backward."""
 

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
@@ -18,7 +19,9 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
 from torch.utils.checkpoint import _CachedTorchDispatchMode, _CachingTorchDispatchMode
 
+from meshwright.errors import UnsupportedError
 from meshwright.parallelism.torch_private.torch_dispatch import storage_bytes
+from meshwright.spec.job.memory_section import CommunicationPool
 
 
 def end_backward(root: FSDPModule) -> None:
@@ -113,6 +116,38 @@ def unsharded_bytes(root: FSDPModule) -> int:
     return storage_bytes(tensor for tensor in tensors if tensor is not None)
 
 
+def move_shard(
+    root: FSDPModule, parameter: nn.Parameter, empty_like: Callable[[Tensor, torch.Size], Tensor]
+) -> None:
+    """Move this rank's shard of a parameter under `root` into memory that `empty_like` returns, padding included.
+
+    FSDP2 pads a shard that is smaller than the first rank's, in memory of its own choice unless it finds it padded.
+    """
+    units = (unit._get_fsdp_state() for unit in root.modules() if isinstance(unit, FSDPModule))
+    all_params = (one for state in units for group in _groups_of(state) for one in group.fsdp_params)
+    found: Any = next(one for one in all_params if one.sharded_param is parameter)
+    local, dim = found.sharded_param._local_tensor, found.fsdp_placement.dim
+    padded = empty_like(local, found.padded_sharded_param_size).zero_()
+    moved = padded.narrow(dim, 0, local.size(dim) if local.numel() else 0)
+    moved.copy_(local)
+    found._sharded_param_data, found.sharded_param._local_tensor = padded.view(-1), moved
+
+
+def use_communication_pool(unit: FSDPModule, pool: CommunicationPool) -> None:
+    """Let a unit's all-gathers and reduce-scatters take their buffers from `pool`: a group's allocator ("nccl"), which
+    registers them, or symmetric memory; raises UnsupportedError where this torch has no such pool.
+    """
+    if pool == "nccl":
+        unit.set_allocate_memory_from_process_group_for_comm(True)
+    elif not hasattr(unit, "set_symm_mem_for_comm"):
+        raise UnsupportedError(
+            f'memory.communication = "symmetric": FSDP2 of torch {torch.__version__} has no set_symm_mem_for_comm '
+            '(2.13 has): install a newer torch, or set memory.communication to "nccl"'
+        )
+    else:
+        unit.set_symm_mem_for_comm()
+
+
 def modules_of_unit(owner: object) -> Sequence[nn.Module]:
     """Return the modules whose parameters `owner`, an FSDPParamGroup, all-gathers; empty for any other object."""
     return owner.modules if isinstance(owner, FSDPParamGroup) else ()
@@ -129,7 +164,12 @@ def _param_groups(root_state: Any) -> list[Any]:
     """Return the parameter groups, each of one all-gather, in backward order."""
     groups: list[Any] = []
     for state in reversed(root_state._state_ctx.all_states):
-        # One group or none up to torch 2.12, a list after.
-        of_state = getattr(state, "_fsdp_param_groups", None)
-        groups.extend([state._fsdp_param_group] if of_state is None else of_state)
+        groups.extend(_groups_of(state))
+    return groups
+
+
+def _groups_of(state: Any) -> list[Any]:
+    """Return the parameter groups of one unit: one or none up to torch 2.12, a list after."""
+    of_state = getattr(state, "_fsdp_param_groups", None)
+    groups = [state._fsdp_param_group] if of_state is None else of_state
     return [group for group in groups if group is not None]

@@ -25,6 +25,7 @@ from meshwright.spec.job.attention_rules import (
     no_documents,
 )
 from meshwright.spec.job.float8_rules import float8_layout_problems
+from meshwright.spec.job.memory_rules import memory_layout_problems
 from meshwright.spec.job.optimizer_rules import block_problems, update_problems
 from meshwright.spec.job.sections import Float8Recipe, OptimizerSection
 from meshwright.spec.job.validity import split_problems
@@ -269,6 +270,7 @@ def _broken_rules(layout: Layout, request: PlanRequest) -> list[Problem]:
         *_optimizer_problems(layout, request, number),
         *_float8_problems(layout, request),
         *_attention_problems(layout, request),
+        *memory_layout_problems(request.setup.memory, layout),
     ]
 
 

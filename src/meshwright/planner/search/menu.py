@@ -122,7 +122,8 @@ def leaner_menus(menu: Menu, request: PlanRequest) -> list[Menu]:
     if "activation_offload" not in request.fixed and request.cluster.device.is_accelerator:
         menus.append(replace(menu, activation_offload=(True,)))
         menu = replace(menu, activation_offload=(False, True))
-    if "cpu_offload" not in request.fixed and request.cluster.device.is_accelerator:
+    may_offload = "cpu_offload" not in request.fixed and not request.setup.memory.uses_managed_memory
+    if may_offload and request.cluster.device.is_accelerator:
         menus.append(replace(menu, cpu_offload=(True,)))
     return menus
 

@@ -142,7 +142,8 @@ def weigh(
     most_bytes = math.inf if least_headroom_bytes is None else usable_bytes - least_headroom_bytes
     memory = footprint(configs, most_bytes)
     headroom = usable_bytes - memory.reserved_bytes
-    if not (layouts.cpu_offload | layouts.activation_offload).any():
+    is_managed = request.setup.pools_embedding or request.setup.pools_optimizer_state
+    if not (is_managed or (layouts.cpu_offload | layouts.activation_offload).any()):
         return memory, headroom
     return memory, np.minimum(headroom, host_headroom_bytes(configs, host_activation_bytes(configs)))
 

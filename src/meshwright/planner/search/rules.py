@@ -71,6 +71,7 @@ def has_consistent_choices(layouts: LayoutTable, request: PlanRequest) -> Bools:
         ~(layouts.splits_backward & layouts.is_resharded)
         & ((layouts.activation_checkpoint_every == 1) | (layouts.activation_checkpoint != 0))
         & (~layouts.cpu_offload | (is_plain(request.workload) & (not request.workload.updates_in_backward)))
+        & (~layouts.cpu_offload | (not request.setup.memory.uses_managed_memory))
         & (~layouts.async_tp | ((layouts.tp > 1) & layouts.compile))
         & (layouts.loss_chunks <= layouts.microbatch_size * request.workload.seq_len // layouts.cp)
         & _keeps_parameters(layouts, request.fixed.get("reshard_after_forward"))
@@ -93,7 +94,8 @@ def _fits_one_graph(layouts: LayoutTable, request: PlanRequest) -> Bools:
     is_plain_sharding = (layouts.is_resharded | ~recomputes) & layouts.reduces_each_microbatch
     takes_workload = not workload.updates_in_backward and workload.precision == workload.activation_dtype
     is_sharded_plainly = (layouts.fsdp == 1) | is_plain_sharding
-    return np.asarray(is_alone & has_no_hooks & is_tried & is_sharded_plainly & takes_workload)
+    has_own_buffers = request.setup.memory.communication == "device"
+    return np.asarray(is_alone & has_no_hooks & is_tried & is_sharded_plainly & takes_workload & has_own_buffers)
 
 
 def runs_schedule(layouts: LayoutTable, request: PlanRequest) -> Bools:

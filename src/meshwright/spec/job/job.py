@@ -9,6 +9,7 @@ from pydantic import Field
 
 from meshwright.errors import ConfigError
 from meshwright.spec.frozen import Frozen
+from meshwright.spec.job.memory_section import MemorySection
 from meshwright.spec.job.optimizer_rules import optimizer_problems
 from meshwright.spec.job.sections import (
     DEFAULT_WARMUP_STEPS,
@@ -48,6 +49,7 @@ class Job(Frozen):
     optimizer: OptimizerSection = OptimizerSection()
     precision: PrecisionSection = PrecisionSection()
     layout: LayoutRequest = LayoutRequest()
+    memory: MemorySection = MemorySection()
     cluster: ClusterSection = ClusterSection()
     planner: PlannerSection = PlannerSection()
     checkpoint: CheckpointSection = CheckpointSection()

@@ -19,6 +19,7 @@ from meshwright.spec.job.compile_rules import (
     model_graph_problems,
 )
 from meshwright.spec.job.float8_rules import float8_problems
+from meshwright.spec.job.memory_rules import memory_problems
 from meshwright.spec.job.optimizer_rules import block_problems, update_problems
 from meshwright.spec.job.size_rules import (
     both,
@@ -71,7 +72,8 @@ def broken_rules(job: Job, layout: Layout) -> list[Problem]:
     schedule = schedule_problems(layout, num_microbatches, job.batch_key)
     of_model = [*attention_problems(job, layout, _architecture(job)), *model_graph_problems(job, layout)]
     of_model += compiled_optimizer_problems(job, layout)
-    return [*batch, *split, *schedule, *float8_problems(job, layout), *of_optimizer, *of_model]
+    of_memory = memory_problems(job, layout)
+    return [*batch, *split, *schedule, *float8_problems(job, layout), *of_optimizer, *of_model, *of_memory]
 
 
 def has_wrong_degree(problems: Iterable[str]) -> bool:

@@ -71,6 +71,10 @@ class Signature(Frozen):
     """Of a float32 matmul: whether the device may round its inputs to TF32, as the program allowed."""
     read_bytes: NonNegativeInt = 0
     written_bytes: NonNegativeInt = 0
+    managed_read_bytes: NonNegativeInt = 0
+    """Of read_bytes, those in managed memory that stays in the host's memory."""
+    managed_written_bytes: NonNegativeInt = 0
+    """Written there."""
     place: OpPlace = "device"
     agreed: str = ""
     """Of a collective: arguments that all ranks of its group must pass alike: "max", or "root 2 of the group". Of a

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch.utils.flop_counter import flop_registry
 
+from meshwright.memory.managed_tensors import managed_bytes
 from meshwright.parallelism.torch_private.torch_dispatch import (
     argument_names,
     is_causal_attention,
@@ -62,7 +63,17 @@ class OpCall:
         is_tf32 = device_type != "cpu" and takes_tf32(self.func, self.outputs)
         is_causal = is_causal_attention(self.func, self.args, self.kwargs)
         shapes = ((tensor.dtype, tensor.shape) for tensor in (*self.inputs, *self.outputs))
-        return (self.func, is_causal, is_tf32, len(self.inputs), *shapes)
+        return (self.func, is_causal, is_tf32, len(self.inputs), *self._managed, *shapes)
+
+    @cached_property
+    def _managed(self) -> tuple[int, int]:
+        """Return the bytes that it reads and writes in managed memory."""
+        read = managed_bytes(self.inputs)
+        if not read and not managed_bytes(self.outputs):
+            return 0, 0
+        names = self.written_inputs()
+        written = {id(one): one for one in (*self.outputs, *(one for one in self.inputs if id(one) in names))}
+        return read, managed_bytes([*written.values()])
 
     def signature(self, device_type: str) -> Signature:
         """Return its signature, without its place and what ranks of a collective agree on."""
@@ -70,6 +81,8 @@ class OpCall:
         return signature_of(func, self.inputs, self.outputs, is_causal=is_causal).replace(
             flops=flops_of(func, self.args, self.kwargs, self.result),
             is_tf32=device_type != "cpu" and takes_tf32(func, self.outputs),
+            managed_read_bytes=self._managed[0],
+            managed_written_bytes=self._managed[1],
         )
 
 

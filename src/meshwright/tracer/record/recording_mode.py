@@ -17,6 +17,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from meshwright.memory.managed_tensors import is_managed
 from meshwright.parallelism.torch_private.torch_dispatch import is_float8, only_views, signature_of, wraps_tensors
 from meshwright.spec.trace.trace import HOST_AXIS, NONE, OpPlace, RecordKind, Signature
 from meshwright.tracer.numbers.operator_results import computed, is_of_the_host
@@ -170,9 +171,12 @@ class RecordingMode(TorchDispatchMode):
         return position
 
     def _use(self, tensors: Iterable[tuple[Tensor, bool]]) -> None:
-        """Add to the newest record that it uses the device's tensors among these; True for those that it writes."""
+        """Add to the newest record that it uses the device's tensors among these; True for those that it writes.
+
+        Managed memory that stays on the host is none of the device's.
+        """
         for tensor, writes in tensors:
-            if tensor.device.type == self.device_type:
+            if tensor.device.type == self.device_type and not is_managed(tensor):
                 self.recorder.use(self.storages.follow(tensor.untyped_storage()), writes=writes)
 
     def kernel(self, signature: Signature, inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> None:

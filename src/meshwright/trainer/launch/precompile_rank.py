@@ -51,13 +51,10 @@ def precompile_rank(job_text: str, module_dir: str, folder: str, num_threads: in
 def _run(job: Job, ranks: Ranks) -> None:
     """Run a step of two microbatches at most, and validate on them if the job does; a collective."""
     meshes, pipeline, _ = build_pipeline(job, ranks)
-    step = TrainStep(
-        job,
-        pipeline.stages,
-        meshes,
-        build_optimizer(pipeline.stages, job.optimizer, meshes.layout.optimizer_backend),
-        pipeline,
-    )
+    assert pipeline.stages.pools is not None
+    backend, pool = meshes.layout.optimizer_backend, pipeline.stages.pools.optimizer_state
+    optimizer = build_optimizer(pipeline.stages, job.optimizer, backend, pool)
+    step = TrainStep(job, pipeline.stages, meshes, optimizer, pipeline)
     count = min(2, job.num_microbatches(meshes.layout))
     pipeline.set_schedule(pipeline.schedule.of_microbatches(range(count)))
     microbatches = constant_microbatches(job, count, meshes.layout.microbatch_size)

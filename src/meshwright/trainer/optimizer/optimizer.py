@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from meshwright.errors import ConfigError
+from meshwright.memory.managed_pool import ManagedPool
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters
 from meshwright.parallelism.torch_private.torch_dispatch import tensors_in
 from meshwright.spec.job.sections import OptimizerSection
@@ -76,6 +77,14 @@ class ModelOptimizer:
         state: dict[str, Tensor] = optimizer.state[parameter]
         return state
 
+    def move_states(self, pool: ManagedPool) -> None:
+        """Move the states of all parameters into `pool`, zeros before the first step, but for counts of steps."""
+        for parameter in self._of_parameter:
+            state = self._of_parameter[parameter].state[parameter] if self.state_of(parameter) else {}
+            for name, tensor in state.items():
+                if tensor.dim():
+                    state[name] = pool.move(tensor)
+
     @property
     def state_tensors(self) -> list[Tensor]:
         """Return the state tensors of all parameters that there are by now, as optimizers keep them."""
@@ -83,12 +92,17 @@ class ModelOptimizer:
         return tensors_in([dict(state) for state in chain.from_iterable(states)])
 
 
-def build_optimizer(model: nn.Module, section: OptimizerSection, compile_backend: str | None = None) -> ModelOptimizer:
+def build_optimizer(
+    model: nn.Module,
+    section: OptimizerSection,
+    compile_backend: str | None = None,
+    state_pool: ManagedPool | None = None,
+) -> ModelOptimizer:
     """Return what updates the trainable parameters of `model` as `section` says; a collective with Muon.
 
     With a backend of torch.compile it is compiled, and takes gradients that are not scaled (Gradients.scale).
 
-    With in_backward each parameter has an optimizer of its own.
+    With in_backward each parameter has an optimizer of its own. States are in `state_pool` where one is given.
 
     Weight decay is for matrices, not for norms and biases, unless a group says otherwise.
     """
@@ -112,7 +126,10 @@ def build_optimizer(model: nn.Module, section: OptimizerSection, compile_backend
     together = list(groups.items())
     if section.in_backward:
         together = [(name, [one]) for name, of_name in groups.items() for group in of_name for one in _each(group)]
-    return ModelOptimizer([build[name](of_name, names, section) for name, of_name in together])
+    optimizer = ModelOptimizer([build[name](of_name, names, section) for name, of_name in together])
+    if state_pool is not None:
+        optimizer.move_states(state_pool)
+    return optimizer
 
 
 def _each(group: dict[str, Any]) -> list[dict[str, Any]]:

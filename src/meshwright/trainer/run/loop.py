@@ -137,6 +137,9 @@ def announce(training: Training, step: int, peak_name: str | None) -> None:
     )
     if (float8 := training.model.float8) is not None:
         logger.log(logging.WARNING if float8.is_fallback else logging.INFO, "%s", float8.text)
+    if training.model.pools is not None:
+        for note in training.model.pools.notes():
+            logger.info("%s", note)
     if layout.activation_offload and ranks.device.type == "cpu":
         logger.warning("layout.activation_offload saves nothing on a CPU: activations are copied within its own memory")
     if peak_name is not None:

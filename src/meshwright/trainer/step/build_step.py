@@ -46,13 +46,10 @@ def _build(job: Job, ranks: Ranks, chosen: Sequence[int] | None = None) -> Calla
     meshes, pipeline, _ = build_pipeline(job, ranks, chosen)
     if job.data.mask_documents:
         state_document_length(pipeline.stages, job.data.document_tokens)
-    step = TrainStep(
-        job,
-        pipeline.stages,
-        meshes,
-        build_optimizer(pipeline.stages, job.optimizer, meshes.layout.optimizer_backend),
-        pipeline,
-    )
+    assert pipeline.stages.pools is not None
+    backend, pool = meshes.layout.optimizer_backend, pipeline.stages.pools.optimizer_state
+    optimizer = build_optimizer(pipeline.stages, job.optimizer, backend, pool)
+    step = TrainStep(job, pipeline.stages, meshes, optimizer, pipeline)
     count = job.num_microbatches(meshes.layout) if chosen is None else len(chosen)
     microbatches = constant_microbatches(job, count, meshes.layout.microbatch_size)
     whole = pipeline.schedule

@@ -18,11 +18,13 @@ from meshwright.data.dataset import Dataset, build_dataset
 from meshwright.data.loader import Loader
 from meshwright.data.order import Share, check_resumable
 from meshwright.errors import ConfigError, InfeasibleLayout
+from meshwright.memory.memory_pools import memory_pools
 from meshwright.models.build import build_model
 from meshwright.models.contract import blocks_of, require_shardable
 from meshwright.parallelism.apply import parallelize
 from meshwright.parallelism.data.fully_sharded import TORCH_DTYPES
 from meshwright.parallelism.data.materialize import fill_from
+from meshwright.parallelism.data.place_in_pools import place_in_pools
 from meshwright.parallelism.gradients import share_tied
 from meshwright.parallelism.loss import make_loss
 from meshwright.parallelism.mesh import Meshes, build_meshes
@@ -67,7 +69,9 @@ class Training:
             shuffle=job.data.shuffle,
             pin_memory=ranks.device.type == "cuda",
         )
-        self.optimizer = build_optimizer(model, job.optimizer, layout.optimizer_backend)
+        assert model.pools is not None
+        pool = model.pools.optimizer_state
+        self.optimizer = build_optimizer(model, job.optimizer, layout.optimizer_backend, pool)
         self.step = TrainStep(job, model, meshes, self.optimizer, pipeline)
         self.step.may_ignore_targets = dataset.may_ignore_targets
 
@@ -149,6 +153,7 @@ def build_pipeline(job: Job, ranks: Ranks, microbatches: Sequence[int] | None = 
     if microbatches is not None:
         schedule = schedule.of_microbatches(microbatches)
     model = parallelize(whole, meshes, job.precision, schedule, seq_len=job.train.seq_len, seed=job.train.seed)
+    place_in_pools(model, memory_pools(job.memory, ranks.device))
     fill_from_hf(model, job.model, described)
     share_tied(model, meshes)
     compute_dtype, loss = TORCH_DTYPES[job.precision.compute], make_loss(whole, meshes, model.last)

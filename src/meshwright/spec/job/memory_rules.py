@@ -1,0 +1,63 @@
+"""What the keys of [memory] do not go with, checked before any process starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from meshwright.spec.job.memory_section import MemorySection
+from meshwright.spec.job.sections import OptimizerSection
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.problem import Problem
+
+if TYPE_CHECKING:
+    from meshwright.spec.job.job import Job
+
+_STATE, _COMMUNICATION = "memory.optimizer_state", "memory.communication"
+
+
+def memory_problems(job: Job, layout: Layout) -> list[Problem]:
+    """Return why the pools of `job` cannot be used with `layout` and its optimizer."""
+    return [*_state_problems(job.memory, job.optimizer), *memory_layout_problems(job.memory, layout)]
+
+
+def memory_layout_problems(memory: MemorySection, layout: Layout) -> list[Problem]:
+    """Return why the pools of `memory` cannot be used with `layout`, whatever the optimizer is."""
+    return [*_offload_problems(memory, layout), *_communication_problems(memory, layout)]
+
+
+def _offload_problems(memory: MemorySection, layout: Layout) -> Iterator[Problem]:
+    if not layout.cpu_offload:
+        return
+    for name in ("embedding", "optimizer_state"):
+        if getattr(memory, name) == "uvm":
+            yield Problem(
+                f'memory.{name} = "uvm" has nothing to move with layout.cpu_offload = true, which keeps parameters and '
+                "optimizer state in the host's memory",
+                [{f"memory.{name}": "device"}, {"layout.cpu_offload": False}],
+            )
+
+
+def _state_problems(memory: MemorySection, optimizer: OptimizerSection) -> Iterator[Problem]:
+    if memory.optimizer_state != "uvm":
+        return
+    if optimizer.state_dtype == "int8":
+        yield Problem(
+            f'{_STATE} = "uvm" is not built for optimizer.state_dtype = "int8", whose states are torchao\'s tensors',
+            [{_STATE: "device"}, {"optimizer.state_dtype": "bfloat16"}, {"optimizer.state_dtype": "float32"}],
+        )
+    if optimizer.in_backward:
+        yield Problem(
+            f'{_STATE} = "uvm" would make each reduction of gradients wait for the link to the host, over which '
+            "optimizer.in_backward = true reads and writes states",
+            [{_STATE: "device"}, {"optimizer.in_backward": False}],
+        )
+
+
+def _communication_problems(memory: MemorySection, layout: Layout) -> Iterator[Problem]:
+    if memory.communication != "device" and layout.compile == "model":
+        yield Problem(
+            f'{_COMMUNICATION} = "{memory.communication}" is an allocator of FSDP2\'s buffers, and layout.compile = '
+            '"model" communicates in its own graph without FSDP2',
+            [{_COMMUNICATION: "device"}, {"layout.compile": True}],
+        )
