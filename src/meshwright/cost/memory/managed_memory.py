@@ -51,7 +51,17 @@ class ManagedMemory:
             if position.kind == FIRST:
                 self._embedding = self._embedding + position.count * parallel.shard(position.row)
         self._embedding = self._embedding * configs.has(lambda setup: setup.pools_embedding)
-        self._gathers = np.where(configs.layouts.is_resharded, configs.num_microbatches, 1.0)
+        layouts = configs.layouts
+        # Our runtime frees nothing that one rank holds whole.
+        reads = np.where(layouts.is_resharded & (layouts.fsdp > 1), configs.num_microbatches, 1.0)
+        reads_s = reads * self._embedding * _PARAMETER_BYTES / PCIE_BYTES_PER_S
+        is_piped, is_shared = layouts.pp > 1, layouts.fsdp > 1
+        self.gather_s = np.where(is_shared & ~is_piped, reads_s, 0.0)
+        """Seconds of reading the embedding to be gathered, in each step."""
+        self.cast_s = np.where(is_shared | is_piped, 0.0, reads_s)
+        """The same where one rank has the whole embedding, which it copies in the compute format."""
+        self.start_s = np.where(is_piped, reads_s, 0.0)
+        """The same in a pipeline, which gathers before its first microbatch."""
         pools_state = configs.has(lambda setup: setup.pools_optimizer_state)
         self._updated = parallel.updated * pools_state
         self._state_bytes = configs.each(_state_bytes)
@@ -65,11 +75,6 @@ class ManagedMemory:
         # The other optimizers read and write states before and after their kernels.
         kernel_s = np.where(update.is_plain, optimizer_s * _KERNEL_SHARE, 0.0)
         return optimizer_s + np.maximum(link_s - kernel_s, 0.0)
-
-    @property
-    def gather_s(self) -> Floats:
-        """Return the seconds of reading the embedding to be gathered, in each step."""
-        return self._gathers * self._embedding * _PARAMETER_BYTES / PCIE_BYTES_PER_S
 
 
 def _state_bytes(setup: TrainingSetup) -> float:

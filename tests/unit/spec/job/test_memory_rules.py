@@ -1,0 +1,42 @@
+"""Memory pools that a layout or an optimizer cannot use are refused by name, and what is suggested is valid."""
+
+from typing import Any
+
+import pytest
+
+from meshwright.spec.job.job import Job
+from meshwright.spec.job.validity import layout_problems, with_fix
+from meshwright.spec.layout.layout_text import parse_layout
+
+JOB = Job.from_dict({"model": {"source": "llama-1m"}, "train": {"seq_len": 64, "global_batch_size": 16}})
+IN_BACKWARD = {"in_backward": True, "max_grad_norm": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("memory", "optimizer", "layout", "said"),
+    [
+        ({"embedding": "uvm"}, {}, "dp_shard=2,cpu_offload=true", 'memory.embedding = "uvm" has nothing to move'),
+        ({"optimizer_state": "uvm"}, {}, "cpu_offload=true", 'memory.optimizer_state = "uvm" has nothing to move'),
+        ({"optimizer_state": "uvm"}, {"state_dtype": "int8"}, "dp_shard=2", 'optimizer.state_dtype = "int8"'),
+        ({"optimizer_state": "uvm"}, IN_BACKWARD, "microbatch_size=16", "optimizer.in_backward = true"),
+        ({"communication": "nccl"}, {}, "dp_shard=2,compile=model", 'layout.compile = "model"'),
+    ],
+)
+def test_what_cannot_be_is_refused_and_each_fix_is_valid(
+    memory: dict[str, Any], optimizer: dict[str, Any], layout: str, said: str
+) -> None:
+    job = Job.from_dict({**JOB.to_dict(), "memory": memory, "optimizer": optimizer})
+    found = [one for one in layout_problems(job, parse_layout(layout)) if said in one]
+    assert len(found) == 1
+    assert len(found[0].fixes) >= 2
+    for fix in found[0].fixes:
+        changed = with_fix(job, {key: value for key, value in fix.items() if not key.startswith("layout.")})
+        keys = {key.removeprefix("layout."): value for key, value in fix.items() if key.startswith("layout.")}
+        assert not layout_problems(changed, parse_layout(layout).replace(**keys))
+
+
+@pytest.mark.parametrize("layout", ["dp_shard=4", "tp=2", "pp=2", "dp_shard=2,activation_offload=true", "compile=model"])
+def test_state_in_managed_memory_goes_with_other_layouts(layout: str) -> None:
+    memory = {"embedding": "uvm", "optimizer_state": "uvm"}
+    job = Job.from_dict({**JOB.to_dict(), "memory": memory, "optimizer": {"name": "muon"}})
+    assert not [one for one in layout_problems(job, parse_layout(layout)) if "memory." in one]
