@@ -12,10 +12,12 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from meshwright.app.results.result import Result
+from meshwright.errors import MeshwrightError
 from meshwright.extras import EXTRA_OF_PACKAGE
 from meshwright.hardware import machine
 from meshwright.hardware.catalogue import recognise_device, user_folder
 from meshwright.hardware.machine import nvidia_driver
+from meshwright.memory.capabilities import extended_gpu_memory, managed_memory, nccl_allocator
 from meshwright.spec.machine.allocator_settings import allocator_notes, has_expandable_segments, variable_of
 from meshwright.units import format_bytes, format_count
 
@@ -164,6 +166,7 @@ def _torch_devices(torch: Any) -> Iterator[Finding]:
         yield Finding("torch", "devices", "the processor only")
         return
     yield from _allocator()
+    yield from _pools(torch)
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         found = f"{properties.name}, {format_bytes(properties.total_memory)}"
@@ -185,6 +188,22 @@ def _allocator() -> Iterator[Finding]:
     if not (name is None or has_expandable_segments(os.environ)):
         found = f"{name} has no expandable_segments:True, which would leave more of the device to tensors"
         yield Finding("torch", "device memory", found, "missing", f"unset {name}")
+
+
+def _pools(torch: Any) -> Iterator[Finding]:
+    """Yield which memory pools of [memory] the first device has, each with the reason."""
+    is_rocm = torch.version.hip is not None
+    try:
+        found = (
+            managed_memory(0, is_rocm=is_rocm),
+            nccl_allocator(0, is_rocm=is_rocm, has_nccl=torch.distributed.is_nccl_available()),
+            extended_gpu_memory(0, is_rocm=is_rocm),
+        )
+    except MeshwrightError as error:
+        yield Finding("torch", "memory pools", f"unknown: {error}")
+        return
+    for one in found:
+        yield Finding("torch", "memory pools", f"{one.name}: {'yes' if one.is_available else 'no'}: {one.why}")
 
 
 def _packages() -> Iterator[Finding]:

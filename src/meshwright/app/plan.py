@@ -35,7 +35,7 @@ from meshwright.planner.read_request import (
     set_layout_keys,
     takes_all_devices,
 )
-from meshwright.planner.request import PlanRequest, float8_note
+from meshwright.planner.request import PlanRequest, float8_note, pools_note
 from meshwright.spec.layout.layout import AXES, Layout
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.layout_plan import Plan
@@ -231,7 +231,7 @@ def answer(arguments: PlanArguments, resolved: ResolvedJob, request: PlanRequest
     """Return the plan for arguments whose job and request are known."""
     device = request.cluster.device
     note = precision_note(resolved, device) or float8_note(resolved.job, device)
-    note = "" if arguments.precision else note
+    note = "; ".join(filter(None, ("" if arguments.precision else note, pools_note(resolved.job, device))))
     num_simulated = resolved.job.planner.simulate if arguments.simulate is None else arguments.simulate
     if not num_simulated:
         with elapsed("searching layouts"):

@@ -6,7 +6,7 @@ The planner has one setup and many layouts, a backtest a setup for every run.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ class TrainingSetup:
     stack: Stack
     attention_backend: AttentionBackend = "auto"
     """layout.attention_backend, of our own trainer."""
-    memory: MemorySection = MemorySection()
+    memory: MemorySection = field(default_factory=MemorySection)
     """Which memory named uses take, of our own trainer."""
 
     @property

@@ -5,7 +5,7 @@ in it. What is moved lasts as long as the run, so that nothing is reused.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -82,7 +82,7 @@ class ManagedPool:
             mark(made)
             return made
         span = self._span(num_bytes)
-        made = cast(Tensor, torch.as_tensor(span, device=self._device)).view(tensor.dtype).view(shape)
+        made = torch.as_tensor(span, device=self._device).view(tensor.dtype).view(shape)
         mark(made)
         return made
 

@@ -11,6 +11,9 @@ from meshwright.memory.managed_pool import ManagedPool
 from meshwright.spec.job.memory_section import CommunicationPool, MemorySection
 from meshwright.units import format_bytes
 
+_DEVICE = "device"
+"""The value of each key that leaves its use to the caching allocator."""
+
 
 @dataclass(frozen=True)
 class MemoryPools:
@@ -25,15 +28,16 @@ class MemoryPools:
     def notes(self) -> Iterator[str]:
         """Yield one sentence for each key that is set, for the log."""
         for key, value in self.section.to_dict().items():
-            if value == "device":
+            asked = f'memory.{key} = "{value}"'
+            if value == _DEVICE:
                 continue
             if self.device.type == "cpu":
-                yield f'memory.{key} = "{value}" has no effect on a CPU, which has one memory'
+                yield f"{asked} has no effect on a CPU, which has one memory"
             elif key == "communication":
-                yield f'memory.{key} = "{value}": {_communication(value, self.device).why}'
+                yield f"{asked}: {_communication(self.section, self.device).why}"
             else:
-                pool = getattr(self, key)
-                yield f'memory.{key} = "{value}": {format_bytes(pool.num_bytes)} of managed memory of the host'
+                pool: ManagedPool = getattr(self, key)
+                yield f"{asked}: {format_bytes(pool.num_bytes)} in managed memory of the host"
 
 
 def memory_pools(section: MemorySection, device: torch.device) -> MemoryPools:
@@ -41,26 +45,35 @@ def memory_pools(section: MemorySection, device: torch.device) -> MemoryPools:
     if device.type == "cpu":
         return MemoryPools(section, device)
     is_real = device.type == "cuda"
-    if is_real and section.uses_managed_memory:
-        key = next(key for key in ("embedding", "optimizer_state") if getattr(section, key) == "uvm")
-        _require(f'memory.{key} = "uvm"', managed_memory(device), f'memory.{key} to "device"')
-    if is_real and section.communication == "nccl":
-        _require('memory.communication = "nccl"', nccl_allocator(device), 'memory.communication to "device"')
+    for key in ("embedding", "optimizer_state") if is_real else ():
+        if getattr(section, key) == "uvm":
+            _require(section, key, managed_memory(device.index or 0, is_rocm=_is_rocm()))
+    if is_real and section.communication != _DEVICE:
+        _require(section, "communication", _communication(section, device))
     return MemoryPools(
         section,
         device,
         embedding=ManagedPool(device) if section.embedding == "uvm" else None,
         optimizer_state=ManagedPool(device) if section.optimizer_state == "uvm" else None,
+        # What allocates them changes no trace.
         communication=section.communication if is_real else "device",
     )
 
 
-def _communication(pool: str, device: torch.device) -> Capability:
-    if pool == "nccl":
-        return nccl_allocator(device)
-    return Capability("symmetric memory", True, "FSDP2 takes its buffers from NCCL's symmetric memory")
+def _communication(section: MemorySection, device: torch.device) -> Capability:
+    found = nccl_allocator(device.index or 0, is_rocm=_is_rocm(), has_nccl=torch.distributed.is_nccl_available())
+    if section.communication == "symmetric" and found.is_available:
+        return Capability("symmetric memory", True, "FSDP2 takes its buffers from NCCL's symmetric memory")
+    return found
 
 
-def _require(asked: str, capability: Capability, remedy: str) -> None:
+def _is_rocm() -> bool:
+    return torch.version.hip is not None
+
+
+def _require(section: MemorySection, key: str, capability: Capability) -> None:
     if not capability.is_available:
-        raise UnsupportedError(f"{asked}: {capability.name} is not available: {capability.why}: set {remedy}")
+        raise UnsupportedError(
+            f'memory.{key} = "{getattr(section, key)}": {capability.name} is not available: {capability.why}: '
+            f'set memory.{key} to "{_DEVICE}"'
+        )

@@ -110,6 +110,16 @@ def float8_note(job: Job, device: Device) -> str:
     return f'precision.float8 = "{precision.float8}": {device.name} {runs}; priced in {precision.compute}'
 
 
+def pools_note(job: Job, device: Device) -> str:
+    """Return what a price leaves out of the memory pools that `job` names; "" where that is nothing."""
+    if device.is_host or job.memory.communication == "device":
+        return ""
+    return (
+        f'memory.communication = "{job.memory.communication}" is not priced: whether the fabric has NVLink SHARP, and '
+        "what registered buffers gain on it, is in no catalogue entry"
+    )
+
+
 def rate_problem(device: Device, precision: Precision, *, is_option: bool = False) -> str | None:
     """Return why a step in `precision` cannot be priced on the device, None where it can.
 

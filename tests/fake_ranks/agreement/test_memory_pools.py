@@ -80,7 +80,8 @@ def test_both_take_the_same_bytes_off_the_device(tmp_path: Path) -> None:
     sizes = "model.options.vocab_size=8192 model.options.dim=512 model.options.num_heads=8 model.options.num_kv_heads=8"
     small = f"{FSDP} {sizes} model.options.head_dim=64 model.options.ffn_dim=1536"
     (moved, traced), (plain, other) = (
-        _both(tmp_path, 8, f"{small} memory.embedding={pool} memory.optimizer_state={pool}") for pool in ("uvm", "device")
+        _both(tmp_path, 8, f"{small} memory.embedding={pool} memory.optimizer_state={pool}")
+        for pool in ("uvm", "device")
     )
     saved = plain.memory.allocated_bytes - moved.memory.allocated_bytes
     assert _allocated(other) - _allocated(traced) == pytest.approx(saved, rel=0.01)

@@ -87,7 +87,10 @@ def test_shards_with_padding(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("num_ranks", "cases"),
     [
-        (1, [("microbatch_size=2", TIED, {}), ("microbatch_size=2", TIED, {"name": "muon", "state_dtype": "bfloat16"})]),
+        (
+            1,
+            [("microbatch_size=2", TIED, {}), ("microbatch_size=2", TIED, {"name": "muon", "state_dtype": "bfloat16"})],
+        ),
         (2, [("tp=2", EVEN, {"name": "muon"}), ("pp=2", TIED, {}), ("dp_shard=2", TIED, {"state_dtype": "bfloat16"})]),
         (2, [("dp_shard=2,compile=model,compile_backend=aot_eager,gradient_sync=microbatch", UNEVEN, {})]),
         (4, [("tp=2,dp_shard=2", EVEN, {}), ("dp_replicate=2,dp_shard=2", UNEVEN, {}), ("pp=2,dp_shard=2", TIED, {})]),

@@ -29,7 +29,6 @@ def test_a_cpu_has_no_pools_and_one_sentence_for_each_key() -> None:
 @pytest.mark.parametrize("key", ["embedding", "optimizer_state"])
 def test_a_device_without_concurrent_access_is_refused_by_name(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capabilities, "device_attribute", lambda *_: 0)
-    monkeypatch.setattr(torch.version, "hip", None)
     with pytest.raises(UnsupportedError, match=f"memory.{key} .*no concurrent managed access.*set memory.{key}"):
         memory_pools(MemorySection.from_dict({key: "uvm"}), CUDA)
 
@@ -42,7 +41,7 @@ def test_a_build_without_nccl_is_refused_by_name(monkeypatch: pytest.MonkeyPatch
 
 def test_a_machine_without_a_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("meshwright.memory.cuda_driver.LIBRARY", "libno-such-driver.so.1")
-    with pytest.raises(UnsupportedError, match="no-such-driver.*install the driver, or leave"):
+    with pytest.raises(UnsupportedError, match=r"no-such-driver.*install the driver, or leave"):
         memory_pools(MemorySection(embedding="uvm"), CUDA)
 
 

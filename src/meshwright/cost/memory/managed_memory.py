@@ -1,4 +1,4 @@
-"""Seconds of the link to the host, over which kernels read and write managed memory that stays there (memory.* = "uvm").
+"""Seconds of the link to the host, over which kernels use managed memory that stays there (memory.* = "uvm").
 
     kernel      max(its seconds on the device, bytes read / PCIe, bytes written / PCIe): kernels read and write it as
                 they run, both directions of the link at once

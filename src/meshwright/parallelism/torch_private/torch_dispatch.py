@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils._pytree import tree_leaves
 
+from meshwright.memory.managed_tensors import is_managed
 from meshwright.spec.trace.trace import Signature, TensorShape
 
 _MATMULS = ("mm", "addmm", "addmm_", "bmm", "baddbmm", "_grouped_mm")
@@ -55,9 +56,11 @@ def storage_identity(tensor: Tensor) -> int:
 
 
 def storage_bytes(tensors: Iterable[Tensor], device_type: str | None = None) -> int:
-    """Return the bytes of the storages of `tensors` on this rank, each counted once, those of one device if given."""
+    """Return the bytes of the storages of `tensors` on this rank, each counted once, those of one device if given:
+    without managed memory, which is the host's.
+    """
     parts = [part for tensor in tensors for part in plain_tensors(tensor)]
-    own = [part for part in parts if device_type in (None, part.device.type)]
+    own = [part for part in parts if device_type is None or (device_type == part.device.type and not is_managed(part))]
     return sum({storage_identity(part): part.untyped_storage().nbytes() for part in own}.values())
 
 

@@ -116,13 +116,12 @@ def unsharded_bytes(root: FSDPModule) -> int:
     return storage_bytes(tensor for tensor in tensors if tensor is not None)
 
 
-def move_shard(
-    root: FSDPModule, parameter: nn.Parameter, empty_like: Callable[[Tensor, torch.Size], Tensor]
-) -> None:
+def move_shard(root: FSDPModule, parameter: nn.Parameter, empty_like: Callable[[Tensor, torch.Size], Tensor]) -> None:
     """Move this rank's shard of a parameter under `root` into memory that `empty_like` returns, padding included.
 
     FSDP2 pads a shard that is smaller than the first rank's, in memory of its own choice unless it finds it padded.
     """
+    assert isinstance(root, nn.Module)
     units = (unit._get_fsdp_state() for unit in root.modules() if isinstance(unit, FSDPModule))
     all_params = (one for state in units for group in _groups_of(state) for one in group.fsdp_params)
     found: Any = next(one for one in all_params if one.sharded_param is parameter)

@@ -11,7 +11,7 @@ CommunicationPool = Literal["device", "nccl", "symmetric"]
 
 
 class MemorySection(Frozen):
-    """Which memory named uses take; changes time and memory, never the result. A CPU has one memory: no effect there."""
+    """Which memory named uses take: changes time and memory, never the result. No effect on a CPU."""
 
     embedding: StatePool = "device"
     """Where embeddings' parameters are: the device, or managed memory in the host's (uvm), read over the link."""

@@ -1,11 +1,12 @@
-"""Settings of torch's caching allocator: what the trainer sets, and what an environment says.
+"""Settings of torch's caching allocator: what the trainer sets, what an environment says, and what each does.
 
 With fixed segments, torch's default, a block that was freed seldom serves one of another size: replayed steps of a
 Llama of 8 blocks reserve 1.21 to 1.64 times what they allocate, with expandable ones 1.12 to 1.36 times. Builds for
 which expandable segments are unsupported ignore the setting, with a warning.
 """
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import NamedTuple
 
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Where torch looks for settings; the first that is set counts (c10/cuda/CUDAAllocatorConfig.h, PyTorch 2.13)."""
@@ -29,23 +30,70 @@ def variable_of(environment: Mapping[str, str]) -> str | None:
     return next((name for name in VARIABLES if name in environment), None)
 
 
-def allocator_notes(environment: Mapping[str, str]) -> list[str]:
-    """Return what each setting that training on CUDA would have does about fragmentation, one sentence each."""
-    if variable_of(environment) is None:
-        return [f"{_OURS}, which train sets: {_GROWING}"]
-    notes = [f"{name}:{value}: {_EFFECTS[name]}" for name, value in _settings(environment).items() if name in _EFFECTS]
-    if has_expandable_segments(environment):
-        return [f"{_OURS}: {_GROWING}", *notes]
-    return [f"fixed segments: {_FIXED}", *notes]
+class AllocatorSetting(NamedTuple):
+    """A setting as `meshwright doctor` explains it."""
+
+    name: str
+    """Of torch."""
+    value: str
+    """What torch has when `meshwright train` runs here, and who set it, as the end of a sentence."""
+    effect: str
+    advice: str
 
 
-_GROWING = "freed memory serves tensors of any size; replayed steps reserve 1.12 to 1.36 times what tensors take"
-_FIXED = "a freed block seldom serves another size; replayed steps reserve 1.21 to 1.64 times what tensors take"
-_EFFECTS = {
-    "max_split_size_mb": "larger blocks are not split, so that they stay whole for tensors as large",
-    "garbage_collection_threshold": "beyond this share of the device, unused blocks are freed early",
-    "roundup_power2_divisions": "sizes are rounded up, so that more blocks fit again, each with some waste",
+def allocator_settings(environment: Mapping[str, str]) -> list[AllocatorSetting]:
+    """Return the settings that bear on fragmentation, those that are not set included."""
+    variable, given = variable_of(environment), _settings(environment)
+    by_user = f"by {variable}" if variable else ""
+    grows = has_expandable_segments(environment)
+    if variable is None:
+        value = "is True, set by `meshwright train`"
+    elif "expandable_segments" in given:
+        value = f"is {given['expandable_segments']}, set {by_user}"
+    else:
+        value = f"is False, torch's default ({variable} is set without it, and then train adds nothing)"
+    found = [AllocatorSetting("expandable_segments", value, _GROWING if grows or not variable else _FIXED, _SHARING)]
+    for name, (effect, advice) in _OTHERS.items():
+        value = f"is {given[name]}, set {by_user}" if name in given else "is not set"
+        found.append(AllocatorSetting(name, value, effect, advice))
+    return found
+
+
+def allocator_notes(environment: Mapping[str, str]) -> Iterator[str]:
+    """Yield what a reader has to know first, then each setting: its value, what it does and when to change it."""
+    yield (
+        "torch reserves memory from the driver in segments and serves tensors from them. Reserved memory that fits no "
+        "tensor is fragmentation: `out of memory` with much `reserved but unallocated` means it"
+    )
+    for one in allocator_settings(environment):
+        yield f"{one.name} {one.value}: {one.effect}. {one.advice}"
+    yield f'to change one: export PYTORCH_ALLOC_CONF="{_OURS},NAME:VALUE" before `meshwright train`'
+
+
+_GROWING = (
+    "a segment grows by pages, so that freed memory serves tensors of any size; replayed steps reserve 1.12 to 1.36 "
+    "times what tensors take"
+)
+_FIXED = (
+    "segments have fixed sizes, so that a freed block seldom serves another size; replayed steps reserve 1.21 to 1.64 "
+    "times what tensors take"
+)
+_SHARING = "Set it to False only where other processes open CUDA tensors of these, or a library fails with it"
+_OTHERS = {
+    "max_split_size_mb": (
+        "larger blocks are not split, so that they stay whole for tensors as large",
+        "Set it only with fixed segments, if a step runs out of memory with much of it in inactive split blocks",
+    ),
+    "garbage_collection_threshold": (
+        "beyond this share of the device, unused blocks are freed early",
+        "Set it (0.8) only with fixed segments, if steps stall while torch frees all unused blocks at once",
+    ),
+    "roundup_power2_divisions": (
+        "sizes are rounded up to parts of a power of two, so that more blocks fit again, each with some waste",
+        "Set it if the sizes of tensors change from step to step, as with documents of many lengths",
+    ),
 }
+"""Source: PyTorch 2.13, docs/source/notes/cuda.rst, "Optimizing memory usage with PYTORCH_ALLOC_CONF"."""
 
 
 def _settings(environment: Mapping[str, str]) -> dict[str, str]:

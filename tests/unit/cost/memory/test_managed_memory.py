@@ -49,7 +49,9 @@ def test_states_leave_the_device_and_cross_the_link_in_each_direction() -> None:
     assert after.parameters_bytes == pytest.approx(before.parameters_bytes)
     parameters = before.optimizer_state_bytes / 8
     on_device = plain.optimizer_s * 28 / 36
-    assert moved.optimizer_s - plain.optimizer_s == pytest.approx(8 * parameters / PCIE_BYTES_PER_S - on_device, rel=1e-2)
+    assert moved.optimizer_s - plain.optimizer_s == pytest.approx(
+        8 * parameters / PCIE_BYTES_PER_S - on_device, rel=1e-2
+    )
     assert moved.total_s - plain.total_s == pytest.approx(moved.optimizer_s - plain.optimizer_s)
 
 
@@ -111,7 +113,8 @@ def test_a_host_and_other_software_have_no_pools() -> None:
     assert of.pools_embedding
     assert of.pools_optimizer_state
     other = replace(of, stack=of.stack.replace(eager_mixtures=False))
-    assert not (other.pools_embedding or other.pools_optimizer_state)
+    assert not other.pools_embedding
+    assert not other.pools_optimizer_state
 
 
 @pytest.mark.long

@@ -35,7 +35,9 @@ def test_what_cannot_be_is_refused_and_each_fix_is_valid(
         assert not layout_problems(changed, parse_layout(layout).replace(**keys))
 
 
-@pytest.mark.parametrize("layout", ["dp_shard=4", "tp=2", "pp=2", "dp_shard=2,activation_offload=true", "compile=model"])
+@pytest.mark.parametrize(
+    "layout", ["dp_shard=4", "tp=2", "pp=2", "dp_shard=2,activation_offload=true", "compile=model"]
+)
 def test_state_in_managed_memory_goes_with_other_layouts(layout: str) -> None:
     memory = {"embedding": "uvm", "optimizer_state": "uvm"}
     job = Job.from_dict({**JOB.to_dict(), "memory": memory, "optimizer": {"name": "muon"}})

@@ -2,7 +2,12 @@
 
 import pytest
 
-from meshwright.spec.machine.allocator_settings import allocator_notes, has_expandable_segments, set_allocator
+from meshwright.spec.machine.allocator_settings import (
+    allocator_notes,
+    allocator_settings,
+    has_expandable_segments,
+    set_allocator,
+)
 
 
 def test_the_trainer_lets_segments_grow() -> None:
@@ -29,11 +34,25 @@ def test_what_a_user_sets_stays(name: str, text: str, grows: bool) -> None:
     assert has_expandable_segments(environment) == grows
 
 
-def test_each_setting_that_bears_on_fragmentation_is_explained() -> None:
-    (ours,) = allocator_notes({})
-    assert ours.startswith("expandable_segments:True, which train sets: ")
-    fixed, split = allocator_notes({"PYTORCH_ALLOC_CONF": "max_split_size_mb:128,backend:native"})
-    assert fixed.startswith("fixed segments: a freed block seldom serves another size")
-    assert split.startswith("max_split_size_mb:128: larger blocks are not split")
-    (grows,) = allocator_notes({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
-    assert grows.startswith("expandable_segments:True: ")
+def test_each_setting_is_explained_with_its_value_and_who_set_it() -> None:
+    ours = {one.name: one.value for one in allocator_settings({})}
+    assert ours["expandable_segments"] == "is True, set by `meshwright train`"
+    assert {value for name, value in ours.items() if name != "expandable_segments"} == {"is not set"}
+    given = {
+        one.name: one for one in allocator_settings({"PYTORCH_ALLOC_CONF": "max_split_size_mb:128,backend:native"})
+    }
+    assert given["max_split_size_mb"].value == "is 128, set by PYTORCH_ALLOC_CONF"
+    assert given["expandable_segments"].value.startswith(
+        "is False, torch's default (PYTORCH_ALLOC_CONF is set without it"
+    )
+    assert "1.21 to 1.64" in given["expandable_segments"].effect
+    (grows, *_) = allocator_settings({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
+    assert grows.value == "is True, set by PYTORCH_CUDA_ALLOC_CONF"
+
+
+def test_a_stranger_reads_what_fragmentation_is_what_is_set_and_when_to_change_it() -> None:
+    first, *each, last = allocator_notes({})
+    assert "`reserved but unallocated`" in first
+    assert all(". Set it" in note for note in each)
+    assert len(each) == 4
+    assert "export PYTORCH_ALLOC_CONF" in last
