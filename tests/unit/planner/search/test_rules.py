@@ -17,6 +17,8 @@ from meshwright.spec.job.attention_rules import (
     attention_model_problems,
     device_problem,
 )
+from meshwright.spec.job.memory_rules import memory_layout_problems
+from meshwright.spec.job.memory_section import MemorySection
 from meshwright.spec.job.optimizer_rules import block_problems, update_problems
 from meshwright.spec.job.sections import OptimizerSection
 from meshwright.spec.job.validity import split_problems
@@ -31,6 +33,14 @@ OPTIMIZERS = (
     ("muon", "bfloat16", False),
     ("adamw", "int8", False),
     ("adamw", "bfloat16", True),
+)
+
+POOLS: tuple[dict[str, str], ...] = (
+    {},
+    {},
+    {"embedding": "uvm"},
+    {"optimizer_state": "uvm"},
+    {"communication": "nccl"},
 )
 
 
@@ -76,7 +86,8 @@ def cases(draw: st.DrawFn) -> tuple[PlanRequest, Layout]:
     name, dtype, in_backward = draw(st.sampled_from(OPTIMIZERS))
     kept = {"optimizer": name, "optimizer_state_dtype": dtype, "updates_in_backward": in_backward}
     kept |= {"masks_documents": draw(st.booleans()), "precision": draw(st.sampled_from(("bfloat16", "float32")))}
-    question = question.with_setup(workload=question.workload.replace(**kept))
+    memory = draw(st.sampled_from(POOLS))
+    question = question.with_setup(workload=question.workload.replace(**kept), memory=MemorySection.from_dict(memory))
     num_ranks = layout.num_ranks if draw(st.integers(0, 9)) else layout.num_ranks + 8
     return question.with_setup(cluster=question.cluster.model_copy(update={"num_devices": num_ranks})), layout
 
@@ -91,6 +102,7 @@ def problems(layout: Layout, question: PlanRequest) -> list[str]:
         name=workload.optimizer, state_dtype=workload.optimizer_state_dtype, in_backward=workload.updates_in_backward
     )
     found += [*block_problems(optimizer, layout, question.architecture), *attention_layout_problems(layout)]
+    found += memory_layout_problems(question.setup.memory, layout)
     backend, dtype = layout.attention_backend, workload.activation_dtype
     found += [*attention_model_problems(backend, question.architecture, dtype, workload.seq_len)]
     found += ["documents"] if backend == "flash" and workload.masks_documents else []
