@@ -84,8 +84,8 @@ def test_communication_buffers_change_no_bit_in_a_group_of_one(tmp_path: Path, p
     plain, said = _train(tmp_path, "plain")
     assert plain is not None, said
     pooled, said = _train(tmp_path, "pooled", f"memory.communication={pool}")
-    if pooled is None and "has no set_symm_mem_for_comm" in said:
-        pytest.skip("FSDP2 of this torch has no symmetric memory")
+    if pooled is None and ("has no set_symm_mem_for_comm" in said or "has no multicast" in said):
+        pytest.skip(said.strip().splitlines()[-1])
     assert pooled is not None, said
     assert pooled.losses == plain.losses
     assert pooled.parameter_hash == plain.parameter_hash

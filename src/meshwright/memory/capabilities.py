@@ -38,19 +38,33 @@ def managed_memory(index: int, *, is_rocm: bool) -> Capability:
 
 
 def nccl_allocator(index: int, *, is_rocm: bool, has_nccl: bool) -> Capability:
-    """Return whether NCCL allocates communication buffers on device `index` (memory.communication = "nccl")."""
+    """Return whether NCCL allocates communication buffers on device `index` (memory.communication = "nccl").
+
+    Without multicast torch's process group allocates none (ProcessGroupNCCL::supportsTensorAlloc, PyTorch 2.13).
+    """
     name = "NCCL's allocator"
+    if (missing := _without_nccl(name, is_rocm=is_rocm, has_nccl=has_nccl)) is not None:
+        return missing
+    if device_attribute(index, MULTICAST):
+        why = "buffers are registered, and NVLink SHARP (NVLS) uses the device's multicast where a switch has it"
+        return Capability(name, True, why)
+    why = "the device has no multicast, which NVLink SHARP (NVLS) needs and without which torch does not use it"
+    return Capability(name, False, why)
+
+
+def symmetric_memory(*, is_rocm: bool, has_nccl: bool) -> Capability:
+    """Return whether FSDP2 may take buffers from NCCL's symmetric memory (memory.communication = "symmetric")."""
+    name = "symmetric memory"
+    missing = _without_nccl(name, is_rocm=is_rocm, has_nccl=has_nccl)
+    return missing or Capability(name, True, "FSDP2 takes its buffers from NCCL's symmetric memory")
+
+
+def _without_nccl(name: str, *, is_rocm: bool, has_nccl: bool) -> Capability | None:
     if not has_nccl:
         return Capability(name, False, "this build of torch has no NCCL")
-    if is_rocm:
-        return Capability(name, False, "this build of torch has AMD's RCCL, whose allocator was not tried")
-    if device_attribute(index, MULTICAST):
-        why = (
-            "buffers are registered, and the device has multicast, which NVLink SHARP (NVLS) uses where a switch has it"
-        )
-    else:
-        why = "buffers are registered; the device has no multicast, so that NVLink SHARP (NVLS) is not used"
-    return Capability(name, True, why)
+    return (
+        Capability(name, False, "this build of torch has AMD's RCCL, with which it was not tried") if is_rocm else None
+    )
 
 
 def extended_gpu_memory(index: int, *, is_rocm: bool) -> Capability:

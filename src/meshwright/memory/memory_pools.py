@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from meshwright.errors import UnsupportedError
-from meshwright.memory.capabilities import Capability, managed_memory, nccl_allocator
+from meshwright.memory.capabilities import Capability, managed_memory, nccl_allocator, symmetric_memory
 from meshwright.memory.managed_pool import ManagedPool
 from meshwright.spec.job.memory_section import CommunicationPool, MemorySection
 from meshwright.units import format_bytes
@@ -61,10 +61,10 @@ def memory_pools(section: MemorySection, device: torch.device) -> MemoryPools:
 
 
 def _communication(section: MemorySection, device: torch.device) -> Capability:
-    found = nccl_allocator(device.index or 0, is_rocm=_is_rocm(), has_nccl=torch.distributed.is_nccl_available())
-    if section.communication == "symmetric" and found.is_available:
-        return Capability("symmetric memory", True, "FSDP2 takes its buffers from NCCL's symmetric memory")
-    return found
+    is_rocm, has_nccl = _is_rocm(), torch.distributed.is_nccl_available()
+    if section.communication == "symmetric":
+        return symmetric_memory(is_rocm=is_rocm, has_nccl=has_nccl)
+    return nccl_allocator(device.index or 0, is_rocm=is_rocm, has_nccl=has_nccl)
 
 
 def _is_rocm() -> bool:

@@ -90,3 +90,11 @@ def test_tensors_share_blocks_and_start_at_multiples_of_512(monkeypatch: pytest.
     assert [block.num_bytes for block in blocks] == [32 << 20, 36 << 20, 32 << 20]
     assert [span["data"][0] - (1 << 20) for span in spans] == [0, 512, 0, 0]
     assert pool.num_bytes == 4 * sum(sizes)
+
+
+def test_a_device_without_multicast_takes_no_buffers_from_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(capabilities, "device_attribute", lambda *_: 0)
+    with pytest.raises(UnsupportedError, match="NCCL's allocator is not available: the device has no multicast"):
+        memory_pools(MemorySection(communication="nccl"), CUDA)
+    assert memory_pools(MemorySection(communication="symmetric"), CUDA).communication == "symmetric"

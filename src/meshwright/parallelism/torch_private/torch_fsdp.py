@@ -141,7 +141,7 @@ def use_communication_pool(unit: FSDPModule, pool: CommunicationPool) -> None:
     elif not hasattr(unit, "set_symm_mem_for_comm"):
         raise UnsupportedError(
             f'memory.communication = "symmetric": FSDP2 of torch {torch.__version__} has no set_symm_mem_for_comm '
-            '(2.13 has): install a newer torch, or set memory.communication to "nccl"'
+            '(torch 2.13 has): install a newer torch, or set memory.communication to "nccl"'
         )
     else:
         unit.set_symm_mem_for_comm()

@@ -17,7 +17,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from meshwright.memory.managed_tensors import is_managed
+from meshwright.memory.managed_tensors import is_managed, managed_bytes
 from meshwright.parallelism.torch_private.torch_dispatch import is_float8, only_views, signature_of, wraps_tensors
 from meshwright.spec.trace.trace import HOST_AXIS, NONE, OpPlace, RecordKind, Signature
 from meshwright.tracer.numbers.operator_results import computed, is_of_the_host
@@ -181,6 +181,9 @@ class RecordingMode(TorchDispatchMode):
 
     def kernel(self, signature: Signature, inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> None:
         """Record a kernel that a compiler fused of several operators."""
+        inputs, outputs = list(inputs), list(outputs)
+        if (read := managed_bytes(inputs)) or managed_bytes(outputs):
+            signature = signature.replace(managed_read_bytes=read, managed_written_bytes=managed_bytes(outputs))
         self.recorder.record(RecordKind.OP, signature=self.recorder.signatures.position(signature))
         self._use((one, False) for one in inputs)
         self._use((one, True) for one in outputs)

@@ -153,7 +153,7 @@ def build_pipeline(job: Job, ranks: Ranks, microbatches: Sequence[int] | None = 
     if microbatches is not None:
         schedule = schedule.of_microbatches(microbatches)
     model = parallelize(whole, meshes, job.precision, schedule, seq_len=job.train.seq_len, seed=job.train.seed)
-    place_in_pools(model, memory_pools(job.memory, ranks.device))
+    place_in_pools(model, memory_pools(job.memory, ranks.device), meshes)
     fill_from_hf(model, job.model, described)
     share_tied(model, meshes)
     compute_dtype, loss = TORCH_DTYPES[job.precision.compute], make_loss(whole, meshes, model.last)
