@@ -140,3 +140,24 @@ def test_the_report_has_no_line_that_ends_in_blanks() -> None:
 def test_importing_the_verb_imports_no_torch() -> None:
     code = "import sys, meshwright.app.doctor; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_settings_of_torch_s_allocator_are_explained_on_any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    found = findings(doctor("--json"))
+    assert found["expandable_segments"]["found"].startswith("True, set by `meshwright train`: a segment grows")
+    assert {"fragmentation", "max_split_size_mb", "garbage_collection_threshold", "to change one"} <= set(found)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:128")
+    changed = findings(doctor("--json"))
+    assert changed["expandable_segments"]["found"].startswith("False, torch's default")
+    assert changed["advice"]["remedy"] == "unset PYTORCH_ALLOC_CONF"
+
+
+def test_a_gpu_says_which_memory_pools_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_torch(monkeypatch, "NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr("meshwright.memory.capabilities.device_attribute", lambda _, attribute: int(attribute == 89))
+    text = doctor().stdout.replace("\n", " ")
+    assert "managed memory: yes: " in text
+    assert "NCCL's allocator: no: the device has no multicast" in " ".join(text.split())
+    assert "extended memory: no: " in text

@@ -73,9 +73,10 @@ class Checkup(Result):
     def _page(self) -> Iterator[RenderableType]:
         for group in dict.fromkeys(finding.group for finding in self.findings):
             yield Text(group, "bold")
+            width = max(15, *(len(finding.what) + 2 for finding in self.findings if finding.group == group))
             for finding in self.findings:
                 if finding.group == group:
-                    yield Text(f"  {finding.what:<15}{finding.found}", _STYLES[finding.state])
+                    yield Text(f"  {finding.what:<{width}}{finding.found}", _STYLES[finding.state])
         remedies = {finding.remedy: finding.state for finding in self.findings if finding.remedy is not None}
         if remedies:
             yield Text("to get what is missing", "bold")
@@ -90,7 +91,7 @@ class Checkup(Result):
 
 def doctor() -> Checkup:
     """Return what this machine has, what is missing and how to get it."""
-    return Checkup((*_machine(), *_torch(), *_packages()))
+    return Checkup((*_machine(), *_torch(), *_device_memory(), *_packages()))
 
 
 def _missing_if(is_missing: bool, finding: Finding, remedy: str) -> Finding:
@@ -165,7 +166,6 @@ def _torch_devices(torch: Any) -> Iterator[Finding]:
     if not torch.cuda.is_available():
         yield Finding("torch", "devices", "the processor only")
         return
-    yield from _allocator()
     yield from _pools(torch)
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
@@ -180,14 +180,14 @@ def _torch_devices(torch: Any) -> Iterator[Finding]:
             yield Finding("torch", f"cuda:{index}", f"{found}: {device.name}, {rate}")
 
 
-def _allocator() -> Iterator[Finding]:
-    """Yield what torch's settings of device memory do; fixed segments where the environment asks for them."""
-    notes, name = allocator_notes(os.environ), variable_of(os.environ)
-    for note in notes:
-        yield Finding("torch", "device memory", note)
+def _device_memory() -> Iterator[Finding]:
+    """Yield what torch's settings of CUDA memory are and do, also where there is no CUDA device."""
+    group, name = "memory of CUDA devices", variable_of(os.environ)
+    for label, text in allocator_notes(os.environ):
+        yield Finding(group, label, text)
     if not (name is None or has_expandable_segments(os.environ)):
         found = f"{name} has no expandable_segments:True, which would leave more of the device to tensors"
-        yield Finding("torch", "device memory", found, "missing", f"unset {name}")
+        yield Finding(group, "advice", found, "missing", f"unset {name}")
 
 
 def _pools(torch: Any) -> Iterator[Finding]:

@@ -55,7 +55,8 @@ class ManagedMemory:
         # Our runtime frees nothing that one rank holds whole.
         reads = np.where(layouts.is_resharded & (layouts.fsdp > 1), configs.num_microbatches, 1.0)
         reads_s = reads * self._embedding * _PARAMETER_BYTES / PCIE_BYTES_PER_S
-        is_piped, is_shared = layouts.pp > 1, layouts.fsdp > 1
+        # In one graph the stream that computes reads it.
+        is_piped, is_shared = layouts.pp > 1, (layouts.fsdp > 1) & ~layouts.compiles_model
         self.gather_s = np.where(is_shared & ~is_piped, reads_s, 0.0)
         """Seconds of reading the embedding to be gathered, in each step."""
         self.cast_s = np.where(is_shared | is_piped, 0.0, reads_s)

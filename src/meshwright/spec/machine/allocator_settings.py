@@ -36,7 +36,7 @@ class AllocatorSetting(NamedTuple):
     name: str
     """Of torch."""
     value: str
-    """What torch has when `meshwright train` runs here, and who set it, as the end of a sentence."""
+    """What torch has when `meshwright train` runs here, and who set it."""
     effect: str
     advice: str
 
@@ -47,27 +47,30 @@ def allocator_settings(environment: Mapping[str, str]) -> list[AllocatorSetting]
     by_user = f"by {variable}" if variable else ""
     grows = has_expandable_segments(environment)
     if variable is None:
-        value = "is True, set by `meshwright train`"
+        value = "True, set by `meshwright train`"
     elif "expandable_segments" in given:
-        value = f"is {given['expandable_segments']}, set {by_user}"
+        value = f"{given['expandable_segments']}, set {by_user}"
     else:
-        value = f"is False, torch's default ({variable} is set without it, and then train adds nothing)"
+        value = f"False, torch's default ({variable} is set without it, and then train adds nothing)"
     found = [AllocatorSetting("expandable_segments", value, _GROWING if grows or not variable else _FIXED, _SHARING)]
     for name, (effect, advice) in _OTHERS.items():
-        value = f"is {given[name]}, set {by_user}" if name in given else "is not set"
+        value = f"{given[name]}, set {by_user}" if name in given else "not set"
         found.append(AllocatorSetting(name, value, effect, advice))
     return found
 
 
-def allocator_notes(environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield what a reader has to know first, then each setting: its value, what it does and when to change it."""
+def allocator_notes(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield (label, text): what a reader has to know first, then of each setting its value, what it does and when to
+    change it, and how.
+    """
     yield (
+        "fragmentation",
         "torch reserves memory from the driver in segments and serves tensors from them. Reserved memory that fits no "
-        "tensor is fragmentation: `out of memory` with much `reserved but unallocated` means it"
+        "tensor is fragmentation: `out of memory` with much `reserved but unallocated` means it",
     )
     for one in allocator_settings(environment):
-        yield f"{one.name} {one.value}: {one.effect}. {one.advice}"
-    yield f'to change one: export PYTORCH_ALLOC_CONF="{_OURS},NAME:VALUE" before `meshwright train`'
+        yield one.name, f"{one.value}: {one.effect}. {one.advice}"
+    yield "to change one", f"before `meshwright train` set PYTORCH_ALLOC_CONF to pairs NAME:VALUE, {_OURS} among them"
 
 
 _GROWING = (

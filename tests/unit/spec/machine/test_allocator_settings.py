@@ -36,23 +36,23 @@ def test_what_a_user_sets_stays(name: str, text: str, grows: bool) -> None:
 
 def test_each_setting_is_explained_with_its_value_and_who_set_it() -> None:
     ours = {one.name: one.value for one in allocator_settings({})}
-    assert ours["expandable_segments"] == "is True, set by `meshwright train`"
-    assert {value for name, value in ours.items() if name != "expandable_segments"} == {"is not set"}
+    assert ours["expandable_segments"] == "True, set by `meshwright train`"
+    assert {value for name, value in ours.items() if name != "expandable_segments"} == {"not set"}
     given = {
         one.name: one for one in allocator_settings({"PYTORCH_ALLOC_CONF": "max_split_size_mb:128,backend:native"})
     }
-    assert given["max_split_size_mb"].value == "is 128, set by PYTORCH_ALLOC_CONF"
-    assert given["expandable_segments"].value.startswith(
-        "is False, torch's default (PYTORCH_ALLOC_CONF is set without it"
-    )
+    assert given["max_split_size_mb"].value == "128, set by PYTORCH_ALLOC_CONF"
+    assert given["expandable_segments"].value.startswith("False, torch's default (PYTORCH_ALLOC_CONF is set without it")
     assert "1.21 to 1.64" in given["expandable_segments"].effect
     (grows, *_) = allocator_settings({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
-    assert grows.value == "is True, set by PYTORCH_CUDA_ALLOC_CONF"
+    assert grows.value == "True, set by PYTORCH_CUDA_ALLOC_CONF"
 
 
 def test_a_stranger_reads_what_fragmentation_is_what_is_set_and_when_to_change_it() -> None:
-    first, *each, last = allocator_notes({})
-    assert "`reserved but unallocated`" in first
-    assert all(". Set it" in note for note in each)
-    assert len(each) == 4
-    assert "export PYTORCH_ALLOC_CONF" in last
+    (first, meaning), *each, (last, command) = allocator_notes({})
+    assert first == "fragmentation"
+    assert "`reserved but unallocated`" in meaning
+    assert [name for name, _ in each] == [one.name for one in allocator_settings({})]
+    assert all(". Set it" in text for _, text in each)
+    assert last == "to change one"
+    assert "set PYTORCH_ALLOC_CONF" in command
