@@ -74,7 +74,7 @@ def test_formulas_and_simulation_agree(tmp_path: Path, overrides: str) -> None:
     assert _allocated(timeline) == pytest.approx(estimate.memory.allocated_bytes, rel=0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_both_take_the_same_bytes_off_the_device(tmp_path: Path) -> None:
     sizes = "model.options.vocab_size=8192 model.options.dim=512 model.options.num_heads=8 model.options.num_kv_heads=8"

@@ -62,8 +62,7 @@ def _job(folder: Path, layout: str, model: dict[str, Any], optimizer: dict[str, 
 
 
 def _require_equal_bits(num_ranks: int, jobs: list[dict[str, Any]]) -> None:
-    both = zip(run_ranks(_moved, num_ranks, jobs), run_ranks(_kept, num_ranks, jobs), strict=True)
-    for moved, kept in both:
+    for moved, kept in run_ranks(_both, num_ranks, jobs):
         for job, (mine, num_bytes), (plain, none) in zip(jobs, moved, kept, strict=True):
             assert mine.is_equal(plain), job
             assert none == 0
@@ -71,12 +70,8 @@ def _require_equal_bits(num_ranks: int, jobs: list[dict[str, Any]]) -> None:
             assert num_bytes > 0 or not has_embedding, job
 
 
-def _moved(jobs: list[dict[str, Any]]) -> list[tuple[Record, int]]:
-    return _records(jobs, moves=True)
-
-
-def _kept(jobs: list[dict[str, Any]]) -> list[tuple[Record, int]]:
-    return _records(jobs, moves=False)
+def _both(jobs: list[dict[str, Any]]) -> tuple[list[tuple[Record, int]], list[tuple[Record, int]]]:
+    return _records(jobs, moves=True), _records(jobs, moves=False)
 
 
 def test_shards_with_padding(tmp_path: Path) -> None:
