@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright.pages.console import page_console, print_page
+from meshwright.pages.tables.waterfall import bar
 from meshwright.pages.tables.waterfall_lines import change_words, short_lines, waterfall_page
 from meshwright.spec.step.estimate import StepDecomposition
 from meshwright.spec.step.step_waterfall import BestChange, Waterfall
@@ -13,6 +14,7 @@ MEASURED = StepDecomposition(
     model_flops_at_peak_s=0.2, gemm_inefficiency_s=0.3, dp_communication_s=0.2, cpu_bound_s=0.1, stragglers_s=0.2
 )
 PREDICTED = StepDecomposition(model_flops_at_peak_s=0.2, gemm_inefficiency_s=0.2, dp_communication_s=0.3)
+BLOCKS = "█▏▎▍▌▋▊▉"
 CHANGE = BestChange(change="layout.microbatch_size=4", step_s=0.5, saved_s=0.2, error_s=0.1)
 
 
@@ -39,7 +41,7 @@ def page_of(waterfall: Waterfall, capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_each_cause_has_a_line_and_the_profiler_has_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     text = page_of(found(), capsys)
-    lines = [" ".join(line.replace("█", "").replace("▏", "").split()) for line in text.splitlines()]
+    lines = [" ".join(line.translate(dict.fromkeys(map(ord, BLOCKS))).split()) for line in text.splitlines()]
     assert "GEMM inefficiency 200 ms 300 ms +100 ms" in lines
     assert "stragglers - 200 ms +200 ms" in lines
     assert "step, profiled 700 ms 1 s +300 ms" in lines
@@ -67,10 +69,13 @@ def test_without_a_profile_the_page_says_so_and_draws_the_prediction(capsys: pyt
 def test_a_change_within_the_error_of_the_formulas_is_no_advice() -> None:
     small = CHANGE.replace(saved_s=0.05)
     [words] = change_words(found(changes=(small,)))
-    assert words.startswith("No change of one key saves more than the error of the formulas (±100 ms)")
+    assert words == "No change of one key is predicted to save more than the error of the prediction (±100 ms)."
     [words] = change_words(found(changes=()))
     assert "No change of one layout key" in words
     assert not list(change_words(found(predicted=None, changes=())))
+    numerics = small.replace(changes_numerics=True, change="precision.float8=rowwise")
+    [words] = change_words(found(changes=(small, numerics)))
+    assert "float8" not in words
 
 
 def test_a_change_of_numerics_is_a_sentence_of_its_own() -> None:
@@ -98,3 +103,29 @@ def test_a_machine_that_is_not_calibrated_gets_no_advice_in_its_log(capsys: pyte
     words = " ".join(page_of(example, capsys).split())
     assert "This machine is not calibrated" in words
     assert "Kernels were faster than the peak" in words
+    assert "4.0 times the floor of the example machine" in words
+    assert "No change of a key is advised" in words
+    assert CHANGE.change not in words
+
+
+def test_a_longer_time_has_no_shorter_bar() -> None:
+    for start_s in (0.0, 0.04, 0.36, 0.5):
+        lengths = [len(bar(start_s, start_s + 0.01 * n, 1.0, 14).split("[/]")[1]) for n in range(1, 45)]
+        assert lengths == sorted(lengths)
+        assert all(len(bar(start_s, start_s + 0.01 * n, 1.0, 14)) <= 14 + len("[dim][/]") for n in range(1, 50))
+
+
+def test_only_the_column_that_is_drawn_has_bars(capsys: pytest.CaptureFixture[str]) -> None:
+    timers = found(source="timers", measured=StepDecomposition(compute_s=0.7, data_loading_s=0.1), step=None)
+    lines = page_of(timers, capsys).splitlines()
+    [unknown] = [line for line in lines if "not distinguished" in line]
+    assert not set(BLOCKS) & set(unknown)
+    assert "as predicted" in lines[0]
+
+
+def test_other_communication_is_explained_where_there_is_some(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "Other communication:" not in page_of(found(), capsys)
+    measured = MEASURED.model_copy(update={"other_communication_s": 0.1})
+    words = " ".join(page_of(found(measured=measured, num_ranks=1), capsys).split())
+    assert "Other communication: copies between the memories of host and device" in words
+    assert "which one rank calls too" in words

@@ -8,8 +8,8 @@ from meshwright.pages.figures.run_figures import MEDIAN, curve_figure, measured_
 from meshwright.pages.html.html_page import cards, paragraph, plot, section, table, write_page
 from meshwright.pages.tables.page_table import percent
 from meshwright.pages.tables.run_table import difference_words
-from meshwright.pages.tables.waterfall import MFU_MEANS, NO_PEAK
-from meshwright.pages.tables.waterfall_lines import change_words, floor_words, source_words
+from meshwright.pages.tables.waterfall import MFU_MEANS, NO_PEAK, NO_PEAK_OF_EXAMPLE
+from meshwright.pages.tables.waterfall_lines import change_words, floor_words, other_words, source_words
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.run import HOW_TO_PROFILE, Manifest
 from meshwright.spec.run.run_report import RunReport
@@ -81,13 +81,14 @@ def _curves(report: RunReport) -> Iterator[str]:
 
 def _waterfall(report: RunReport) -> str:
     found = report.waterfall
-    words = [source_words(found, HOW_TO_PROFILE), *floor_words(found), *change_words(found)]
+    words = [source_words(found, HOW_TO_PROFILE), *floor_words(found), *other_words(found), *change_words(found)]
     if report.predicted is None and found.source == "timers":
         return "".join(map(paragraph, words))
     note = ""
     if report.predicted is not None:
         words += [difference_words(report)] if report.example is None else []
-        note = f"{NO_PEAK if report.predicted.estimate.mfu is None else MFU_MEANS}."
+        no_peak = NO_PEAK if report.example is None else NO_PEAK_OF_EXAMPLE
+        note = f"{no_peak if report.predicted.estimate.mfu is None else MFU_MEANS}."
     drawn = plot(measured_waterfall_figure(found)) + "".join(map(paragraph, words))
     return section("Step, from the time at peak FLOP/s up", note, drawn)
 

@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from meshwright.pages.tables.page_table import PageTable, percent, signed, signed_percent
-from meshwright.pages.tables.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK
+from meshwright.pages.tables.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK, NO_PEAK_OF_EXAMPLE
 from meshwright.pages.tables.waterfall_lines import waterfall_page
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.run_report import RunComparison, RunReport, RunSummary
@@ -29,7 +29,7 @@ def run_page(report: RunReport, how_to_profile: str) -> Iterator[RenderableType]
         yield difference_words(report)
     yield ""
     if estimate.mfu is None:
-        yield NO_PEAK
+        yield NO_PEAK if report.example is None else NO_PEAK_OF_EXAMPLE
         return
     # The floor is the same work at the peak, so that a measured MFU is the predicted one on another step.
     measured = f"{percent(estimate.mfu * total_s / measured_s)} measured"

@@ -9,6 +9,11 @@ HFU_MEANS = "HFU: model FLOPs and recomputed FLOPs over the dense peak"
 NO_PEAK = (
     "MFU and HFU are unknown because this device's peak FLOP/s is unknown; the first row uses its best measured rate"
 )
+NO_PEAK_OF_EXAMPLE = (
+    "MFU and HFU are unknown because this device's peak FLOP/s is unknown; the first row uses the best rate that was "
+    "measured on the example machine"
+)
+_EIGHTHS = " ▏▎▍▌▋▊▉"
 _WIDTH = 22
 _LEAST_SHARE = 0.0005
 
@@ -28,6 +33,12 @@ def waterfall(estimate: Estimate) -> PageTable:
 
 
 def bar(start_s: float, end_s: float, total_s: float, width: int) -> str:
-    """Return a bar from `start_s` to `end_s` of `width` columns that are the whole step."""
-    start, end = (min(round(at_s / total_s * width), width) for at_s in (start_s, end_s))
-    return f"[dim]{' ' * min(start, width - 1)}[/]{'█' * (end - start) or '▏'}"
+    """Return a bar from `start_s` to `end_s` of `width` columns that are the whole step.
+
+    Its length, in eighths of a column, is that of its seconds alone, wherever it starts: a longer time is never drawn
+    shorter.
+    """
+    eighths = min(max(round(8 * width * (end_s - start_s) / total_s), 1), 8 * width)
+    drawn = "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+    start = min(int(start_s / total_s * width), width - len(drawn))
+    return f"[dim]{' ' * start}[/]{drawn}"

@@ -19,7 +19,7 @@ def waterfall_page(found: Waterfall, how_to_profile: str) -> Iterator[Renderable
     """Yield the table, what it is a table of, what is left unexplained, and the largest potential speedup."""
     yield waterfall_table(found)
     yield ""
-    yield " ".join([source_words(found, how_to_profile), *floor_words(found)])
+    yield " ".join([source_words(found, how_to_profile), *floor_words(found), *other_words(found)])
     yield from change_words(found)
 
 
@@ -27,15 +27,16 @@ def waterfall_table(found: Waterfall) -> PageTable:
     """Return a row for each cause, with its seconds in each column, and a bar from where the last one ended."""
     columns = found.columns
     compares = PREDICTED in columns and found.source == "profile"
-    headers = [*(f"{who}#" for who in columns), *(["difference#"] if compares else []), ""]
+    drawn = MEASURED if found.source == "profile" or PREDICTED not in columns else PREDICTED
+    headers = [*(f"{who}#" for who in columns), *(["difference#"] if compares else []), f"as {drawn}"]
     table = PageTable("where the step goes", *headers)
     table.columns[-1].no_wrap, table.columns[-1].overflow = True, "crop"
-    drawn = MEASURED if found.source == "profile" or PREDICTED not in columns else PREDICTED
     rows = found.rows
     ends_s = list(accumulate((row.by_column_s[drawn] or 0.0 for row in rows), initial=0.0))
     for row, start_s, end_s in zip(rows, ends_s, ends_s[1:], strict=False):
         cells = ["-" if value is None else format_duration(value) for value in row.by_column_s.values()]
-        drawing = bar(start_s, end_s, columns[drawn].total_s, _BAR_WIDTH)
+        # What the drawn column does not distinguish has no length in it.
+        drawing = bar(start_s, end_s, columns[drawn].total_s, _BAR_WIDTH) if row.by_column_s[drawn] else ""
         table.add_row(row.words, *cells, *([_difference(row)] if compares else []), drawing)
     totals = [format_duration(one.total_s) for one in columns.values()]
     name = "step" if found.source == "timers" else "step, profiled"
@@ -70,7 +71,8 @@ def floor_words(found: Waterfall) -> Iterator[str]:
     columns = found.columns
     floor_s = max(one.model_flops_at_peak_s for one in columns.values())
     if floor_s:
-        yield f"The step takes {found.measured_s / floor_s:.1f} times its floor."
+        whose = "its floor" if found.rates_of is None else "the floor of the example machine"
+        yield f"The step takes {found.measured_s / floor_s:.1f} times {whose}."
     if found.is_floor_lowered:
         yield "Kernels were faster than the peak of this machine's catalogue entry: run `meshwright calibrate`."
     if found.rates_of is not None:
@@ -84,24 +86,42 @@ def floor_words(found: Waterfall) -> Iterator[str]:
         yield f"No prediction: {found.unpriced}."
 
 
+def other_words(found: Waterfall) -> Iterator[str]:
+    """Yield what other communication is, where a row of the table has some."""
+    if any(row.name == "other_communication_s" for row in found.rows):
+        alone = ", which one rank calls too" if found.num_ranks == 1 else ""
+        yield (
+            "Other communication: copies between the memories of host and device (batches, the loss), and sums of the "
+            f"loss and of the gradient norm over all ranks{alone}."
+        )
+
+
 def change_words(found: Waterfall) -> Iterator[str]:
-    """Yield the largest potential speedup of one job key, in one sentence; one more for a change of numerics."""
+    """Yield the largest potential speedup of one job key, in one sentence; one more for a change of numerics.
+
+    A change that saves less than the error of the prediction is not named, and none for a machine without own rates.
+    """
     if found.predicted is None:
+        return
+    if found.rates_of is not None:
+        yield (
+            "No change of a key is advised: what it would save on this machine is unknown until `meshwright calibrate` "
+            "has measured it."
+        )
         return
     kept = next((one for one in found.changes if not one.changes_numerics), None)
     if kept is None:
         yield "No change of one layout key that is valid and fits is predicted to be faster."
     elif kept.is_significant:
-        yield f"Largest potential speedup of one key: {_saving(kept)}, more than the error of the formulas."
+        yield f"Largest potential speedup of one key: {_saving(kept)}, more than the error of the prediction."
     else:
         yield (
-            f"No change of one key saves more than the error of the formulas (±{format_duration(kept.error_s)}): the "
-            f"best, {_saving(kept)}."
+            "No change of one key is predicted to save more than the error of the prediction "
+            f"(±{format_duration(kept.error_s)})."
         )
     for one in found.changes:
-        if one.changes_numerics:
-            beyond = "" if one.is_significant else ", less than the error of the formulas"
-            yield f"With other numerics: {_saving(one)}{beyond}."
+        if one.changes_numerics and one.is_significant:
+            yield f"With other numerics: {_saving(one)}."
 
 
 def short_lines(found: Waterfall, how_to_profile: str) -> Iterator[str]:

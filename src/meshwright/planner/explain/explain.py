@@ -93,7 +93,7 @@ def _misfit(candidate: Candidate, nearby: Priced, pick: Candidate, request: Plan
 
 def neighbours(layout: Layout, request: PlanRequest, menu: Menu) -> LayoutTable:
     """Return the valid layouts that differ from `layout` in one key; a degree takes its ranks from data parallelism."""
-    table = concatenate([*_other_degrees(layout, request, menu), *_other_choices(layout, menu)])
+    table = concatenate([*_other_degrees(layout, request, menu), *_other_choices(layout, request, menu)])
     return table.take(is_valid(table, request) & ~is_needless(table, request, menu))
 
 
@@ -110,14 +110,16 @@ def _other_degrees(layout: Layout, request: PlanRequest, menu: Menu) -> Iterator
         yield table.take(keeps | (axis != "dp_replicate"))
 
 
-def _other_choices(layout: Layout, menu: Menu) -> Iterator[LayoutTable]:
+def _other_choices(layout: Layout, request: PlanRequest, menu: Menu) -> Iterator[LayoutTable]:
     own = layout_table([layout])
     options: list[Mapping[str, Any]] = [
         {key: getattr(menu, key)}
         for key in ("microbatch_size", "cp_method", "is_resharded", "reduces_each_microbatch", "async_tp", "compile")
     ]
     options += [pipeline_options(menu.pipelines)] if layout.pp > 1 else []
-    options += [{key: (False, True)} for key in ("cpu_offload", "activation_offload")]
+    # A CPU computes in the host's memory: there is nothing to move.
+    offloads = (False, True) if request.cluster.device.is_accelerator else (False,)
+    options += [{key: offloads} for key in ("cpu_offload", "activation_offload")]
     kinds = [(kind, every) for kind in menu.activation_checkpoint for every in menu.activation_checkpoint_every]
     kinds = [(kind, every) for kind, every in kinds if kind != "none" or every == 1]
     options.append(

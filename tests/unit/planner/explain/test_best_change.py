@@ -6,7 +6,9 @@ import pytest
 
 from meshwright.planner.candidate import judge
 from meshwright.planner.explain.best_change import best_changes
+from meshwright.planner.explain.explain import neighbours
 from meshwright.planner.explain.predicted_causes import PricedFloor, floor_of, predicted_causes, share_of_rank
+from meshwright.planner.search.menu import menu_of
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.step.estimate import StepDecomposition
 from meshwright.spec.step.step_causes import Floor
@@ -43,6 +45,17 @@ def test_a_lower_precision_is_named_as_one_that_changes_numerics() -> None:
     lower = [one for one in found if one.changes_numerics]
     assert [one.change.partition("=")[0] for one in lower] == ["precision.float8"]
     assert lower[0].saved_s >= max(one.saved_s for one in found)
+
+
+def test_a_cpu_offloads_nothing() -> None:
+    request = ask("llama-1m", 2, seq_len=256, batch=16, cluster="cpu-local")
+    own = Layout(dp_shard=2, activation_checkpoint="none")
+    table = neighbours(own, request, menu_of(request))
+    assert not (table.cpu_offload | table.activation_offload).any()
+    of_gpus = ask(num_devices=8)
+    table = neighbours(Layout(dp_shard=8), of_gpus, menu_of(of_gpus))
+    assert table.cpu_offload.any()
+    assert table.activation_offload.any()
 
 
 @pytest.mark.parametrize("layout", [Layout(dp_shard=16, compile=True), PIPELINED])
