@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+from dataclasses import replace
 
 from meshwright.app.arguments import JobSource, Positive, checked
 from meshwright.app.cuda import local_gpu, with_local_gpu
@@ -17,8 +18,8 @@ from meshwright.config.load import ResolvedJob, raise_problems
 from meshwright.errors import ConfigError, ExitCode
 from meshwright.garbage import kept_garbage
 from meshwright.log import log_level, logger, progress
-from meshwright.spec.job.attention_rules import device_problem
 from meshwright.spec.job.job import Job
+from meshwright.spec.layout.attention_backend import CUDA_BACKENDS
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.run import Run
 from meshwright.spec.step.estimate import Estimate
@@ -182,12 +183,14 @@ def settled(
         found = plan_layout(resolved, ranks, read_manifest(run_folder(resolved)) if resume else None)
         resolved = found.resolve(resolved)
     num_ranks = num_ranks_of(resolved.job, ranks)
-    raise_problems(resolved.path, check_job(resolved, num_ranks, resume=resume, overwrite=overwrite))
+    on_device = _on_device(resolved) if resolved.job.layout.attention_backend in CUDA_BACKENDS else resolved
+    raise_problems(resolved.path, check_job(on_device, num_ranks, resume=resume, overwrite=overwrite))
     # Only now: it imports torch, which takes seconds that a mistake in the job should not.
-    from meshwright.trainer.launch.ranks import choose_device_type, require_devices
+    from meshwright.trainer.launch.ranks import require_devices
 
     require_devices(resolved.job.run, num_ranks)
-    _refuse_backend(resolved, choose_device_type(resolved.job.run))
+    if resolved.job.layout.attention_backend != "auto":
+        raise_problems(resolved.path, layout_problems_of(_on_device(resolved), num_ranks))
     resolved = with_local_gpu(resolved)
     _note_precision(resolved)
     if resolved.leaves_compile_open:
@@ -207,11 +210,13 @@ def settled(
     return resolved, num_ranks, found.estimate
 
 
-def _refuse_backend(resolved: ResolvedJob, device_type: str) -> None:
-    """Raise ConfigError for an attention backend without a kernel on devices of this type."""
-    backend, compute = resolved.job.layout.attention_backend, resolved.job.precision.compute
-    if (problem := device_problem(backend, compute, is_cpu=device_type == "cpu")) is not None:
-        raise_problems(resolved.path, [resolved.located(problem)])
+def _on_device(resolved: ResolvedJob) -> ResolvedJob:
+    """Return the job with run.device = "auto" settled, on which kernels depend; imports torch, which takes seconds."""
+    from meshwright.trainer.launch.ranks import choose_device_type
+
+    job = resolved.job
+    device = choose_device_type(job.run)
+    return replace(resolved, job=job.replace(run=job.run.model_copy(update={"device": device})))
 
 
 def _note_precision(resolved: ResolvedJob) -> None:

@@ -20,6 +20,7 @@ spec/job/validity.py rejects invalid layouts before any process starts.
 import torch
 from torch import nn
 
+from meshwright.errors import UnsupportedError
 from meshwright.models.attention.attention_choice import apply_attention_backend
 from meshwright.models.contract import blocks_of
 from meshwright.parallelism.activation_checkpoint import checkpoint_blocks, compile_blocks
@@ -46,6 +47,11 @@ def parallelize(
     """Return this rank's stages of `model`, parallelized by meshes.layout, with initial weights; consumes `model`."""
     layout = meshes.layout
     require_separable(model, layout.loss_chunks)
+    if layout.activation_offload and not len(blocks_of(model)):
+        raise UnsupportedError(
+            f"layout.activation_offload = true moves what each block saves, but {type(model).__name__} has no blocks: "
+            "make its repeated modules an nn.ModuleList called blocks, or set layout.activation_offload to false"
+        )
     transfers = HostTransfers(torch.device(meshes.device_type)) if layout.activation_offload else None
     stages = split(model, layout, schedule, meshes.rank("pp"))
     stages.float8 = convert_linears(list(stages), meshes, precision)

@@ -53,14 +53,27 @@ class SavedStorage:
         assert self._on_host is not None
         self.on_device.copy_(self._on_host, non_blocking=True)
 
+    def read(self) -> Tensor:
+        """Return it on the device; raises UnsupportedError if it was changed in place since it was saved."""
+        assert self.on_device is not None, "a block's saved tensors are on the device in its backward"
+        if self._version is not None:
+            _require_unchanged(self.on_device, self._version)
+        return self.on_device
+
     def free(self) -> None:
         """Free it on the device; raises UnsupportedError if it was changed in place since it was saved."""
-        if self.on_device is not None and self._version not in (None, self.on_device._version):
-            raise UnsupportedError(
-                "a tensor that a block saved for backward was changed in place before its copy to the host was done: "
-                "write to a new tensor in the model, or set layout.activation_offload = false"
-            )
+        if self.on_device is not None:
+            self.read()
         self.on_device = self._version = None
+
+
+def _require_unchanged(tensor: Tensor, version: int) -> None:
+    """Raise UnsupportedError unless `tensor` is as it was saved: autograd itself does not look behind hooks."""
+    if tensor._version != version:
+        raise UnsupportedError(
+            f"a tensor of shape {tuple(tensor.shape)} that a block saved for backward was changed in place afterwards, "
+            "which its gradients would not know: write to a new tensor in the model"
+        )
 
 
 class BlockActivations:
@@ -111,10 +124,10 @@ class BlockActivations:
     def pack(self, tensor: Tensor) -> Handle | Here:
         """Return what autograd is to keep in place of `tensor`."""
         if self._stays or wraps_tensors(type(tensor)) or tensor.layout is not torch.strided:
-            return Here(self, tensor.detach())
+            return Here(self, tensor.detach(), tensor._version)
         storage = tensor.untyped_storage()
         if storage.nbytes() < SMALLEST_BYTES or storage_identity(tensor) in self._ignored:
-            return Here(self, tensor.detach())
+            return Here(self, tensor.detach(), tensor._version)
         saved = self._saved.setdefault(storage_identity(tensor), SavedStorage(tensor.detach()))
         return Handle(self, saved, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
@@ -145,10 +158,13 @@ class Here(NamedTuple):
 
     saved: BlockActivations
     tensor: Tensor
+    version: int
+    """Of the tensor when it was saved."""
 
     def get(self) -> Tensor:
-        """Return the tensor."""
+        """Return the tensor; raises UnsupportedError if it was changed in place since it was saved."""
         self.saved.reach()
+        _require_unchanged(self.tensor, self.version)
         return self.tensor
 
 
@@ -165,6 +181,4 @@ class Handle(NamedTuple):
     def get(self) -> Tensor:
         """Return the tensor, on the device."""
         self.saved.reach()
-        whole = self.storage.on_device
-        assert whole is not None, "a block's saved tensors are on the device in its backward"
-        return whole.view(self.dtype).as_strided(self.size, self.stride, self.offset)
+        return self.storage.read().view(self.dtype).as_strided(self.size, self.stride, self.offset)

@@ -57,6 +57,13 @@ class AsksToStop(Works):
             time.sleep(1)  # The launcher passes it on.
         return super().forward(tokens)
 
+class ChangesWhatItSaved(Works):
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        squared = x * x
+        x.add_(1)
+        return self.head(squared)
+
 class ReturnsTuple(Works):
     def forward(self, tokens):
         return super().forward(tokens), None
@@ -133,6 +140,13 @@ def test_an_exception_is_shown_once_from_the_jobs_own_code_on(tmp_path: Path, na
     assert last.startswith(f"error: model.source = 'mine:{name}': ")
     assert "came out of the job's own code" in last
     assert str(tmp_path / "mine.py") in last
+
+
+def test_a_saved_tensor_that_is_changed_in_place_is_one_sentence(tmp_path: Path) -> None:
+    code, output = train_forked(tmp_path, model=model("ChangesWhatItSaved"))
+    assert code == ExitCode.DO_NOT_RETRY, output
+    assert "model.source = 'mine:ChangesWhatItSaved': a tensor that its forward saved for backward, [" in output
+    assert "Traceback" not in output
 
 
 def test_an_exception_in_data_of_ones_own_names_its_place(tmp_path: Path) -> None:

@@ -109,6 +109,37 @@ def test_options_and_layouts_are_compared_with_the_definition(
         assert problem.startswith(message.replace("{file}", str(file)))
 
 
+OWN_ATTENTION = """{imports}
+from torch import nn
+
+class Mine(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.{layers} = nn.ModuleList(Attention() for _ in range(2))
+"""
+
+
+@pytest.mark.parametrize(
+    ("imports", "layers", "refused"),
+    [
+        ("import math", "layers", ["layout.activation_offload", "layout.attention_backend"]),
+        ("from meshwright.models.contract import loss_of", "blocks", ["layout.attention_backend"]),
+        ("from my_layers import Attention", "blocks", []),
+        ("from meshwright.models.llama import LlamaBlock as Attention", "blocks", []),
+        (
+            "from meshwright.models.attention.causal_attention import CausalAttention\nAttention = CausalAttention",
+            "blocks",
+            [],
+        ),
+    ],
+)
+def test_blocks_and_attention_that_a_layout_needs(tmp_path: Path, imports: str, layers: str, refused: list[str]) -> None:
+    (tmp_path / "mine.py").write_text(OWN_ATTENTION.format(imports=imports, layers=layers))
+    job = Job.from_dict({"layout": {"attention_backend": "flex", "activation_offload": True}})
+    found = object_problems("model", ModelSection(source="mine:Mine"), tmp_path, job)
+    assert [problem.partition(" ")[0] for problem in found] == refused
+
+
 @pytest.mark.parametrize(
     ("value", "given"),
     [

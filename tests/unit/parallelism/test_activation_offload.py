@@ -120,5 +120,18 @@ def test_a_saved_tensor_that_is_changed_in_place_is_refused() -> None:
     out = blocks[0](x, shared)
     with torch.no_grad():
         x.mul_(2)
-    with pytest.raises(UnsupportedError, match=r"changed in place .* layout\.activation_offload = false"):
+    with pytest.raises(UnsupportedError, match=r"shape \(8192,\) that a block saved for backward was changed in place"):
         blocks[1](out, shared)
+
+
+@pytest.mark.parametrize(("rows", "has_last"), [(8, False), (ROWS, True)])
+def test_a_tensor_that_stays_and_is_changed_in_place_is_refused(rows: int, has_last: bool) -> None:
+    # Those of few bytes stay on the device, and those of the last block: autograd looks at none of them.
+    blocks = _blocks(1)
+    offload_blocks(blocks, HostTransfers(torch.device("cpu")), has_last=has_last)
+    x = torch.randn(rows, WIDTH)
+    out = blocks[0](x, torch.randn(rows, WIDTH))
+    with torch.no_grad():
+        x.mul_(2)
+    with pytest.raises(UnsupportedError, match="changed in place afterwards"):
+        out.sum().backward()

@@ -1,7 +1,7 @@
 """Everything that would stop a job, found before any process starts; needs no torch."""
 
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +24,7 @@ from meshwright.spec.layout.schedule.schedule import build_schedule
 from meshwright.spec.model.hf.hf_config import hf_obstacles
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.model.weight_shapes import bias_names, weight_shapes
-from meshwright.spec.problem import did_you_mean, distinct
+from meshwright.spec.problem import Problem, did_you_mean, distinct
 from meshwright.spec.run.run import Run
 from meshwright.units import counted
 
@@ -42,12 +42,15 @@ def check_job(
     Sections that are `unknown`, since something in them was refused, are not compared with others.
     """
     job = resolved.job
-    between = _problems_between(job, num_ranks, unknown)
+    between, of_model = _problems_between(job, num_ranks, unknown), _model_problems(resolved)
+    if _BACKEND in _subjects(of_model):
+        # A model that takes no backend has no use for another.
+        between = [problem for problem in between if _BACKEND not in _subjects([problem])]
     # The ranks that a wrong degree asks for are compared with no cluster.
     open_sections = {*unknown, "layout"} if has_wrong_degree(between) else unknown
     problems = [
         *between,
-        *_model_problems(resolved),
+        *of_model,
         *_cluster_problems(job, num_ranks, open_sections),
         *_data_problems(resolved, knows_model="model" not in unknown),
         *remote_problems(job, resume=resume),
@@ -57,6 +60,14 @@ def check_job(
         *run_folder_problems(run_folder(resolved), resume=resume, overwrite=overwrite),
     ]
     return [resolved.located(text) for text in distinct(problems)]
+
+
+_BACKEND = "layout.attention_backend"
+
+
+def _subjects(problems: Sequence[str]) -> set[str]:
+    """Return the keys that `problems` are about."""
+    return {problem.subject.rstrip(":") for problem in problems if isinstance(problem, Problem)}
 
 
 def layout_problems_of(resolved: ResolvedJob, num_ranks: int) -> list[str]:

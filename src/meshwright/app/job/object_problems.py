@@ -12,6 +12,7 @@ from pathlib import Path
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import DataSection, ModelSection
 from meshwright.spec.job.user_object import options_problem
+from meshwright.spec.problem import Problem
 
 _ATTRIBUTES = {"tp": "tensor_parallel", "pp": "first_parts", "cp": "takes_positions"}
 """What a model needs for a parallelism (models/contract.py)."""
@@ -19,6 +20,12 @@ _FORMAT = "hugging_face"
 """The attribute of a model that maps it to Hugging Face folders (models/contract.py)."""
 _OTHER_FORMATS = {"Dict", "List", "Tuple", "Set", "Constant", "NameMap", "Rename", "dict", "list", "tuple"}
 """What may be written there by mistake: literals by their syntax, and calls by the name of what is called."""
+_ATTENTION = "CausalAttention"
+_WITHOUT_ATTENTION = (
+    "torch", "numpy", "meshwright.errors", "meshwright.hf", "meshwright.models.contract", "meshwright.models.initial",
+    "meshwright.models.rope",
+)  # fmt: skip
+"""Packages and modules that a model may import without taking attention of ours from them."""
 
 
 def object_problems(name: str, section: ModelSection | DataSection, folder: Path, job: Job | None = None) -> list[str]:
@@ -93,6 +100,19 @@ def _definition_problems(
                 f"layout.{axis} = {degree}: {name} ({file}) has no attribute {attribute}: add it (see "
                 f"meshwright/models/contract.py), or set layout.{axis} to 1"
             )
+    if job.layout.activation_offload and "blocks" not in words:
+        yield (
+            f"layout.activation_offload = true: {name} ({file}) has no attribute blocks, between which saved tensors "
+            "are moved: make its repeated modules an nn.ModuleList of that name, or set layout.activation_offload to "
+            "false"
+        )
+    backend = job.layout.attention_backend
+    if backend != "auto" and _ATTENTION not in words and not _may_import_attention(tree):
+        yield Problem(
+            f'layout.attention_backend = "{backend}": {name} ({file}) has no {_ATTENTION}, which a backend replaces',
+            [{"layout.attention_backend": "auto"}],
+            after=f", or compute its attention by meshwright.models.attention.causal_attention.{_ATTENTION}",
+        )
     needing = {"model.initial_weights": section.initial_weights}
     if job.checkpoint.export != "none":
         needing["checkpoint.export"] = job.checkpoint.export
@@ -117,6 +137,21 @@ def _format_problems(section: ModelSection, node: ast.ClassDef, file: str) -> It
                 f"model.source = {section.source!r}: {_FORMAT} ({file}:{line.lineno}) is a {given}, but must "
                 "be a meshwright.hf.HuggingFaceFormat: correct it"
             )
+
+
+def _may_import_attention(tree: ast.AST) -> bool:
+    """Return whether a file imports modules that may define attention: all but Python's own and those listed."""
+    modules: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                modules |= {alias.name for alias in names}
+            case ast.ImportFrom(module=str(module), level=0, names=names):
+                modules |= {f"{module}.{alias.name}" for alias in names}
+            case ast.ImportFrom():
+                return True
+    known = (*sys.stdlib_module_names, *_WITHOUT_ATTENTION)
+    return any(not any(f"{module}.".startswith(f"{one}.") for one in known) for module in modules)
 
 
 def _words(tree: ast.AST) -> Iterator[str]:

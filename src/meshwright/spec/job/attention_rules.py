@@ -31,8 +31,14 @@ _WIDEST_CUDNN, _LATENT_WIDTHS, _ALIGNMENT = 128, (192, 128), 8
 
 
 def attention_problems(job: Job, layout: Layout, architecture: LlamaArchitecture | None) -> Iterator[Problem]:
-    """Yield why `layout` cannot compute the attention of `job`; a model of the user's own is known once it is built."""
-    backend = layout.attention_backend
+    """Yield why `layout` cannot compute the attention of `job`; a model of the user's own is known once it is built.
+
+    Of a backend that the job's device lacks nothing else matters.
+    """
+    backend, compute, device = layout.attention_backend, job.precision.compute, job.run.device
+    if device != "auto" and (missing := device_problem(backend, compute, is_cpu=device == "cpu")) is not None:
+        yield missing
+        return
     if backend == "cudnn" and job.run.deterministic:
         yield Problem(
             f'{_KEY} = "cudnn" has no deterministic backward, which run.deterministic = true asks for',
@@ -40,7 +46,7 @@ def attention_problems(job: Job, layout: Layout, architecture: LlamaArchitecture
         )
     if backend == "flash" and job.data.mask_documents:
         yield no_documents()
-    yield from attention_model_problems(backend, architecture, job.precision.compute, job.train.seq_len)
+    yield from attention_model_problems(backend, architecture, compute, job.train.seq_len)
     yield from attention_layout_problems(layout)
 
 
@@ -56,10 +62,9 @@ def attention_model_problems(
     backend: AttentionBackend, architecture: LlamaArchitecture | None, compute: str, seq_len: int
 ) -> Iterator[Problem]:
     """Yield why `backend` does not compute a model's attention in the format `compute`."""
-    obstacle = precision_obstacle(backend, compute)
-    if architecture is not None:
-        obstacle = obstacle or model_obstacle(backend, architecture, seq_len)
-    if obstacle:
+    if obstacle := precision_obstacle(backend, compute):
+        yield Problem(f'{_KEY} = "{backend}" {obstacle}', [{"precision.compute": "bfloat16"}, _AUTO])
+    elif architecture is not None and (obstacle := model_obstacle(backend, architecture, seq_len)):
         yield Problem(f'{_KEY} = "{backend}" {obstacle}', [_AUTO])
 
 

@@ -59,6 +59,13 @@ def layout_problems(job: Job, layout: Layout) -> list[Problem]:
     return with_working_fixes(broken_rules(job, layout), left)
 
 
+def attention_device_problem(job: Job, layout: Layout, *, is_cpu: bool) -> Problem | None:
+    """Return why `layout` cannot compute the attention of `job` on a CPU, or on a CUDA device; None if it can."""
+    on_device = job.replace(run=job.run.replace(device="cpu" if is_cpu else "cuda"))
+    found = layout_problems(on_device, layout)
+    return next((problem for problem in found if problem.subject == "layout.attention_backend"), None)
+
+
 def broken_rules(job: Job, layout: Layout) -> list[Problem]:
     """Return why `layout` cannot run `job`, with all changes that could follow each rule, none of them tried."""
     batch = [*_batch_problems(job, layout)]

@@ -151,11 +151,23 @@ def _explain(error: Exception, job: Job, run: Run, ranks: Ranks) -> MeshwrightEr
     return blame_job_code(job, error)
 
 
+_CHANGED = "modified by an inplace operation"
+"""In the message of torch's autograd (2.11 to 2.13)."""
+
+
 def blame_job_code(job: Job, error: Exception) -> MeshwrightError | None:
     """Return the one line that says where the job's own code raised `error`, having shown its traceback on stderr.
 
-    None where the error did not pass through the modules that model.source and data.source name.
+    None where the error did not pass through the modules that model.source and data.source name, and is not one of
+    autograd about tensors that a model changed.
     """
+    if is_object_source(job.model.source) and _CHANGED in str(error):
+        tensor = str(error).partition(_CHANGED)[2].split(":", 2)[1].partition(", which is")[0].strip()
+        return MeshwrightError(
+            f"model.source = {job.model.source!r}: a tensor that its forward saved for backward, {tensor}, was changed "
+            "in place afterwards, so that no gradient can be computed: write to a new tensor in the model, then start "
+            "again with --resume"
+        )
     for key, source in (("model.source", job.model.source), ("data.source", job.data.source)):
         start = _first_frame_in(source, error.__traceback__)
         if start is not None:

@@ -30,11 +30,10 @@ from meshwright.parallelism.loss import make_loss
 from meshwright.parallelism.mesh import Meshes, build_meshes
 from meshwright.parallelism.pipeline.pipeline import Pipeline
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters, copies_by_name, persistent_buffers
-from meshwright.spec.job.attention_rules import device_problem
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import ModelSection
 from meshwright.spec.job.user_object import import_object
-from meshwright.spec.job.validity import layout_problems
+from meshwright.spec.job.validity import attention_device_problem, layout_problems
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.schedule.action import read_schedule
 from meshwright.spec.layout.schedule.schedule import build_schedule
@@ -207,7 +206,7 @@ def require_valid(job: Job, layout: Layout) -> None:
 
 def require_attention(job: Job, layout: Layout, device_type: str) -> None:
     """Raise InfeasibleLayout where devices of this type do not run the layout's attention backend."""
-    problem = device_problem(layout.attention_backend, job.precision.compute, is_cpu=device_type == "cpu")
+    problem = attention_device_problem(job, layout, is_cpu=device_type == "cpu")
     if problem is not None:
         raise InfeasibleLayout(problem)
 

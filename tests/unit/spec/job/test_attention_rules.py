@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.spec.job.attention_rules import device_problem
 from meshwright.spec.job.job import Job
-from meshwright.spec.job.validity import layout_problems, with_fix
+from meshwright.spec.job.validity import attention_device_problem, layout_problems, with_fix
 from meshwright.spec.layout.attention_backend import CUDA_BACKENDS
 from meshwright.spec.layout.layout_text import parse_layout
 
@@ -62,6 +62,18 @@ def test_what_cannot_run_is_refused_and_a_fix_runs(sections: dict[str, Any], lay
 def test_other_layouts_are_valid(layout: str) -> None:
     job = job_with(data={"mask_documents": "flash" not in layout})
     assert not [one for one in layout_problems(job, parse_layout(layout)) if "attention_backend" in one]
+
+
+@pytest.mark.parametrize("backend", CUDA_BACKENDS)
+@pytest.mark.parametrize("compute", ["float32", "float64", "bfloat16"])
+def test_a_cpu_is_the_first_reason_and_what_is_suggested_runs_on_it(backend: str, compute: str) -> None:
+    job = job_with(precision={"compute": compute}, run={"device": "cpu", "deterministic": True})
+    wanted = parse_layout(f"attention_backend={backend},activation_checkpoint=selective")
+    [found] = [one for one in layout_problems(job, wanted) if "attention_backend" in one]
+    assert found == attention_device_problem(job_with(precision={"compute": compute}), wanted, is_cpu=True)
+    assert f'attention_backend = "{backend}" has no kernel on a CPU' in found
+    # FlexAttention saves nothing for selective recomputation.
+    assert found.fixes == ({"layout.attention_backend": "auto"},)
 
 
 def test_what_a_device_lacks() -> None:
