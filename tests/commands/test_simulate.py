@@ -57,6 +57,19 @@ def test_the_parts_sum_to_the_step_and_stand_beside_the_formulas(folder: Path) -
     assert found.misfits == ()
 
 
+def test_a_named_model_is_simulated_in_the_layout_that_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    named = ["--model", "llama-1m", "--cluster", "h100-ib400:2", "--seq-len", "256", "--global-batch-size", "4"]
+    with pytest.raises(SystemExit) as ending:
+        run(["simulate", *named, "layout.tp=2", "--json"])
+    assert ending.value.code == ExitCode.DONE
+    found = SimulationReport.from_json(capsys.readouterr().out)
+    assert found.layout is not None
+    assert (found.layout.tp, found.layout.num_ranks) == (2, 2)
+    assert "--model" in refusal(capsys, TINY, *named)
+    assert "belong to --model" in refusal(capsys, "layout.tp=2", "--seq-len", "256")
+    assert "--model needs --cluster" in refusal(capsys, "--model", "llama-1m", "--global-batch-size", "4")
+
+
 def test_a_schedule_of_a_file_is_simulated_without_formulas(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     schedule = tmp_path / "mine.csv"
     schedule.write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n", encoding="utf-8")

@@ -20,6 +20,10 @@ from meshwright.spec.trace.traces import Traces
 def simulate(
     job: JobSource | None = None,
     *overrides: str,
+    model: str | None = None,
+    seq_len: Positive | None = None,
+    global_batch_tokens: int | str | None = None,
+    global_batch_size: Positive | None = None,
     cluster: str | None = None,
     build: str | None = None,
     ranks: Positive | None = None,
@@ -32,12 +36,18 @@ def simulate(
 ) -> Simulation:
     """Return what the step of `job` would do on `cluster` ("NAME:COUNT"; None for the job's).
 
+    In place of a job, `model` names a preset or a config.json, with a sequence length and a batch as for `plan`, which
+    chooses its layout and keeps overrides such as "layout.tp=8".
     `build` names a program in place of a job, "FILE.py:FUNCTION", and `ranks` how many it has; `every_rank` traces all
     of them. `routing` is how tokens are spread over experts, `jitter` the spread of each operation's time drawn with
     `seed`, `slow_rank` ranks that compute slower ("3:1.5"). Raises ConfigError before anything is traced for what
     cannot be simulated.
     """
     given: dict[str, Any] = {
+        "model": model,
+        "seq_len": seq_len,
+        "global_batch_tokens": global_batch_tokens,
+        "global_batch_size": global_batch_size,
         "cluster": cluster,
         "build": build,
         "ranks": ranks,
@@ -48,6 +58,8 @@ def simulate(
         "seed": seed,
         "no_cache": not use_cache,
     }
+    if isinstance(job, str) and "=" in job:
+        overrides, job = (job, *overrides), None
     if isinstance(job, ResolvedJob):
         overrides = (*job.overrides, *overrides)
         job = job.path

@@ -14,8 +14,11 @@ from meshwright.errors import ConfigError
 from meshwright.hardware.catalogue import with_example_rates
 from meshwright.hardware.choice import choose_cluster
 from meshwright.log import progress
+from meshwright.planner.plan import make_plan
 from meshwright.planner.read_request import Options, cluster_of, layout_on, plan_request, set_layout_keys
 from meshwright.simulator.engine.conditions import Conditions
+from meshwright.spec.layout.layout import LayoutRequest
+from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.layout.schedule.action import is_csv
 from meshwright.spec.machine.allocator_settings import has_expandable_segments, set_allocator
 from meshwright.spec.machine.cluster import Cluster
@@ -84,7 +87,8 @@ def trace_of_job(words: tuple[str, ...], given: dict[str, Any], conditions: Cond
 
     files, overrides = _split(words)
     _require_job(files, given)
-    resolved = load_job(files[0], overrides)
+    name = files[0] if files else given["model"]
+    resolved = load_job(name, overrides) if files else _named_model(given, overrides)
     require_ranks(conditions, _named_cluster(resolved, given["cluster"]).num_devices)
     resolved = _settled(resolved, given["cluster"])
     cluster, request = _asked(resolved, given["cluster"])
@@ -92,7 +96,7 @@ def trace_of_job(words: tuple[str, ...], given: dict[str, Any], conditions: Cond
         layout_on(cluster, resolved.job, Options(given["cluster"]))
         raise_problems(resolved.path, layout_problems_of(resolved, cluster.num_devices))
     layout = layout_of(resolved.job, cluster.num_devices)
-    subject = Subject(files[0], resolved.job.model.source, cluster, layout, resolved.job.workload, request, overrides)
+    subject = Subject(name, resolved.job.model.source, cluster, layout, resolved.job.workload, request, overrides)
     progress.info("tracing %s", " ".join(words))
     traces = trace_job(
         TRAINER_STEP,
@@ -110,9 +114,34 @@ def _require_job(files: list[str], given: dict[str, Any]) -> None:
         raise ConfigError("--ranks is for --build; a job's ranks are its cluster's devices: give --cluster NAME:COUNT")
     if given["every_rank"]:
         raise ConfigError("--every-rank is for --build; a job's ranks are traced by class: leave it out")
+    of_model = [f"--{name.replace('_', '-')}" for name in (*_OF_MODEL, "model") if given.get(name) is not None]
+    if files and of_model:
+        raise ConfigError(
+            f"{files[0]!r} names a job file, which says the model and the batch already: leave out "
+            f"{', '.join(of_model)}, or write an override as section.key=value"
+        )
+    if given.get("model") is not None:
+        return
+    if of_model:
+        raise ConfigError(f"{', '.join(of_model)} belong to --model: give it, or name a job file and leave them out")
     if len(files) != 1:
         named = f"{' and '.join(files)} are {len(files)} job files" if files else "no job file is named"
-        raise ConfigError(f"{named}: name one, or give --build and --ranks for a program of your own")
+        raise ConfigError(f"{named}: name one, give --model and --cluster, or --build and --ranks for a program of your own")
+
+
+_OF_MODEL = ("seq_len", "global_batch_tokens", "global_batch_size")
+
+
+def _named_model(given: dict[str, Any], overrides: tuple[str, ...]) -> ResolvedJob:
+    """Return --model with its batch as a job in the layout that the planner chooses, keeping the keys that are set."""
+    from meshwright.app.plan import PlanArguments
+
+    named = {name: given.get(name) for name in _OF_MODEL}
+    arguments = PlanArguments(overrides=overrides, model=given["model"], cluster=given["cluster"], **named)
+    resolved = arguments.resolved()
+    layout = make_plan(arguments.request(resolved)).pick.layout
+    progress.info("layout %s, as planned", layout_text(layout.effective) or "one rank")
+    return replace(resolved, job=resolved.job.replace(layout=LayoutRequest.model_validate(layout.model_dump())))
 
 
 def _settled(resolved: ResolvedJob, text: str | None) -> ResolvedJob:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from meshwright.cli.completion import cluster_names, job_words
+from meshwright.cli.completion import cluster_names, job_words, model_names
 from meshwright.cli.result_command import result_command
 from meshwright.log import progress
 
@@ -20,6 +20,12 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 @result_command
 @click.argument("words", nargs=-1, metavar="[JOB_FILE] [SECTION.KEY=VALUE]...", shell_complete=job_words)
+@click.option(
+    "--model", shell_complete=model_names, help="A preset, or a Hugging Face config.json, in place of a job file."
+)
+@click.option("--seq-len", type=int, help="Of --model, tokens in one sequence; default 8192.")
+@click.option("--global-batch-tokens", help="Of --model, tokens of a step, such as 4M.")
+@click.option("--global-batch-size", type=int, help="Of --model, sequences of a step.")
 @click.option(
     "--cluster",
     shell_complete=cluster_names,
@@ -37,7 +43,8 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--out", type=click.Path(path_type=Path), help="Write everything into this folder.")
 @click.option("--no-cache", is_flag=True, help="Trace again what was traced before.")
 def command(words: tuple[str, ...], **given: Any) -> None:
-    """Run the step of JOB_FILE on fake ranks, without a device, and report what it would do on the cluster.
+    """Run the step of JOB_FILE, or of --model on --cluster, on fake ranks, without a device, and report what it would
+    do on the cluster. Of --model the planner chooses the layout, keeping keys given as layout.tp=8.
 
     Every rank's own program is traced (one rank of each kind), checked for deadlocks, and simulated.
 
