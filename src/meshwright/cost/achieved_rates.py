@@ -101,8 +101,8 @@ def figure_of(device: Device, name: str) -> float:
 
 
 def num_sms(device: Device) -> float:
-    """Return what tiles are spread over: one where matmuls were measured by size, as those of hosts are."""
-    return 1.0 if device.matmul_points else figure_of(device, "num_sms")
+    """Return what tiles are spread over: one on a host, whose matmuls are measured by size."""
+    return 1.0 if device.is_host and device.matmul_points else figure_of(device, "num_sms")
 
 
 def power_share(device: Device) -> float:
@@ -130,7 +130,7 @@ def rates_of(setups: tuple[TrainingSetup, ...], peaks: Peaks, constants: Constan
         matmul=peaks.dense * shares[0] * power,
         matmul16=peaks.dense16 * shares[1] * power,
         matmul32=peaks.dense32 * shares[2] * power,
-        memory=peaks.memory_bytes_per_s * constants["memory_rate"],
+        memory=peaks.memory_bytes_per_s * [memory_share(setup.cluster.device, constants) for setup in setups],
     )
 
 
@@ -146,18 +146,37 @@ def _shares(setup: TrainingSetup, constants: Constants) -> tuple[float, float, f
 def own_matmul_share(device: Device, dtype: str, precision: str, constants: Constants) -> float:
     """Return what `matmul_share` returns, of our own stack, whose times plain_compute multiplies."""
     measured = constants.get(f"matmul_own.{device.architecture}")
-    if measured is None or dtype not in ("bfloat16", "float16"):
+    if measured is None or dtype not in ("bfloat16", "float16") or _best_measured(device, dtype) is not None:
         return matmul_share(device, dtype, precision, constants)
     return measured * constants["plain_compute"]
 
 
+def _best_measured(device: Device, dtype: str) -> float | None:
+    """Return the best rate of an accelerator's matmuls that this machine was calibrated with, FLOP/s."""
+    rates = (point.flops_per_s.value for point in device.matmul_points if point.dtype == dtype)
+    return None if device.is_host else max(rates, default=None)
+
+
 def matmul_share(device: Device, dtype: str, precision: str, constants: Constants) -> float:
-    """Return the share of the dense peak that large matmuls of `dtype` reach; `precision` as in Workload.precision."""
+    """Return the share of the dense peak that large matmuls of `dtype` reach; `precision` as in Workload.precision.
+
+    Of an accelerator that was measured it is its best one, power cap included.
+    """
+    if (best := _best_measured(device, dtype)) is not None:
+        return best / peak_flops_per_s(device, dtype) / power_share(device) ** constants["power_exponent"]
     if dtype == "float8":
         share = share_of_peak("matmul8", device, constants)
         share *= constants["rowwise"] if precision.startswith("float8-rowwise") else 1.0
         return share * (constants["mx"] if precision == "mxfp8" else 1.0)
     return share_of_peak("matmul4" if dtype == "float4" else "matmul", device, constants)
+
+
+def memory_share(device: Device, constants: Constants) -> float:
+    """Return the share of its memory's bandwidth that kernels reach: of an accelerator that was measured, its own."""
+    measured = device.measured_memory_bytes_per_s
+    if measured is None or device.is_host or not device.matmul_points:
+        return constants["memory_rate"]
+    return measured.value / figure_of(device, "memory_bytes_per_s")
 
 
 def share_of_peak(kind: str, device: Device, constants: Constants) -> float:

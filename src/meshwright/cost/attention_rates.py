@@ -34,6 +34,8 @@ from meshwright.spec.machine.device import Device
 AttentionKernel = Literal["published", "cudnn", "flash", "varlen", "flex", "efficient"]
 
 
+CHOSEN_KERNELS: tuple[AttentionKernel, ...] = ("published", "cudnn")
+"""By which torch's own choice goes: what was timed of it is not that of another backend."""
 _KERNELS: dict[AttentionBackend, AttentionKernel] = {
     "cudnn": "cudnn",
     "flash": "flash",

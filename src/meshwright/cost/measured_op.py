@@ -1,9 +1,13 @@
 """MeasuredTimes and HostOps: seconds of kernels and operators as timed on the very machine, in place of formulas.
 
-    matmul      6 m n k / rate(m, n, k), a third of it forward
+    matmul      6 m n k / rate(m, n, k), a third of it forward; on an accelerator each product at the rate of its sizes
     attention   FLOPs / rate(tokens attended to, head width), and 2.5 x the FLOPs backward at a rate of their own
     memory      elements / rate(elements) of every norm, rope, gate, addition and loss, forward and backward
     host        kernels x seconds of a kernel
+
+The last two hold for a host only. What an accelerator was timed at is eager, one kernel an operation: its compiled
+blocks have fewer, and grouped matmuls are one kernel of many small ones. Formulas and simulation price both by bytes
+and by tiles, at the best rate that was measured.
 
 Source: the points in a device's catalogue entry, as `meshwright calibrate` writes them, interpolated by hardware/rates.
 What was not measured is nan, and formulas hold. Ignored: that a kernel finds in the cache what the one before wrote.
@@ -18,7 +22,7 @@ that computes FLOPs is refused. Ignored: caches, which make a small tensor faste
 """
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -69,9 +73,14 @@ def measured_times(work: Work, setups: tuple[TrainingSetup, ...]) -> MeasuredTim
 
 
 def measured_update_s(configs: Configurations, num_parameters: Floats) -> Floats:
-    """Return the seconds in which a rank clips and updates so many parameters; nan where that was not measured."""
+    """Return the seconds in which a host's rank clips and updates so many parameters; nan where that was not measured.
+
+    On an accelerator both move their bytes at the rate at which the update was measured to (memory_share).
+    """
     seconds = np.full(len(configs), np.nan)
     for position, setup in enumerate(configs.setups):
+        if not setup.cluster.device.is_host:
+            continue
         (update, _), (clip, _) = (memory_op_rates(setup.cluster.device, op, "float32") for op in _OPTIMIZER_OPS)
         if update is not None and clip is not None:
             here = configs.setup_index == position
@@ -83,6 +92,11 @@ def measured_update_s(configs: Configurations, num_parameters: Floats) -> Floats
 
 def _times_of(work: Work, setup: TrainingSetup, here: Bools) -> MeasuredTimes:
     """Return the seconds on the setup's device; those of blocks that are not `here` mean nothing."""
+    if not setup.cluster.device.is_host:
+        unknown = np.full(len(here), np.nan)
+        both = (unknown, unknown)
+        others: MeasuredTimes = {"matmul": both, "reached_matmul": (unknown,), "memory": both, "host": both}
+        return others | {"attention": _attention(work, setup)}
     matmul, best = _matmuls(work, setup, here)
     return {
         "matmul": (matmul / 3, 2 * matmul / 3),
@@ -91,6 +105,28 @@ def _times_of(work: Work, setup: TrainingSetup, here: Bools) -> MeasuredTimes:
         "memory": _memory(work, setup, here),
         "host": _host(work, setup),
     }
+
+
+def measured_products_s(work: Work, setups: Sequence[TrainingSetup]) -> list[Floats] | None:
+    """Return the seconds of the three products of each line of matmuls on accelerators, forward first: nan where they
+    were not measured, are grouped, or the device is a host; None where none was measured.
+    """
+    lines, of_line = work.matmuls, work.setup_index[work.blocks.key][work.matmuls.block]
+    shapes = ((lines.m, lines.n, lines.k), (lines.m, lines.k, lines.n), (lines.k, lines.n, lines.m))
+    seconds = [np.full(len(lines.m), np.nan) for _ in shapes]
+    for position, setup in enumerate(setups):
+        device, workload = setup.cluster.device, setup.workload
+        if device.is_host or not device.matmul_points:
+            continue
+        own = np.where(lines.is_low, workload.matmul_dtype, workload.activation_dtype)
+        dtypes = np.where(lines.is_float32, "float32", own)
+        for dtype in np.unique(dtypes):
+            if (rate := matmul_rates(device, str(dtype))) is not None:
+                here = (of_line == position) & ~lines.is_expert & (dtypes == dtype)
+                for took_s, shape in zip(seconds, shapes, strict=True):
+                    m, n, k = (side[here] for side in shape)
+                    took_s[here] = 2 * lines.groups[here] * m * n * k / rate(m, n, k)
+    return None if np.isnan(seconds[0]).all() else seconds
 
 
 def _matmuls(work: Work, setup: TrainingSetup, here: Bools) -> tuple[Floats, Floats]:
@@ -110,8 +146,8 @@ def _attention(work: Work, setup: TrainingSetup) -> tuple[Floats, Floats]:
     blocks = work.blocks
     device = setup.cluster.device
     forward, backward = attention_rates(device, setup.workload.activation_dtype)
-    # What was timed is the kernel that torch chooses.
-    is_another = setup.attention_backend != "auto" and not device.is_host
+    # What was timed is the kernel that torch chooses; a trace does not distinguish it from cuDNN's.
+    is_another = setup.attention_backend not in ("auto", "cudnn") and not device.is_host
     if forward is None or backward is None or is_another:
         unknown = np.full(len(blocks.key), np.nan)
         return unknown, unknown

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from calibrated_device import calibrated
 from meshwright.config.load import load_job
+from meshwright.hardware.catalogue import load_cluster
 from meshwright.planner.candidate import judge
 from meshwright.planner.read_request import Options, plan_request
 from meshwright.simulator.simulate_step import simulate
+from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.step.estimate import COMPONENTS
 from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.tracer.programs.job_steps import layout_of
@@ -72,13 +75,29 @@ def test_every_component_of_a_step_agrees(tmp_path: Path, overrides: str) -> Non
     _compare(tmp_path, overrides)
 
 
-def _compare(folder: Path, text: str) -> None:
+MEASURED_CASES = (
+    "layout.dp_shard=8",
+    "layout.dp_shard=8 layout.compile=false",
+    "layout.dp_shard=8 layout.ep=8 model.source=qwen3-30b-a3b model.options.num_layers=4",
+)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("overrides", MEASURED_CASES)
+def test_every_component_agrees_on_a_calibrated_accelerator(tmp_path: Path, overrides: str) -> None:
+    cluster = load_cluster("h100-ib400").with_num_devices(8)
+    _compare(tmp_path, overrides, cluster.replace(device=calibrated(cluster.device)))
+
+
+def _compare(folder: Path, text: str, measured: Cluster | None = None) -> None:
     file, overrides = folder / "job.toml", tuple(text.split())
     file.write_text(JOB, encoding="utf-8")
     resolved = load_job(file, overrides)
     question = plan_request(resolved, Options("h100-ib400:8"))
+    question = question if measured is None else question.with_setup(cluster=measured)
     expected = judge(layout_of(resolved.job, 8), question).estimate.step.summed()
     timeline = simulate(trace_job(TRAINER_STEP, resolved, 8, how=TraceOptions(use_cache=False)), question.cluster)
     found = decompose(timeline)
     off = {name: (getattr(expected, name) - getattr(found, name)) / timeline.step_s for name in COMPONENTS}
-    assert {name: share for name, share in off.items() if abs(share) > CASES[text].get(name, MOST_OFF)} == {}
+    assert {name: share for name, share in off.items() if abs(share) > CASES.get(text, {}).get(name, MOST_OFF)} == {}

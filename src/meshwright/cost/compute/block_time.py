@@ -23,7 +23,7 @@ from meshwright.cost.compute.op_shapes import ATTENTION_BACKWARD_FLOPS, NARROW_H
 from meshwright.cost.compute.own_kernels import end_kernels, own_kernels
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import Bools, Floats, Passes
-from meshwright.cost.measured_op import MeasuredTimes, measured_times
+from meshwright.cost.measured_op import MeasuredTimes, measured_products_s, measured_times
 from meshwright.cost.training_setup import TrainingSetup
 from meshwright.cost.work import Work
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT
@@ -107,7 +107,7 @@ class BlockPricer:
         self.weights = g * n * k
         self.casts = (lines.cast_inputs + lines.cast_weights, lines.cast_outputs + lines.cast_weights)
         self.own_kernels = own_kernels(work, setups)
-        self.measured = measured_times(work, setups)
+        self.measured, self.measured_products = measured_times(work, setups), measured_products_s(work, setups)
 
     def tiles(self, small_tile: float) -> list[Floats]:
         """Return the tile FLOPs of the three passes, kept for the constant they were made with."""
@@ -168,12 +168,15 @@ class BlockPricer:
         memory = rates.memory[self.line_setup]
         fused = np.array([s.stack.grouped_experts for s in self.setups])[self.line_setup]
         num_kernels = np.where(fused, 1.0, self.work.matmuls.groups)
-        return [
+        seconds = [
             np.maximum(tiles / rate, num_bytes / memory) + constants["kernel_s"] * num_kernels
             for tiles, rate, num_bytes in zip(
                 self.tiles(constants["small_tile.blackwell"]), reached, self.bytes, strict=True
             )
         ]
+        if (known := self.measured_products) is None:
+            return seconds
+        return [np.where(np.isnan(one), formula, one) for formula, one in zip(seconds, known, strict=True)]
 
     def _attention(self, rates: Rates, constants: Constants) -> tuple[Passes, Floats]:
         blocks, setup = self.work.blocks, self.block_setup
@@ -306,7 +309,10 @@ def _unfused(setup: TrainingSetup, constants: Constants) -> float:
 
 
 def _launch_s(setup: TrainingSetup, constants: Constants) -> float:
-    stack = setup.stack
+    stack, device = setup.stack, setup.cluster.device
+    if device.host_launch_s is not None and not device.is_host:
+        # Of this machine's own host, as in a simulation.
+        return device.host_launch_s.value
     name = "unfused" if stack.attention == "unfused" else stack.kernels
     share = 1.0 if stack.cuda_graphs == "none" else constants[f"graph_launches.{stack.cuda_graphs}"]
     return constants[f"launch_s.{name}"] * share

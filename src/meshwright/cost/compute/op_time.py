@@ -7,6 +7,8 @@
     copies      bytes / PCIe + start, between the memories of the host and the device: host_memory.py
     managed     never less than the link to the host takes: managed_memory.py
     nothing     allocations and other looks at the same memory; collectives and messages, which links carry
+    measured    matmuls and the attention that torch chooses, at the rate of their sizes, where `meshwright calibrate`
+                timed the accelerator: as in measured_op.py, which formulas take
     on a host   as measured on the machine, with all that the host does besides: measured_op.py
 
 The same tiles, rates and constants as the planner's blocks (block_time.py), for the eager stack that Meshwright is:
@@ -21,12 +23,13 @@ import numpy as np
 from meshwright.cost.achieved_rates import (
     figure_of,
     is_blackwell,
+    memory_share,
     num_sms,
     own_matmul_share,
     peak_flops_per_s,
     power_share,
 )
-from meshwright.cost.attention_rates import kernel_rate
+from meshwright.cost.attention_rates import CHOSEN_KERNELS, kernel_rate
 from meshwright.cost.compute.matmul import AttentionByRows, MatmulSizes, is_misaligned, tile_flops
 from meshwright.cost.compute.op_shapes import (
     ATTENTION_BACKWARD_FLOPS,
@@ -46,6 +49,7 @@ from meshwright.cost.layout_table import Floats
 from meshwright.cost.measured_op import HostOps
 from meshwright.cost.memory.host_memory import copy_seconds
 from meshwright.cost.memory.managed_memory import link_seconds
+from meshwright.hardware.rates import attention_rates, matmul_rates
 from meshwright.spec.machine.device import Device
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT
 from meshwright.spec.trace.trace import Signature
@@ -69,10 +73,13 @@ class _Pricer:
 
     def __init__(self, device: Device) -> None:
         self.device, self.constants = device, fitted_constants()
-        self._memory = figure_of(device, "memory_bytes_per_s") * self.constants["memory_rate"]
+        self._memory = figure_of(device, "memory_bytes_per_s") * memory_share(device, self.constants)
         self._is_new = is_blackwell(device)
-        # No vendor tuned this stack for the very run: see stack_factors.py.
-        self._slow = self.constants["plain_compute.blackwell" if self._is_new else "plain_compute"]
+        # No vendor tuned this stack for the very run, but what was timed on this machine needs no factor:
+        # stack_factors.py.
+        slow = self.constants["plain_compute.blackwell" if self._is_new else "plain_compute"]
+        self._slow, self._overhead = (1.0, 1.0) if device.matmul_points else (slow, self.constants["plain_overhead"])
+        self._rates = {dtype: matmul_rates(device, dtype) for dtype in {point.dtype for point in device.matmul_points}}
 
     def seconds(self, signature: Signature) -> float:
         """Return the seconds of one kernel, or of the few that an operator is made of."""
@@ -89,11 +96,13 @@ class _Pricer:
         if (attention := attention_shape(signature, name)) is not None:
             return self._slow * (self._attention_s if attention.by_rows is None else self._by_rows_s)(attention)
         moved_s = moved_bytes(signature) / self._memory + self.constants["kernel_s"]
-        return self._slow * self.constants["plain_overhead"] * moved_s
+        return self._slow * self._overhead * moved_s
 
     def _matmul_s(self, shape: MatmulShape, num_bytes: float) -> float:
         constants, device = self.constants, self.device
         m, n, k, groups = (np.array(size, np.float64) for size in (shape.m, shape.n, shape.k, shape.groups))
+        if (measured := self._rates.get(shape.dtype)) is not None and shape.groups == 1 and not shape.is_grouped:
+            return float(2 * m * n * k / measured(m, n, k))
         small_tile = constants["small_tile.blackwell"] if self._is_new else 1.0
         sizes = MatmulSizes(m, n, k, groups, shape.is_routed)
         tiles = float(tile_flops(sizes, np.array(num_sms(device)), small_tile))
@@ -109,6 +118,8 @@ class _Pricer:
 
     def _attention_s(self, shape: AttentionShape) -> float:
         constants = self.constants
+        if (measured := self._measured_attention_rate(shape)) is not None:
+            return (ATTENTION_BACKWARD_FLOPS if shape.is_backward else 1.0) * shape.flops / measured
         reached = kernel_rate(self.device, shape.kernel, _KERNELS, constants)
         rate = peak_flops_per_s(self.device, shape.dtype) * reached.share
         rate *= shape.context / (shape.context + constants["attention_ramp_tokens"])
@@ -117,6 +128,16 @@ class _Pricer:
         if shape.is_backward:
             return ATTENTION_BACKWARD_FLOPS * forward_s / reached.backward
         return forward_s
+
+    def _measured_attention_rate(self, shape: AttentionShape) -> float | None:
+        """Return FLOP/s where the kernel that torch chooses by itself was timed; None for another.
+
+        Its choice is traced as cuDNN's on any device (tracer/record/attention_kernels.py).
+        """
+        if shape.kernel not in CHOSEN_KERNELS:
+            return None
+        rate = attention_rates(self.device, shape.dtype)[shape.is_backward]
+        return None if rate is None else float(rate(max(2 * shape.context, 1), max(shape.head_width, 1)))
 
     def _by_rows_s(self, shape: AttentionShape) -> float:
         assert shape.by_rows is not None
@@ -128,4 +149,4 @@ class _Pricer:
         memory = np.array(self._memory)
         products = rows.products_s(np.array(rate), memory, np.array(num_sms(device)), small_tile)
         passes = rows.passes_s(memory, constants["kernel_s"])
-        return float(products[shape.is_backward] + constants["plain_overhead"] * passes[shape.is_backward])
+        return float(products[shape.is_backward] + self._overhead * passes[shape.is_backward])

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_configs import MODELS, configs, training_setup
+from calibrated_device import calibrated
+from cost_configs import MODELS, changed, configs, training_setup
 from meshwright.cost.achieved_rates import peaks_of, rates_of
 from meshwright.cost.compute.block_time import BlockPricer
 from meshwright.cost.compute.op_shapes import moved_bytes
 from meshwright.cost.compute.op_time import op_seconds
+from meshwright.cost.compute.own_kernels import own_kernels
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.stack_factors import stacks_of
 from meshwright.cost.work import BLOCK, work_of
@@ -65,6 +69,46 @@ def test_matmuls_and_attention_take_what_the_planner_says(cluster: str, tp: int)
     heads, width = 32 // tp, int(work.blocks.head_width[block])
     both = op_seconds([attention(heads, 4096, width, is_backward=way) for way in (False, True)], device)
     assert both == pytest.approx([slow * times.attention[way][block] for way in (0, 1)])
+
+
+@pytest.mark.parametrize("cluster", ["h100-ib400", "dgx-a100"])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_calibrated_accelerator_has_one_price_in_formulas_and_simulation(cluster: str, compiled: bool) -> None:
+    known = load_cluster(cluster)
+    own = known.replace(device=calibrated(known.device))
+    of = training_setup("llama3-8b", own, "meshwright", seq_len=4096)
+    of = of if compiled else changed(of, kernels="eager")
+    in_configs = configs(of, Layout(tp=2))
+    work, constants = work_of(in_configs), fitted_constants()
+    times, plain = (
+        BlockPricer(work, (one,), peaks_of((one,))).price(rates_of((one,), peaks_of((one,)), constants), constants)
+        for one in (of, replace(of, cluster=known))
+    )
+    factors = stacks_of(in_configs).factors(constants)
+    assert (float(factors.compute[0]), float(factors.overhead[0])) == (1.0, 1.0)
+    block = int(np.flatnonzero(work.blocks.kind == BLOCK)[0])
+    lines = [[int(getattr(work.matmuls, side)[at]) for side in "mnk"] for at in _lines_of(work.matmuls.block, block)]
+    forward = op_seconds([matmul(m, n, k) for m, n, k in lines], own.device).sum()
+    back = op_seconds([one for m, n, k in lines for one in (matmul(m, k, n), matmul(k, n, m))], own.device).sum()
+    assert (forward, back) == pytest.approx([times.matmul[way][block] for way in (0, 1)])
+    both = op_seconds([attention(16, 4096, 128, is_backward=way) for way in (False, True)], own.device)
+    assert both == pytest.approx([times.attention[way][block] for way in (0, 1)], rel=0.001)
+    assert times.attention[0][block] != pytest.approx(plain.attention[0][block], rel=0.01)
+    # Kernels between matmuls are those of formulas, at the bandwidth that was measured: fused ones are fewer.
+    started = constants["kernel_s"] * (own_kernels(work, (of,))[0][block])
+    moved, moved_plain = times.memory[0][block] - started, plain.memory[0][block] - started
+    assert moved == pytest.approx(moved_plain * constants["memory_rate"] / 0.7)
+
+
+def test_grouped_matmuls_of_a_calibrated_accelerator_are_tiles_at_its_best_rate() -> None:
+    own = calibrated(H100, share=0.8)
+    shapes = [(128 * 64, 2048), (128, 2048, 768)], (128 * 64, 768)
+    grouped = signature("aten._grouped_mm.default", *shapes)
+    plain, measured = (float(op_seconds([grouped], device)[0]) for device in (H100, own))
+    constants = fitted_constants()
+    # Not at the rate that one product of so few rows was measured at, a tenth of the best.
+    best = constants["matmul.hopper"] / 0.8
+    assert measured < 1.2 * plain / constants["plain_compute"] * max(best, constants["memory_rate"] / 0.7)
 
 
 def _lines_of(row: np.ndarray, block: int) -> list[int]:
