@@ -74,6 +74,7 @@ def fsdp_copies_s(dp: DataParallel, row: Ints, memory_rate: Floats, *, is_block:
     backward = np.where(is_shared, (out if is_block else 0.0) + reduced, parameters * _bytes_of_whole(dp))
     forward = forward + rounded
     backward = backward + np.where(layouts.is_resharded & (layouts.fsdp > 1), rounded, 0.0)
+    backward = backward + parameters * (blocks.kind[row] == FIRST) * _bytes_of_embedding(dp)
     forward, backward = (np.where(dp.shards_parameters, moved, 0.0) for moved in (forward, backward))
     return forward / memory_rate, backward / memory_rate
 
@@ -112,6 +113,13 @@ def _bytes_of_whole(dp: DataParallel) -> Floats:
     is_joined = (dp.layouts.dp_replicate > 1) & (dp.num_microbatches == 1)
     of_graph = 2 * (_MASTER_BYTES + element) + element + reduce + (1 - last) * 3 * reduce + is_joined * 2 * reduce
     return np.asarray(np.where(dp.layouts.compiles_model, of_graph, of_hooks))
+
+
+def _bytes_of_embedding(dp: DataParallel) -> Floats:
+    """Return the bytes that a model's graph moves on top for each parameter of the embedding: Inductor adds up its
+    gradient in float32, which it fills with zeros and reads, where torch's operator writes the computed format.
+    """
+    return np.where(dp.layouts.compiles_model, 2 * (_MASTER_BYTES - dp.element_bytes), 0.0)
 
 
 def _bytes_to_reduce(dp: DataParallel) -> Floats:

@@ -193,13 +193,45 @@ class CompiledGraph:
 def _of_backward(graph: fx.GraphModule) -> set[fx.Node]:
     """Return the nodes computed from the gradients of the graph's outputs (tangents).
 
-    The partitioner's own tags miss the backwards of autograd functions, such as those of collectives.
+    The partitioner's own tags miss the backwards of autograd functions, such as those of collectives. What has no input
+    and is read by these alone, such as the zeros that an embedding's gradient is added to, is theirs.
     """
     found: set[fx.Node] = set()
     for node in graph.graph.nodes:
         if (node.op == "placeholder" and "tangents" in node.name) or not found.isdisjoint(node.all_input_nodes):
             found.add(node)
-    return found
+    made = [node for node in graph.graph.nodes if node.op == "call_function" and not node.all_input_nodes]
+    found |= {node for node in made if node.users and found.issuperset(node.users)}
+    return found | _gathered_parameters(graph) if found else found
+
+
+_MOVES = frozenset(
+    ("_to_copy", "cat", "clone", "convert_element_type", "copy", "empty", "getitem", "split_with_sizes", "wait_tensor")
+)
+"""Operators that only move what they are given, next to views and all-gathers."""
+
+
+def _gathered_parameters(graph: fx.GraphModule) -> set[fx.Node]:
+    """Return the nodes that only gather inputs of the model, its shards of parameters, and copy them: FSDP's work, not
+    that of a recomputed forward.
+    """
+    moved, gathered = set[fx.Node](), set[fx.Node]()
+    for node in graph.graph.nodes:
+        name = str(getattr(node.target, "_opname", getattr(node.target, "__name__", "")))
+        is_view = isinstance(node.target, OpOverload) and node.target.is_view
+        if node.op == "placeholder" and node.name.startswith("primals"):
+            moved.add(node)
+        elif node.op != "call_function" or not moved.issuperset(node.all_input_nodes):
+            continue
+        elif "all_gather" in name or name in _MOVES or is_view:
+            moved.add(node)
+            if "all_gather" in name or not gathered.isdisjoint(node.all_input_nodes):
+                gathered.add(node)
+    for node in reversed(graph.graph.nodes):
+        # Casts of a shard before it is gathered.
+        if node in moved and node.op == "call_function" and node.users and gathered.issuperset(node.users):
+            gathered.add(node)
+    return gathered
 
 
 def _is_new(node: fx.Node) -> bool:

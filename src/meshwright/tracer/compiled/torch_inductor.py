@@ -30,6 +30,7 @@ from torch._inductor.virtualized import V
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
+from meshwright.tracer.compiled.kernel_bytes import kernel_bytes
 from meshwright.tracer.compiled.torch_compile import communicated, is_collective, require_kernels
 from meshwright.tracer.record.simulated_device import H100, always
 from meshwright.tracer.torch_patches.torch_names import replace as replace_name
@@ -159,8 +160,7 @@ def _kernel(step: BaseSchedulerNode, own: set[fx.Node], others: set[fx.Node], na
     # Inductor also lists operators that only read the step's results.
     computed = needed_by(results, lambda node: node in own or node in origins)
     nodes = _in_order(computed & (origins | own), names)
-    moved_bytes = int(step.get_read_write_buffers_sizes())
-    return Kernel(nodes=nodes, results=results, is_fused=True, moved_bytes=moved_bytes, in_place={})
+    return Kernel(nodes=nodes, results=results, is_fused=True, moved_bytes=kernel_bytes(step), in_place={})
 
 
 def _guess(
