@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from meshwright.cost.compute.op_shapes import ATTENTION_BACKWARD_FLOPS, base_name, op_flops
-from meshwright.cost.constants import fixed_constant
+from meshwright.cost.constants import fitted_constants, fixed_constant
 from meshwright.cost.layout_table import Bools, Floats
 from meshwright.cost.training_setup import Configurations, Partition, TrainingSetup
 from meshwright.cost.work import Work, groups_of, moved_elements
@@ -154,7 +154,12 @@ def _attention(work: Work, setup: TrainingSetup) -> tuple[Floats, Floats]:
     # A causal token attends to half of the sequence in the mean; blocks without attention have no FLOPs either.
     sizes = np.maximum(2 * blocks.context, 1), np.maximum(blocks.head_width, 1)
     flops = blocks.attention_flops
-    return flops / forward(*sizes), ATTENTION_BACKWARD_FLOPS * flops / backward(*sizes)
+    passes = flops / forward(*sizes), ATTENTION_BACKWARD_FLOPS * flops / backward(*sizes)
+    if device.is_host:
+        return passes
+    # A kernel takes its start, however small the sizes beyond those that were measured.
+    start_s = np.where(flops > 0, fitted_constants()["kernel_s"], 0.0)
+    return np.maximum(passes[0], start_s), np.maximum(passes[1], start_s)
 
 
 def _memory(work: Work, setup: TrainingSetup, here: Bools) -> tuple[Floats, Floats]:

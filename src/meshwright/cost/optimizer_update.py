@@ -9,7 +9,8 @@
                         2 all-to-alls of 2 bytes of each element of a rank's shards, in ceil(matrices / ranks) rounds
 
 over the memory's rate, the rate of bfloat16 matmuls and the links of the ranks that share the matrices: those of FSDP,
-and of tp where it cuts them. Updates in backward run on the stream that reduces gradients: those of blocks hide behind
+and of tp where it cuts them. Our own trainer on an accelerator also starts 20 kernels: 2 updates, with and without
+decay, and the norm of all gradients. Updates in backward run on the stream that reduces gradients: those of blocks hide behind
 the backward of other blocks, but on a host.
 
 Source: the operators of trainer/optimizer/bfloat16_adamw.py and muon.py, counted; a simulation prices the same from a
@@ -89,6 +90,8 @@ class UpdateCost:
         """Bytes through a rank's memory."""
         self.is_plain = configs.has(lambda setup: is_plain(setup.workload) and not _hides_blocks(setup))
         """Whether it is AdamW with float32 states, which may have been measured."""
+        self.num_kernels = np.where(configs.has(lambda setup: setup.is_own and not setup.cluster.device.is_host), 20, 0)
+        """Kernels of an update and of its clipping, whose starts are all of it for a small model."""
 
     def matmul_s(self, flops_per_s: Floats) -> Floats:
         """Return the seconds of the busiest rank's orthogonalizations, at a rate where none was measured."""

@@ -248,6 +248,7 @@ class StepPricer:
         optimizer = self.update.moved_bytes / rates[0] * c["optimizer_passes"]
         optimizer = np.where(np.isnan(self.update_s), optimizer, self.update_s) * overhead
         optimizer = self.managed.update_s(optimizer, self.update) + self.update.matmul_s(rates[1])
+        optimizer = optimizer + c["kernel_s"] * self.update.num_kernels * overhead
         steady = mean * n
         straggling = c["straggling"] * self.doublings * (steady.total + imbalance + bubble + sends)
         return StepTerms(

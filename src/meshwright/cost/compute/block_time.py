@@ -176,6 +176,8 @@ class BlockPricer:
         ]
         if (known := self.measured_products) is None:
             return seconds
+        # No kernel takes less than its start, however small the sizes beyond those that were measured.
+        known = [np.maximum(one, constants["kernel_s"]) for one in known]
         return [np.where(np.isnan(one), formula, one) for formula, one in zip(seconds, known, strict=True)]
 
     def _attention(self, rates: Rates, constants: Constants) -> tuple[Passes, Floats]:
@@ -185,6 +187,9 @@ class BlockPricer:
         narrow = np.where(blocks.head_width < NARROW_HEAD, reached.narrow[setup], 1.0)
         flash = blocks.attention_flops / (reached.flops_per_s[setup] * ramp * narrow)
         flash_back = ATTENTION_BACKWARD_FLOPS * flash / reached.backward[setup]
+        # Rates of other software were fitted without the start of a kernel.
+        start_s = np.where(np.isnan(self.own_kernels[0]), 0.0, constants["kernel_s"]) * (blocks.attention_flops > 0)
+        flash, flash_back = flash + start_s, flash_back + start_s
         whole = 4 * blocks.score_elements * blocks.head_width
         of_8, of_1 = constants["unaligned_head.8"], constants["unaligned_head.1"]
         alignment = np.where(blocks.head_width % 64 == 0, 1.0, np.where(blocks.head_width % 8 == 0, of_8, of_1))

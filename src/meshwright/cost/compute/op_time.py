@@ -1,7 +1,7 @@
 """op_seconds: how long a kernel of a traced operator takes.
 
     matmul      max(tile_flops / reached rate, bytes / memory rate) + start
-    attention   FLOPs / (rate x ramp) of the operator's kernel, 2.5 x the FLOPs backward at a lower rate
+    attention   FLOPs / (rate x ramp) of the operator's kernel, 2.5 x the FLOPs backward at a lower rate, + start
     the rest    bytes / memory rate + start
     by rows     attention without a kernel: products in float32 and passes over scores, matmul.py
     copies      bytes / PCIe + start, between the memories of the host and the device: host_memory.py
@@ -102,7 +102,7 @@ class _Pricer:
         constants, device = self.constants, self.device
         m, n, k, groups = (np.array(size, np.float64) for size in (shape.m, shape.n, shape.k, shape.groups))
         if (measured := self._rates.get(shape.dtype)) is not None and shape.groups == 1 and not shape.is_grouped:
-            return float(2 * m * n * k / measured(m, n, k))
+            return max(float(2 * m * n * k / measured(m, n, k)), constants["kernel_s"])
         small_tile = constants["small_tile.blackwell"] if self._is_new else 1.0
         sizes = MatmulSizes(m, n, k, groups, shape.is_routed)
         tiles = float(tile_flops(sizes, np.array(num_sms(device)), small_tile))
@@ -119,15 +119,16 @@ class _Pricer:
     def _attention_s(self, shape: AttentionShape) -> float:
         constants = self.constants
         if (measured := self._measured_attention_rate(shape)) is not None:
-            return (ATTENTION_BACKWARD_FLOPS if shape.is_backward else 1.0) * shape.flops / measured
+            flops = (ATTENTION_BACKWARD_FLOPS if shape.is_backward else 1.0) * shape.flops
+            return max(flops / measured, constants["kernel_s"])
         reached = kernel_rate(self.device, shape.kernel, _KERNELS, constants)
         rate = peak_flops_per_s(self.device, shape.dtype) * reached.share
         rate *= shape.context / (shape.context + constants["attention_ramp_tokens"])
         rate *= reached.narrow if shape.head_width < NARROW_HEAD else 1.0
         forward_s = shape.flops / rate
         if shape.is_backward:
-            return ATTENTION_BACKWARD_FLOPS * forward_s / reached.backward
-        return forward_s
+            return ATTENTION_BACKWARD_FLOPS * forward_s / reached.backward + constants["kernel_s"]
+        return forward_s + constants["kernel_s"]
 
     def _measured_attention_rate(self, shape: AttentionShape) -> float | None:
         """Return FLOP/s where the kernel that torch chooses by itself was timed; None for another.
