@@ -40,7 +40,8 @@ class CompiledJob(Result):
         return json.dumps(self._rows()[0], indent=2)
 
     def _summary(self) -> str:
-        return f"Compiled {counted(self.num_graphs, 'graph')} in {format_duration(self.wall_s)}; {self.saved}"
+        graphs = f"{counted(self.num_graphs, 'graph')} (equal blocks share one)"
+        return f"Compiled {graphs} in {format_duration(self.wall_s)}; {self.saved}"
 
     def _page(self) -> Iterator[RenderableType]:
         yield Text(self._summary())

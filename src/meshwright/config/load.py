@@ -161,7 +161,9 @@ def _read(path: Path) -> str:
         what = "job file" if path.suffix else "job file or run folder"
         raise ConfigError(f"there is no {what} {path}: {_nearest_file(path)}") from None
     except IsADirectoryError:
-        raise ConfigError(f"{path} is a folder: name a job file in it, such as {path / 'job.toml'}") from None
+        jobs = sorted(path.glob("*.toml"))
+        advice = f"name a job file in it, such as {jobs[0]}" if jobs else "name a job file or a run folder"
+        raise ConfigError(f"{path} is a folder without a run: {advice}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is no UTF-8 text (byte {error.start}): save the job file as UTF-8") from None
     except OSError as error:

@@ -47,6 +47,7 @@ _SENT_BYTES = 2.0
 _NORM_BYTES = 4.0
 """Read of each gradient before an update that scales and clips it itself (layout.compile_optimizer)."""
 _NUM_ITERATIONS = 5
+_NUM_KERNELS = 20.0
 
 
 class _Matrices(NamedTuple):
@@ -90,7 +91,7 @@ class UpdateCost:
         """Bytes through a rank's memory."""
         self.is_plain = configs.has(lambda setup: is_plain(setup.workload) and not _hides_blocks(setup))
         """Whether it is AdamW with float32 states, which may have been measured."""
-        self.num_kernels = np.where(configs.has(lambda setup: setup.is_own and not setup.cluster.device.is_host), 20, 0)
+        self.num_kernels = np.where(configs.has(_updates_at_once), _NUM_KERNELS, 0.0)
         """Kernels of an update and of its clipping, whose starts are all of it for a small model."""
 
     def matmul_s(self, flops_per_s: Floats) -> Floats:
@@ -130,6 +131,11 @@ class UpdateCost:
 def is_plain(workload: Workload) -> bool:
     """Return whether the optimizer is AdamW with float32 states."""
     return (workload.optimizer, workload.optimizer_state_dtype) == ("adamw", "float32")
+
+
+def _updates_at_once(setup: TrainingSetup) -> bool:
+    """Return whether our own trainer updates all parameters after the last backward, on an accelerator."""
+    return setup.is_own and not setup.cluster.device.is_host and not setup.workload.updates_in_backward
 
 
 def _hides_blocks(setup: TrainingSetup) -> bool:

@@ -273,7 +273,7 @@ def test_a_file_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     messages = {
         "jbo.toml": "there is no job file jbo.toml: did you mean job.toml?",
         "folder/x.toml": "there is no job file folder/x.toml: `meshwright init MODEL --out folder/x.toml` writes one",
-        "folder": "folder is a folder: name a job file in it, such as folder/job.toml",
+        "folder": "folder is a folder without a run: name a job file or a run folder",
         "latin.toml": "latin.toml is no UTF-8 text (byte 2): save the job file as UTF-8",
         "loop.toml": "loop.toml cannot be read (Too many levels of symbolic links): check its permissions",
     }
@@ -287,7 +287,7 @@ def test_a_run_folder_is_its_job_and_stays_the_run_folder(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     Path("moved").mkdir()
     Path("moved/job.toml").write_text('[train]\nsteps = 7\n[run]\ndir = "runs/first"\n')
-    with pytest.raises(ConfigError, match=r"moved is a folder: name a job file in it, such as moved/job\.toml"):
+    with pytest.raises(ConfigError, match=r"moved is a folder without a run: name a job file in it, such as moved/job\.toml"):
         load_job("moved")  # no run
     Path("moved/manifest.json").write_text("{}")
     resolved = load_job("moved", ["train.seq_len=64"])

@@ -29,7 +29,7 @@ class SmallerLayout(Frozen):
     change: str
     """As a job would write it."""
     memory_bytes: float
-    """Reserved by the fullest rank."""
+    """Of the fullest rank's device, with the allocator's gaps and the context."""
     step_s: float
 
 
@@ -38,7 +38,7 @@ class MemoryAdvice(Frozen):
 
     rank: MemoryUse
     memory_bytes: float
-    """Reserved by the fullest rank."""
+    """Of the fullest rank's device, with the allocator's gaps and the context."""
     step_s: float
     smaller: SmallerLayout | None = None
     """The fastest change that frees enough; None where no single key does."""
@@ -59,7 +59,7 @@ def memory_advice(job: Job, layout: Layout, pp_rank: int, missing_bytes: float, 
     most_bytes = memory_bytes - max(missing_bytes, -now.free_bytes, 1.0)
     return MemoryAdvice(
         rank=memory_of_ranks(layout, request)[pp_rank],
-        memory_bytes=memory_bytes,
+        memory_bytes=now.estimate.memory.device_bytes,
         step_s=now.step_s,
         smaller=_smaller(now, request, most_bytes),
     )
@@ -73,6 +73,6 @@ def _smaller(now: Candidate, request: PlanRequest, most_bytes: float) -> Smaller
         change = changes(now.layout, layout_at(priced.layouts, row, request))
         if len(change) == 1 and priced.memory.reserved_bytes[row] <= most_bytes:
             found = candidate_at(priced, row, request, SHORT_PIPELINE)
-            taken = found.estimate.memory.reserved_bytes
+            taken = found.estimate.memory.device_bytes
             return SmallerLayout(change=listed(change), memory_bytes=taken, step_s=found.step_s)
     return None

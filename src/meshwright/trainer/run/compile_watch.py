@@ -30,7 +30,7 @@ class CompileWatch:
         if self._num_steps == 1:
             took_s = time.perf_counter() - self._started_s
             logger.info(
-                "first step done after %s, of which the compiler took %s for %s%s",
+                "first step done after %s, of which the compiler took %s for %s (equal blocks share one)%s",
                 format_duration(took_s),
                 format_duration(count.wall_s),
                 counted(count.num_graphs, "graph"),
@@ -38,7 +38,7 @@ class CompileWatch:
             )
         elif self._num_steps > _NUM_STEADY and count.num_graphs > self._num_graphs:
             logger.warning(
-                "step %d compiled %s more: something about its tensors changed; TORCH_LOGS=recompiles says what",
+                "step %d compiled %s again: something about its tensors changed; TORCH_LOGS=recompiles says what",
                 step,
                 counted(count.num_graphs - self._num_graphs, "graph"),
             )

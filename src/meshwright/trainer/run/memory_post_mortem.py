@@ -125,7 +125,7 @@ class MemoryPostMortem:
         lines += table_lines(None if advice is None else by_class(advice.rank), present)
         if snapshot is not None:
             lines.append(snapshot)
-        return [*lines, reason if advice is None else change_line(advice)]
+        return [*lines, reason if advice is None else change_line(advice, present)]
 
     def _advice(self, missing_bytes: float) -> MemoryAdvice:
         layout = self._job.layout.resolve(self._ranks.num_ranks)
@@ -172,13 +172,15 @@ def table_lines(predicted: MemoryByClass | None, present: MemoryByClass | None) 
     return [f"  {name:<18}{one:>12}{other:>12}{difference:>13}" for name, one, other, difference in rows]
 
 
-def change_line(advice: MemoryAdvice) -> str:
-    """Return the key to change, as the planner predicts it."""
-    now = f"{format_bytes(advice.memory_bytes)} and {format_duration(advice.step_s)} a step"
+def change_line(advice: MemoryAdvice, present: MemoryByClass | None = None) -> str:
+    """Return the key to change, as the planner predicts it, with what is unaccounted `present` where that is known."""
+    beyond = 0.0 if present is None else present.unaccounted - by_class(advice.rank).unaccounted
+    now = f"{format_bytes(advice.memory_bytes + beyond)} and {format_duration(advice.step_s)} a step"
     if advice.smaller is None:
         return f"no single key of [layout] is predicted to free enough of {now}: take more ranks, or `meshwright plan`"
-    taken, step_s = format_bytes(advice.smaller.memory_bytes), format_duration(advice.smaller.step_s)
-    return f"set layout.{advice.smaller.change}: predicted to take {taken} and {step_s} a step in place of {now}"
+    taken, step_s = format_bytes(advice.smaller.memory_bytes + beyond), format_duration(advice.smaller.step_s)
+    counted = ", what is unaccounted included" if present is not None and present.unaccounted else ""
+    return f"set layout.{advice.smaller.change}: predicted to take {taken} and {step_s} a step in place of {now}{counted}"
 
 
 def _of_class(memory: MemoryByClass, name: str) -> float:

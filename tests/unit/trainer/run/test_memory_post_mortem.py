@@ -80,3 +80,7 @@ def test_the_last_line_names_the_key_or_says_that_none_is_enough() -> None:
         "set layout.activation_checkpoint=full: predicted to take 20 MiB and 1.5 s a step in place of 41 MiB and 1 s "
         "a step"
     )
+    present = MemoryByClass(parameters=4 * MiB, unaccounted=102 * MiB)
+    assert change_line(advice.replace(smaller=smaller), present).endswith(
+        "take 120 MiB and 1.5 s a step in place of 141 MiB and 1 s a step, what is unaccounted included"
+    )
