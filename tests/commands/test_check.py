@@ -363,6 +363,14 @@ def test_a_warmup_longer_than_a_trial_is_mentioned(capsys: pytest.CaptureFixture
     assert summary["note"] == "the warmup of 10 steps is longer than the run's 3"
 
 
+def test_a_length_of_documents_that_nothing_masks_is_mentioned(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = ["train.steps=20", "data.document_tokens=900"]
+    assert summary_of(capsys, job_file(), *keys)["note"].startswith(
+        "data.document_tokens = 900 does nothing without data.mask_documents = true"
+    )
+    assert "note" not in summary_of(capsys, job_file(), *keys, "data.mask_documents=true")
+
+
 def test_a_tokenizer_that_comes_with_the_weights_is_mentioned() -> None:
     Path("weights").mkdir()
     Path("weights/config.json").write_text("{}")

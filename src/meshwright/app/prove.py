@@ -62,7 +62,7 @@ Report = Callable[[LayoutProof], None]
 @checked
 def prove(
     job: JobSource,
-    *layouts: Layout | str,
+    *words: Layout | str,
     steps: Positive = 3,
     precision: ProofPrecision = "float32",
     repeat: bool = False,
@@ -72,14 +72,15 @@ def prove(
     max_ranks: Positive = 64,
     report: Report = lambda _: None,
 ) -> ProofResult:
-    """Return how each of `layouts`, such as "dp_shard=2,tp=2", compares with one process.
+    """Return how each layout of `words`, such as "dp_shard=2,tp=2", compares with one process.
 
-    The model of `job` is made small, its architecture kept. Without layouts a set is proven in which every pair of axes
+    Words such as "model.options.qk_norm=true" set keys of the job, as for `train`, but for [layout]. The model of `job` is made small, its architecture kept. Without layouts a set is proven in which every pair of axes
     is used together. `precision` is what is computed in: "float64" leaves no rounding to hide a mistake. `repeat` runs
     each layout twice, `plant` breaks an axis, which must be found, and `report` is called with each layout's result.
     Raises ConfigError for a layout that does not fit the job.
     """
-    resolved = as_job(job)
+    layouts, overrides = split_words(words)
+    resolved = as_job(job, overrides)
     from meshwright.prover.prove import ProofRequest
     from meshwright.prover.prove import prove as _prove
 
@@ -100,6 +101,20 @@ def prove(
         max_ranks=max_ranks,
     )
     return viewed(ProofResult, _prove(request, report))
+
+
+def split_words(words: Sequence[Layout | str]) -> tuple[list[Layout | str], tuple[str, ...]]:
+    """Return the layouts among `words`, and the others: keys of the job's other sections, "section.key=value"."""
+    layouts: list[Layout | str] = []
+    overrides: list[str] = []
+    for word in words:
+        key = "" if isinstance(word, Layout) else word.partition("=")[0]
+        section, dot, _ = key.partition(".")
+        if isinstance(word, str) and dot and "," not in section and section.strip() != "layout":
+            overrides.append(word)
+        else:
+            layouts.append(word)
+    return layouts, tuple(overrides)
 
 
 def layouts_of(resolved: ResolvedJob, layouts: Sequence[Layout | str]) -> list[Layout]:

@@ -209,6 +209,12 @@ def _notes(resolved: ResolvedJob, layout: Layout | None) -> Iterator[tuple[str, 
         yield "note", note
     if (note := tokenizer_note(resolved)) is not None:
         yield "note", note
+    if job.data.document_tokens is not None and not job.data.mask_documents:
+        yield (
+            "note",
+            f"data.document_tokens = {job.data.document_tokens:g} does nothing without data.mask_documents = true: "
+            "attention crosses documents, and is priced so",
+        )
     device = _named_device(job)
     if device is not None and (note := precision_note(resolved, device)) is not None:
         yield "note", note

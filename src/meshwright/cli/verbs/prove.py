@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @result_command
 @click.argument("job_file", type=click.Path())
-@click.argument("layouts", nargs=-1, metavar="[LAYOUT]...")
+@click.argument("words", nargs=-1, metavar="[LAYOUT]... [SECTION.KEY=VALUE]...")
 @click.option("--steps", type=int, default=3, show_default=True, help="Optimizer steps to compare.")
 @click.option("--exact", is_flag=True, help="Compute in float64: rounding then hides no mistake, however small.")
 @click.option("--mixed", is_flag=True, help="Compute in bfloat16 over float32 masters, as most training does.")
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @click.option("--matrix", type=click.Path(dir_okay=False, path_type=Path), help="Write what composes as a page.")
 def command(
     job_file: str,
-    layouts: tuple[str, ...],
+    words: tuple[str, ...],
     steps: int,
     exact: bool,
     mixed: bool,
@@ -47,12 +47,13 @@ def command(
     """Prove that LAYOUTs (such as dp_shard=2,tp=2) train what one process trains, on local ranks.
 
     The model of JOB_FILE is made small, its architecture kept; losses, gradients and updated weights are compared by
-    name. Without LAYOUTs a set is proven in which every pair of axes is combined.
+    name. Without LAYOUTs a set is proven in which every pair of axes is combined. SECTION.KEY=VALUE sets a key of the
+    job, as for train, but for [layout].
 
     Exit code 0: all agree; 2: bad input; 70: one does not.
     """
     from meshwright.app.job.jobs import load_job
-    from meshwright.app.prove import layouts_of, prove
+    from meshwright.app.prove import layouts_of, prove, split_words
     from meshwright.cli.output_files import require_file
     from meshwright.errors import ConfigError, ExitCode
     from meshwright.prover.page import matrix_page
@@ -61,7 +62,8 @@ def command(
         raise ConfigError("--exact computes in float64 and --mixed in bfloat16: give one of them")
     if matrix is not None:
         require_file("--matrix", matrix)
-    resolved = load_job(job_file)
+    layouts, overrides = split_words(words)
+    resolved = load_job(job_file, *overrides)
     asked = layouts_of(resolved, layouts)
     proof = prove(
         resolved,

@@ -108,8 +108,10 @@ def _read(folder: Path, key: CacheKey) -> list[bytes]:
         if (difference := made_for.difference(key)) is not None:
             raise _Unusable(difference)
         return [_checked(folder, entry) for entry in files]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise _Unusable(f"{type(error).__name__}: {error}") from error
+    except OSError as error:
+        raise _Unusable(f"{error.filename} cannot be read ({error.strerror})") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise _Unusable(f"{_INDEX} is damaged; `meshwright precompile` writes it again") from error
 
 
 def _checked(folder: Path, entry: dict[str, Any]) -> bytes:

@@ -1,0 +1,18 @@
+"""Words of `meshwright prove`: layouts with or without their section, and keys of the job's other sections."""
+
+from __future__ import annotations
+
+from meshwright.app.prove import layouts_of, split_words
+from meshwright.config.load import load_job
+from meshwright.spec.layout.layout import Layout
+from repository import ROOT
+
+
+def test_keys_of_the_job_are_told_from_layouts() -> None:
+    words = ["dp_shard=2,tp=2", "model.options.qk_norm=true", "layout.pp=2,layout.schedule=GPipe", "train.seed=3"]
+    layouts, overrides = split_words([*words, Layout(tp=2)])
+    assert overrides == ("model.options.qk_norm=true", "train.seed=3")
+    assert layouts == [words[0], words[2], Layout(tp=2)]
+    resolved = load_job(ROOT / "examples" / "tiny.toml", overrides)
+    assert resolved.job.train.seed == 3
+    assert layouts_of(resolved, layouts) == [Layout(dp_shard=2, tp=2), Layout(pp=2, schedule="GPipe"), Layout(tp=2)]
