@@ -176,7 +176,7 @@ def memory_share(device: Device, constants: Constants) -> float:
     measured = device.measured_memory_bytes_per_s
     if measured is None or device.is_host or not device.matmul_points:
         return constants["memory_rate"]
-    return measured.value / figure_of(device, "memory_bytes_per_s")
+    return float(measured.value / figure_of(device, "memory_bytes_per_s"))
 
 
 def share_of_peak(kind: str, device: Device, constants: Constants) -> float:

@@ -287,7 +287,9 @@ def test_a_run_folder_is_its_job_and_stays_the_run_folder(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     Path("moved").mkdir()
     Path("moved/job.toml").write_text('[train]\nsteps = 7\n[run]\ndir = "runs/first"\n')
-    with pytest.raises(ConfigError, match=r"moved is a folder without a run: name a job file in it, such as moved/job\.toml"):
+    with pytest.raises(
+        ConfigError, match=r"moved is a folder without a run: name a job file in it, such as moved/job\.toml"
+    ):
         load_job("moved")  # no run
     Path("moved/manifest.json").write_text("{}")
     resolved = load_job("moved", ["train.seq_len=64"])

@@ -133,7 +133,9 @@ class Mine(nn.Module):
         ),
     ],
 )
-def test_blocks_and_attention_that_a_layout_needs(tmp_path: Path, imports: str, layers: str, refused: list[str]) -> None:
+def test_blocks_and_attention_that_a_layout_needs(
+    tmp_path: Path, imports: str, layers: str, refused: list[str]
+) -> None:
     (tmp_path / "mine.py").write_text(OWN_ATTENTION.format(imports=imports, layers=layers))
     job = Job.from_dict({"layout": {"attention_backend": "flex", "activation_offload": True}})
     found = object_problems("model", ModelSection(source="mine:Mine"), tmp_path, job)

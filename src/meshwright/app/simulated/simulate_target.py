@@ -126,7 +126,9 @@ def _require_job(files: list[str], given: dict[str, Any]) -> None:
         raise ConfigError(f"{', '.join(of_model)} belong to --model: give it, or name a job file and leave them out")
     if len(files) != 1:
         named = f"{' and '.join(files)} are {len(files)} job files" if files else "no job file is named"
-        raise ConfigError(f"{named}: name one, give --model and --cluster, or --build and --ranks for a program of your own")
+        raise ConfigError(
+            f"{named}: name one, give --model and --cluster, or --build and --ranks for a program of your own"
+        )
 
 
 _OF_MODEL = ("seq_len", "global_batch_tokens", "global_batch_size")
@@ -136,8 +138,8 @@ def _named_model(given: dict[str, Any], overrides: tuple[str, ...]) -> ResolvedJ
     """Return --model with its batch as a job in the layout that the planner chooses, keeping the keys that are set."""
     from meshwright.app.plan import PlanArguments
 
-    named = {name: given.get(name) for name in _OF_MODEL}
-    arguments = PlanArguments(overrides=overrides, model=given["model"], cluster=given["cluster"], **named)
+    named: dict[str, Any] = {name: given.get(name) for name in (*_OF_MODEL, "model", "cluster")}
+    arguments = PlanArguments(overrides=overrides, **named)
     resolved = arguments.resolved()
     layout = make_plan(arguments.request(resolved)).pick.layout
     progress.info("layout %s, as planned", layout_text(layout.effective) or "one rank")

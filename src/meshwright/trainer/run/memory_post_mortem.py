@@ -180,7 +180,9 @@ def change_line(advice: MemoryAdvice, present: MemoryByClass | None = None) -> s
         return f"no single key of [layout] is predicted to free enough of {now}: take more ranks, or `meshwright plan`"
     taken, step_s = format_bytes(advice.smaller.memory_bytes + beyond), format_duration(advice.smaller.step_s)
     counted = ", what is unaccounted included" if present is not None and present.unaccounted else ""
-    return f"set layout.{advice.smaller.change}: predicted to take {taken} and {step_s} a step in place of {now}{counted}"
+    return (
+        f"set layout.{advice.smaller.change}: predicted to take {taken} and {step_s} a step in place of {now}{counted}"
+    )
 
 
 def _of_class(memory: MemoryByClass, name: str) -> float:
