@@ -74,8 +74,9 @@ def prove(
 ) -> ProofResult:
     """Return how each layout of `words`, such as "dp_shard=2,tp=2", compares with one process.
 
-    Words such as "model.options.qk_norm=true" set keys of the job, as for `train`, but for [layout]. The model of `job` is made small, its architecture kept. Without layouts a set is proven in which every pair of axes
-    is used together. `precision` is what is computed in: "float64" leaves no rounding to hide a mistake. `repeat` runs
+    Words such as "model.options.qk_norm=true" set keys of the job, as for `train`, but for [layout]. The model of `job`
+    is made small, its architecture kept. Without layouts a set is proven in which every pair of axes is used together.
+    `precision` is what is computed in: "float64" leaves no rounding to hide a mistake. `repeat` runs
     each layout twice, `plant` breaks an axis, which must be found, and `report` is called with each layout's result.
     Raises ConfigError for a layout that does not fit the job.
     """

@@ -8,8 +8,8 @@
                         max(all matrices / ranks, the largest) x 5 (4 s^2 l + 2 s^3) FLOPs, s and l the matrix's sides
                         2 all-to-alls of 2 bytes of each element of a rank's shards, in ceil(matrices / ranks) rounds
 
-over the memory's rate, the rate of bfloat16 matmuls and the links of the ranks that share the matrices: those of FSDP,
-and of tp where it cuts them. Our own trainer on an accelerator also starts 20 kernels: 2 updates, with and without
+over the memory's rate, the rate of bfloat16 matmuls and the links of the ranks that share the matrices: those of
+FSDP, and of tp where it cuts them. Our own trainer on an accelerator also starts 20 kernels: 2 updates, with and without
 decay, and the norm of all gradients. Updates in backward run on the stream that reduces gradients: those of blocks hide behind
 the backward of other blocks, but on a host.
 

@@ -91,7 +91,8 @@ def _figures(found: RunComparison) -> Iterator[RenderableType]:
         change = "" if of_a is None or of_b is None or not of_a else signed_percent(of_b / of_a - 1)
         table.add_row(label_of(name), *cells, change)
     yield table
-    yield f"medians: A {found.a.timed_steps}, B {found.b.timed_steps}, without the first after a start or a resume, which warm up"
+    steps = f"medians: A {found.a.timed_steps}, B {found.b.timed_steps}"
+    yield f"{steps}, without the first after a start or a resume, which warm up"
 
 
 def _settings(found: RunComparison) -> Iterator[RenderableType]:

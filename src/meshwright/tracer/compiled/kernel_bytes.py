@@ -1,4 +1,4 @@
-"""kernel_bytes: what a fused kernel of Inductor reads and writes, of tables that it indexes by data the rows it touches.
+"""kernel_bytes: what a fused kernel of Inductor moves, of tables that it indexes by data the rows it touches.
 
 Inductor counts a buffer that is indexed by data as read or written whole, since the data may name any part of it. An
 embedding's gradient would then move its table twice, for the rows of a few thousand tokens. Here such a buffer counts
