@@ -8,7 +8,7 @@ from meshwright.spec.layout.layout import Layout
 from repository import ROOT
 
 
-def test_keys_of_the_job_are_told_from_layouts() -> None:
+def test_keys_of_the_job_are_distinguished_from_layouts() -> None:
     words = ["dp_shard=2,tp=2", "model.options.qk_norm=true", "layout.pp=2,layout.schedule=GPipe", "train.seed=3"]
     layouts, overrides = split_words([*words, Layout(tp=2)])
     assert overrides == ("model.options.qk_norm=true", "train.seed=3")

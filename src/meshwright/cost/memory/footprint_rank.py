@@ -172,9 +172,12 @@ class RankFootprint:
         )
 
     def _block_reduction(self) -> Moment:
-        """Return what reducing the last block's gradients adds, when all other blocks' are reduced."""
+        """Return what reducing the last block's gradients adds, when all other blocks' are reduced; of a pipeline that
+        reduces once a step the first, when all gradients are whole: each block's then give way to its shards.
+        """
         stay = (self.reduces_last & ~self.is_resharded) | self.stays_gathered
-        blocks, shards = np.where(stay, self.all_blocks, 0.0), self._new_shards(self.in_blocks)
+        reduced = np.where(self.reduces_last, self.block.shared, self.in_blocks)
+        blocks, shards = np.where(stay, self.all_blocks, 0.0), self._new_shards(reduced)
         return self._moment(
             elsewhere=shards + self._divided(self.block),
             unsharded_parameters_bytes=self._gathered(blocks),
