@@ -34,6 +34,7 @@ from meshwright.cost.communication.data_parallel import DataParallel
 from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.layout_table import Floats, LayoutTable
 from meshwright.cost.training_setup import Configurations, TrainingSetup
+from meshwright.cost.work import num_tensors_of
 from meshwright.hardware.rates import matmul_rates
 from meshwright.spec.job.optimizer_rules import has_int8_states
 from meshwright.spec.machine.device import Device
@@ -48,6 +49,8 @@ _NORM_BYTES = 4.0
 """Read of each gradient before an update that scales and clips it itself (layout.compile_optimizer)."""
 _NUM_ITERATIONS = 5
 _NUM_KERNELS = 20.0
+_NUM_JOINED_KERNELS = 57.0
+"""Of numbers, where the update is compiled (layout.compile_optimizer): next to them it has a kernel for each tensor."""
 
 
 class _Matrices(NamedTuple):
@@ -91,7 +94,9 @@ class UpdateCost:
         """Bytes through a rank's memory."""
         self.is_plain = configs.has(lambda setup: is_plain(setup.workload) and not _hides_blocks(setup))
         """Whether it is AdamW with float32 states, which may have been measured."""
-        self.num_kernels = np.where(configs.has(_updates_at_once), _NUM_KERNELS, 0.0)
+        joined = _NUM_JOINED_KERNELS + configs.each(_num_tensors) / configs.layouts.pp
+        kernels = np.where(configs.has(lambda setup: setup.stack.joins_update), joined, _NUM_KERNELS)
+        self.num_kernels = np.where(configs.has(_updates_at_once), kernels, 0.0)
         """Kernels of an update and of its clipping, whose starts are all of it for a small model."""
 
     def matmul_s(self, flops_per_s: Floats) -> Floats:
@@ -131,6 +136,11 @@ class UpdateCost:
 def is_plain(workload: Workload) -> bool:
     """Return whether the optimizer is AdamW with float32 states."""
     return (workload.optimizer, workload.optimizer_state_dtype) == ("adamw", "float32")
+
+
+def _num_tensors(setup: TrainingSetup) -> float:
+    """Return the parameters of the model, as tensors."""
+    return float(sum(group.count * sum(map(num_tensors_of, group.ops)) for group in setup.model.groups))
 
 
 def _updates_at_once(setup: TrainingSetup) -> bool:

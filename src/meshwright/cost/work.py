@@ -215,7 +215,7 @@ def _block_row(group: BlockGroup, kind: int, partition: Partition) -> dict[str, 
         "second_matmuls_share": zero + second_matmuls_share(group),
         "early_terms_share": np.where(partition.tp > 1, early_terms_share(group), 0.0),
         "num_ops": zero + len(group.ops),
-        "num_tensors": zero + sum(_num_tensors(op) for op in group.ops),
+        "num_tensors": zero + sum(num_tensors_of(op) for op in group.ops),
         "num_biases": zero + sum(isinstance(op, Matmul) and op.has_bias for op in group.ops),
         "has_rope": zero + any(isinstance(op, Rope) for op in group.ops),
         "num_tp_collectives": zero + _num_tp_collectives(group, partition),
@@ -245,7 +245,7 @@ def _dense_parameters(op: Op, partition: Partition) -> Floats:
     return op.num_parameters / (partition.tp if _is_split(op) else np.ones_like(partition.tokens))
 
 
-def _num_tensors(op: Op) -> int:
+def num_tensors_of(op: Op) -> int:
     """Return the parameters of `op` as tensors; a tied head counts, since a pipeline's last stage has a copy."""
     return (op.num_parameters > 0 or isinstance(op, Head)) * (1 + getattr(op, "has_bias", False))
 
