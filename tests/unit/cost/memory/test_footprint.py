@@ -188,10 +188,13 @@ def test_a_pipeline_that_reduces_last_holds_activations_or_a_reduction_never_bot
     block = 4 * _setup("llama3-8b").model.groups[1].num_parameters
     assert each.communication_buffers_bytes - after.communication_buffers_bytes == block
     assert each.activations_bytes == after.activations_bytes
-    # With next to nothing kept, the reduction of whole gradients is the fullest moment.
-    short = [_footprint(_setup("llama3-8b", stack, seq_len=16), layout) for stack in (OURS, last)]
-    assert short[1].communication_buffers_bytes == block
-    assert short[1].activations_bytes == 0
+    # With next to nothing kept, the reduction of whole gradients is the fullest moment of a rank without ends, with the
+    # shards of the one block that is reduced.
+    configs = Configurations.of_one(_setup("llama3-8b", last, seq_len=16), layout_table([layout]))
+    short = footprint_of_rank(configs, 1)
+    assert short.communication_buffers_bytes == block
+    assert short.activations_bytes == 0
+    assert short.gradients_bytes == 8 * block + block / 8
     alone = [_footprint(_setup("llama3-8b", stack), Layout(dp_shard=8)) for stack in (OURS, last)]
     assert alone[0].device_bytes == alone[1].device_bytes
 
