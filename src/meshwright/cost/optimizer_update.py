@@ -9,9 +9,10 @@
                         2 all-to-alls of 2 bytes of each element of a rank's shards, in ceil(matrices / ranks) rounds
 
 over the memory's rate, the rate of bfloat16 matmuls and the links of the ranks that share the matrices: those of
-FSDP, and of tp where it cuts them. Our own trainer on an accelerator also starts 20 kernels: 2 updates, with and without
-decay, and the norm of all gradients. Updates in backward run on the stream that reduces gradients: those of blocks hide behind
-the backward of other blocks, but on a host.
+FSDP, and of tp where it cuts them. Our own trainer on an accelerator also starts 20 kernels: 2 updates, with and
+without decay, and the norm of all gradients; 57 and one for each tensor where the update is compiled. Updates in
+backward run on the stream that reduces gradients: those of blocks hide behind the backward of other blocks, but on a
+host.
 
 Source: the operators of trainer/optimizer/bfloat16_adamw.py and muon.py, counted; a simulation prices the same from a
 trace (tests/fake_ranks/agreement/test_optimizer_costs.py). Ignored: that matrices of several sizes divide unevenly
