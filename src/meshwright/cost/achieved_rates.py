@@ -163,7 +163,7 @@ def matmul_share(device: Device, dtype: str, precision: str, constants: Constant
     Of an accelerator that was measured it is its best one, power cap included.
     """
     if (best := _best_measured(device, dtype)) is not None:
-        return best / peak_flops_per_s(device, dtype) / power_share(device) ** constants["power_exponent"]
+        return float(best / peak_flops_per_s(device, dtype) / power_share(device) ** constants["power_exponent"])
     if dtype == "float8":
         share = share_of_peak("matmul8", device, constants)
         share *= constants["rowwise"] if precision.startswith("float8-rowwise") else 1.0
