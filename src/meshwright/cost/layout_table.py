@@ -92,6 +92,7 @@ class LayoutTable:
     """Whether that is one graph of the whole model, where it does; else blocks."""
     compile_loss: Bools
     compile_optimizer: Bools
+    cuda_graphs: Bools
     checkpoint_of_block: Ints | None = None
     """What each block saves [layouts, blocks], as in activation_checkpoint; None where no layout says it one by one."""
     first_blocks: Ints | None = None

@@ -11,7 +11,8 @@
                            overlaps with matmuls (layout.async_tp)
 8. activation offload      after 6 and 7: it moves what recomputed and compiled blocks save
 9. FSDP2 / HSDP            after 7, so that its hooks stay outside of compiled graphs; shards what 3 and 4 left. In a
-                           model that is one graph sharding comes before 7, since its collectives are in the graph
+                           model that is one graph sharding comes before 7, since its collectives are in the graph;
+                           so it does for CUDA graphs, which the host's part of FSDP2's hooks is no part of
 10. materialize            last: now each rank knows its shards, so no rank ever holds the whole model
 
 spec/job/validity.py rejects invalid layouts before any process starts.
@@ -32,6 +33,7 @@ from meshwright.parallelism.expert.expert_parallel import apply_expert_parallel
 from meshwright.parallelism.float8.convert_linears import convert_linears, set_shard_groups
 from meshwright.parallelism.gradients import share_tied
 from meshwright.parallelism.graph.compile_model import compile_model
+from meshwright.parallelism.graph.cuda_graph import shards_for_graphs
 from meshwright.parallelism.graph.graph_sharded import shard_in_graph
 from meshwright.parallelism.head import require_separable
 from meshwright.parallelism.mesh import Meshes
@@ -67,11 +69,14 @@ def parallelize(
         checkpoint_blocks(
             blocks, layout, *(meshes.group(axis) if meshes.degree(axis) > 1 else None for axis in gathered_again)
         )
-        if layout.compile == "model":
+        if layout.compile == "model" or shards_for_graphs(meshes):
             # One graph serves all microbatches, and only the last one's gradients are to be summed over replicas.
             stages.sums_replicas_after = schedule.num_microbatches > 1
             shard_in_graph(stage, precision, meshes, sums_replicas=not stages.sums_replicas_after)
-            compile_model(stage, meshes)
+            if layout.compile == "model":
+                compile_model(stage, meshes)
+            elif layout.compile:
+                compile_blocks(blocks, layout)
         else:
             if layout.compile:
                 compile_blocks(blocks, layout)

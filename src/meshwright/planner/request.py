@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from meshwright.cost.layout_table import ATTENTION_BACKENDS, LayoutTable, distinct_rows
-from meshwright.cost.own_stack import own_stack
+from meshwright.cost.own_stack import OwnChoices, own_stack
 from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import DEFAULT_MEMORY_MARGIN, DType
@@ -59,24 +59,19 @@ class PlanRequest:
     def configs(self, layouts: LayoutTable) -> Configurations:
         """Return the layouts in the request's setup; those of our own trainer with the kernels that they ask for.
 
-        That is compiled kernels of blocks, loss and update, and the kernels of attention's backend.
+        That is compiled kernels of blocks, loss and update, replayed ones, and the kernels of attention's backend.
         """
         setup = self.setup
         if setup.stack.kernels != "eager":
             return Configurations.of_one(setup, layouts)
         # What other software attends with is in its stack.
         backends = layouts.attention_backend * setup.is_own
-        choices = (layouts.compiles_blocks, layouts.compile_loss, layouts.compile_optimizer)
+        choices = (layouts.compiles_blocks, layouts.compile_loss, layouts.compile_optimizer, layouts.cuda_graphs)
         first, index = distinct_rows((backends, *choices))
         setups = tuple(
             replace(
                 setup,
-                stack=own_stack(
-                    setup.stack,
-                    compiles_blocks=bool(choices[0][row]),
-                    compile_loss=bool(choices[1][row]),
-                    compile_optimizer=bool(choices[2][row]),
-                ),
+                stack=own_stack(setup.stack, OwnChoices(*(bool(choice[row]) for choice in choices))),
                 attention_backend=ATTENTION_BACKENDS[backends[row]],
             )
             for row in first[: len(layouts)]

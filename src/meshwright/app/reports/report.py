@@ -87,6 +87,7 @@ def _measured(run: Run, job: Job, metrics: RunMetrics) -> MeasuredStep:
 def _simulated(run: Run, job: Job, layout: Layout) -> Timeline:
     """Return the run's step, traced and simulated on the machine that the job names."""
     from meshwright.config.load import load_job
+    from meshwright.simulator.engine.conditions import Conditions
     from meshwright.simulator.simulate_step import simulate
     from meshwright.tracer.programs.trace_ranks import device_type_of
     from meshwright.tracer.trace_job import trace_job
@@ -99,4 +100,5 @@ def _simulated(run: Run, job: Job, layout: Layout) -> Timeline:
     cluster = with_example_rates(cluster_of(job, Options(), {})).with_num_devices(layout.num_ranks)
     device = device_type_of(cluster.device)
     traces = trace_job(TRAINER_STEP, resolved, layout.num_ranks, device=device)
-    return simulate(traces, cluster, str(run.folder))
+    conditions = Conditions(replays_microbatches=layout.cuda_graphs)
+    return simulate(traces, cluster, str(run.folder), conditions)

@@ -18,6 +18,7 @@ from meshwright.planner.plan import make_plan
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.finalists import complexity_of
 from meshwright.simulator.checks.check_traces import mismatches
+from meshwright.simulator.engine.conditions import Conditions
 from meshwright.simulator.simulate_step import simulate
 from meshwright.spec.layout.layout import Layout, LayoutRequest
 from meshwright.spec.layout.layout_text import layout_text
@@ -192,7 +193,7 @@ def simulate_layout(steps: Steps, layout: Layout, num_processes: int = 1) -> Sim
         problems = mismatches(traces)
         if problems:
             return SimulatedStep(problem="; ".join(str(problem) for problem in problems))
-        timeline = simulate(traces, steps.cluster)
+        timeline = simulate(traces, steps.cluster, conditions=Conditions(replays_microbatches=layout.cuda_graphs))
     except MeshwrightError as error:
         return SimulatedStep(problem=str(error))
     return SimulatedStep(step_s=timeline.step_s, reserved_bytes=_reserved(timeline, traces, layout))

@@ -83,7 +83,8 @@ class RankFootprint:
         self.bytes = state_bytes(memory.setup.workload, stack)
         self.is_sharded = stack.sharding == "parameters"
         self.gathers = self.is_sharded & (layouts.fsdp > 1)
-        self.accumulates = num_microbatches > 1
+        # Graphs add to gradients that live through the step, as if there were earlier microbatches.
+        self.accumulates = (num_microbatches > 1) | layouts.cuda_graphs
         self.reduces_each = self.accumulates & layouts.reduces_each_microbatch
         # Our runtime frees nothing that one rank holds whole.
         self.is_resharded = layouts.is_resharded & ((layouts.fsdp > 1) | (not memory.setup.is_own))

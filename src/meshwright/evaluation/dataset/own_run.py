@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from meshwright.config.load import ResolvedJob
 from meshwright.cost.achieved_rates import peaks_of
-from meshwright.cost.own_stack import own_stack
+from meshwright.cost.own_stack import OwnChoices, own_stack
 from meshwright.cost.stack_factors import OURS
 from meshwright.cost.training_setup import TrainingSetup
 from meshwright.errors import ConfigError
@@ -73,9 +73,7 @@ def setup_of_run(run: Run, manifest: Manifest, layout: Layout) -> TrainingSetup:
     setup = plan_request(ResolvedJob(job, {}, run.job), Options(stack=OURS, takes_example=True)).setup
     stack = own_stack(
         setup.stack,
-        compiles_blocks=layout.compiles_blocks,
-        compile_loss=layout.compile_loss,
-        compile_optimizer=layout.compile_optimizer,
+        OwnChoices(layout.compiles_blocks, layout.compile_loss, layout.compile_optimizer, layout.cuda_graphs),
     )
     cluster = setup.cluster.with_num_devices(layout.num_ranks)
     found = TrainingSetup(setup.model, setup.workload, cluster, stack, memory=setup.memory)

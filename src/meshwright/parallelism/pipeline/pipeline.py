@@ -27,6 +27,7 @@ from meshwright.parallelism.data.fully_sharded import (
     set_gradient_sync,
 )
 from meshwright.parallelism.data.materialize import statistics_of, unchanged
+from meshwright.parallelism.graph.cuda_graph import GradientBuffers, MicrobatchGraph, is_graphed, shards_for_graphs
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.pipeline.stages import Stages, reductions_of
 from meshwright.parallelism.torch_private.torch_split_backward import (
@@ -95,6 +96,9 @@ class Pipeline:
         self._sends: dict[tuple[str, int, int], _Sent] = {}
         self._splits_backward = meshes.layout.may_split_backward
         self._total = torch.zeros(())
+        self._graph = MicrobatchGraph(self._microbatch, meshes.device_type) if is_graphed(meshes) else None
+        parameters = [each for each in stages.parameters() if each.requires_grad]
+        self._gradients = GradientBuffers(parameters) if shards_for_graphs(meshes) else None
         self.observe: Observe = ignore
         """Called before each action, and before each wait with the rank that is waited for."""
 
@@ -110,6 +114,18 @@ class Pipeline:
         Gradients are then reduced over the ranks that shard each stage.
         """
         self._start(microbatches)
+        if self._gradients is not None:
+            self._gradients.begin_step()
+        if self._graph is not None:
+            self._replay(microbatches, self._graph)
+        else:
+            self._run_actions(microbatches)
+        if self._gradients is not None:
+            self._gradients.end_step()
+        return self._total
+
+    def _run_actions(self, microbatches: Sequence[StageInput]) -> None:
+        """Run the schedule's actions, and reduce gradients."""
         layout = self._meshes.layout
         reductions, is_each = self._reductions, layout.reduces_each_microbatch
         for number in self.stages.numbers:
@@ -134,7 +150,24 @@ class Pipeline:
             await_gradients(self.stages[number])
         for stage in self.stages if is_each else ():
             require_reduced(stage)
-        return self._total
+
+    def _replay(self, microbatches: Sequence[StageInput], graph: MicrobatchGraph) -> None:
+        """Run forward and backward of each microbatch by `graph`."""
+        graph.begin_step()
+        for number, microbatch in enumerate(microbatches):
+            name = f"{ACTION_MARK}{Action('B', 0, number)}"
+            self.observe(name)
+            with record_function(name):
+                tensors = {"inputs": microbatch.inputs, "targets": microbatch.targets, "scale": microbatch.loss_scale}
+                self._total += graph({**tensors, **microbatch.context}, microbatch.prepare)
+
+    def _microbatch(self, inputs: Tensor, targets: Tensor, scale: Tensor | None, **context: Tensor | None) -> Tensor:
+        """Return the loss after forward and backward of a microbatch on the only stage."""
+        output = self.loss(self.stages[0](inputs, **context), targets)
+        require_scalar(output)
+        output = output if scale is None else output * scale.to(output.dtype)
+        torch.autograd.backward(output)
+        return output.detach()
 
     @torch.no_grad()
     def evaluate(self, microbatches: Sequence[StageInput]) -> Tensor:

@@ -47,7 +47,14 @@ def layout_space(request: PlanRequest, menu: Menu) -> LayoutTable:
 def model_splits(request: PlanRequest, menu: Menu) -> LayoutTable:
     """Return every way to share the model among the ranks, whatever the batch, each with one method of cp."""
     # What the menu has no choice of is as it is set.
-    set_alone = ("prefetch", "reshard_after_forward", "attention_backend", "compile_loss", "compile_optimizer")
+    set_alone = (
+        "prefetch",
+        "reshard_after_forward",
+        "attention_backend",
+        "compile_loss",
+        "compile_optimizer",
+        "cuda_graphs",
+    )
     as_set = {key: request.fixed[key] for key in set_alone if key in request.fixed}
     table, num_devices = layout_table([Layout().replace(**as_set)]), request.num_devices
     for axis in ("tp", "cp", "pp", "dp_shard"):

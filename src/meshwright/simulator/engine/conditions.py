@@ -37,6 +37,8 @@ class Conditions:
     faults: tuple[Fault, ...] = ()
     has_expandable_segments: bool = True
     """Whether the allocator's segments grow (PYTORCH_ALLOC_CONF), as the trainer sets it."""
+    replays_microbatches: bool = False
+    """Whether the host launches a forward or backward at once, as a CUDA graph (layout.cuda_graphs)."""
 
     @property
     def is_noisy(self) -> bool:
@@ -56,14 +58,22 @@ USUAL = Conditions()
 def records_under(
     conditions: Conditions, traces: Traces, record_times: Mapping[int, RecordTimes]
 ) -> dict[int, RecordTimes]:
-    """Return the durations of each representative's records with the faults of `conditions`."""
+    """Return the durations of each representative's records with the faults and the launches of `conditions`."""
     changed = {}
     for rank, times in record_times.items():
+        times = _replayed(times, traces.traces[rank]) if conditions.replays_microbatches else times
         device_s = times.device_s.copy()
         for fault in _of(conditions, traces, rank, "slow-rank"):
             device_s[_in_phase(fault, traces.traces[rank])] *= fault.argument
         changed[rank] = replace(times, device_s=device_s)
     return changed
+
+
+def _replayed(times: RecordTimes, trace: Trace) -> RecordTimes:
+    """Return the times of a step in which each action but for its first launch costs the host nothing."""
+    action = trace.records.action
+    goes_on = (action != NONE) & (action == np.roll(action, 1)) & (np.arange(len(action)) > 0)
+    return replace(times, host_s=np.where(goes_on, 0.0, times.host_s))
 
 
 def comm_ops_under(conditions: Conditions, traces: Traces, comm_ops: CommOps, times: CommOpTimes) -> CommOpTimes:

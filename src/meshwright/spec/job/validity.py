@@ -18,6 +18,7 @@ from meshwright.spec.job.compile_rules import (
     model_graph_layout_problems,
     model_graph_problems,
 )
+from meshwright.spec.job.cuda_graph_rules import cuda_graph_layout_problems, cuda_graph_problems
 from meshwright.spec.job.float8_rules import float8_problems
 from meshwright.spec.job.memory_rules import memory_problems
 from meshwright.spec.job.optimizer_rules import block_problems, update_problems
@@ -78,9 +79,9 @@ def broken_rules(job: Job, layout: Layout) -> list[Problem]:
         of_optimizer += block_problems(job.optimizer, layout, architecture)
     schedule = schedule_problems(layout, num_microbatches, job.batch_key)
     of_model = [*attention_problems(job, layout, _architecture(job)), *model_graph_problems(job, layout)]
-    of_model += compiled_optimizer_problems(job, layout)
-    of_memory = memory_problems(job, layout)
-    return [*batch, *split, *schedule, *float8_problems(job, layout), *of_optimizer, *of_model, *of_memory]
+    of_model += [*compiled_optimizer_problems(job, layout), *cuda_graph_problems(job, layout)]
+    of_model += memory_problems(job, layout)
+    return [*batch, *split, *schedule, *float8_problems(job, layout), *of_optimizer, *of_model]
 
 
 def has_wrong_degree(problems: Iterable[str]) -> bool:
@@ -110,7 +111,9 @@ def split_problems(layout: Layout, architecture: LlamaArchitecture | None, seq_l
     problems += [*expert_problems(layout, architecture, knows_tp=not tensor), *_stage_problems(layout, num_layers)]
     problems += _checkpoint_problems(layout, num_layers)
     problems += [] if architecture is None else length_problems(architecture, seq_len)
-    problems += model_graph_layout_problems(layout, has_experts=isinstance(architecture, MoEArchitecture))
+    has_experts = isinstance(architecture, MoEArchitecture)
+    problems += model_graph_layout_problems(layout, has_experts=has_experts)
+    problems += cuda_graph_layout_problems(layout, has_experts=has_experts)
     return [*problems, *_reshard_problems(layout), *_option_problems(layout), *_loss_problems(layout, seq_len)]
 
 

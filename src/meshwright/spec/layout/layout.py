@@ -84,6 +84,8 @@ class Layout(Degrees):
     """Whether the next-token loss is compiled, which then passes over the logits fewer times."""
     compile_optimizer: bool = False
     """Whether the update is compiled into one pass with the scaling and clipping of gradients (adamw in float32)."""
+    cuda_graphs: bool = False
+    """Whether a microbatch's forward and backward are captured as one CUDA graph and replayed; nothing on a CPU."""
 
     @property
     def stages_per_rank(self) -> int:

@@ -4,8 +4,8 @@ The fused kernel reads what two passes before it have written: gradients divided
 clipped. Here both factors are one number, `scale`, and the update reads each gradient once. It computes what
 torch.optim.AdamW does, to rounding, and its state has the same names, so a run may change between the two.
 
-On an accelerator one graph updates all parameters, a kernel each. On a processor the C++ compiler would take minutes for
-hundreds of kernels: one graph of one parameter serves all of them, whatever their sizes.
+On an accelerator one graph updates all parameters, a kernel each. On a processor the C++ compiler would take minutes
+for hundreds of kernels: one graph of one parameter serves all of them, whatever their sizes.
 """
 
 import math

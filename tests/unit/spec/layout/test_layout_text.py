@@ -22,7 +22,16 @@ layouts = st.builds(
     gradient_sync=st.sampled_from(["auto", "step", "microbatch"]),
     prefetch=st.integers(0, 3),
     **dict.fromkeys(
-        ("async_tp", "cpu_offload", "activation_offload", "compile", "compile_loss", "compile_optimizer"), st.booleans()
+        (
+            "async_tp",
+            "cpu_offload",
+            "activation_offload",
+            "compile",
+            "compile_loss",
+            "compile_optimizer",
+            "cuda_graphs",
+        ),
+        st.booleans(),
     ),
     compile_backend=st.sampled_from(["inductor", "aot_eager", "eager"]),
 )
