@@ -68,6 +68,7 @@ def layouts(draw: st.DrawFn) -> Layout:
         reshard_after_forward="auto" if is_deep and schedule in SPLIT_BACKWARD_SCHEDULES else kept,
         gradient_sync=draw(some("auto", "step", "microbatch")),
         prefetch=draw(some(1, 0, 2)),
+        separate_reduce_group=draw(some(False, False, True)),
         cpu_offload=draw(some(False, False, True)),
         # Compiling takes seconds, as long as all the rest.
         compile=draw(some(*[False] * 5, True)),

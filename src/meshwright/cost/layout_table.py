@@ -82,6 +82,7 @@ class LayoutTable:
     reduces_each_microbatch: Bools
     """Whether gradients are reduce-scattered after each microbatch, not once a step."""
     async_tp: Bools
+    separate_reduce_group: Bools
     cpu_offload: Bools
     activation_offload: Bools
     loss_chunks: Ints

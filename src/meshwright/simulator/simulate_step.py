@@ -84,7 +84,7 @@ def _source(traces: Traces, cluster: Cluster, name: str) -> TimelineSource:
 
 _BACKWARD, _OPTIMIZER = "backward", "optimizer"
 """The phase that only training steps have."""
-_SHARING_AXIS = "fsdp"
+_SHARING_AXES = ("fsdp", "fsdp_reduce")
 
 
 class DeviceModel(ABC):
@@ -202,5 +202,5 @@ def device_model(cluster: Cluster) -> DeviceModel:
 
 def _shares_state(trace: Trace) -> NDArray[np.bool_]:
     """Return which records are collectives over the FSDP axis [records]."""
-    is_axis = np.array([*(name == _SHARING_AXIS for name in trace.group_names), False])
+    is_axis = np.array([*(name in _SHARING_AXES for name in trace.group_names), False])
     return np.asarray(is_axis[trace.records.group], np.bool_)

@@ -115,6 +115,7 @@ def summed(layout: Layout, compute: Any) -> dict[str, Tensor | None]:
         Layout(gradient_sync="microbatch"),
         Layout(dp_replicate=2, gradient_sync="microbatch"),
         Layout(dp_replicate=2, dp_shard=2, cpu_offload=True),
+        Layout(dp_replicate=2, dp_shard=2, separate_reduce_group=True),
     ],
     ids=layout_text,
 )

@@ -3,7 +3,8 @@
     forward    exposed = max(block, gather) - block + slowdown x the shorter of the two x the share of the block in
                which the device computes (1 of other software)
     backward   the same of gather, if blocks are freed, and reduction, which one communicator runs one by one; where a
-               group of ranks has kept a copy both run at once: the longer + (load - 1) x the shorter (contention.py)
+               group of ranks has kept a copy, or reductions have a group of their own, both run at once: the longer
+               + (load - 1) x the shorter (contention.py)
     prefetch   with none a block is gathered when the one after it is reduced, and neither hides; forward gathers ahead
                anyway, since the host does not wait for the device
     offload    parameters are copied to the device next to the gather of the block before, gradients to the host next
@@ -54,7 +55,9 @@ class _Exchanges:
         # What a group keeps is on the device.
         self.copied_again: Floats = np.where(self.is_freed & ~is_kept, self.copied, 0.0)
         load = joint_load(ring_shares(kept, fabric), ring_shares(shards, fabric), fabric) if is_kept.any() else 2.0
-        self.load: Floats = np.where(is_kept, load, 2.0)
+        own = layouts.separate_reduce_group & ~is_kept
+        own_load = joint_load(ring_shares(shards, fabric), ring_shares(shards, fabric), fabric) if own.any() else 2.0
+        self.load: Floats = np.where(is_kept, load, np.where(own, own_load, 2.0))
         """Of the links that it is gathered again over next to a reduction; 2 where one waits for the other."""
         # FSDP2 reduces over replicas on a stream of its own, and over other links where each node has all shards.
         self.sums_overlap = dp.is_own & (shards.num_domains == 1) & (replicas.num_domains > 1)

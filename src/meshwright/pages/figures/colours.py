@@ -26,6 +26,8 @@ AXES = {
     "ep": "#B5527C",
     "fsdp": "#C98B2B",
     "expert_dp_shard": "#C98B2B",
+    "fsdp_reduce": "#C98B2B",
+    "expert_dp_shard_reduce": "#C98B2B",
     "dp_replicate": "#A87432",
     "pp": "#3E9C92",
 }

@@ -27,6 +27,7 @@ from meshwright.parallelism.torch_private.torch_fsdp import (
     hide_from_selective_checkpoint,
     holds_partial_sums,
     overlap_reductions,
+    separate_reductions,
     start_unshard,
 )
 from meshwright.spec.job.sections import DType, PrecisionSection
@@ -59,6 +60,8 @@ def shard_model(model: nn.Module, layout: Layout, precision: PrecisionSection, m
         # Otherwise a divide factor is a PREMUL_SUM reduction, which gloo lacks.
         module.set_force_sum_reduction_for_comms(True)
     assert isinstance(model, FSDPModule)
+    if layout.separate_reduce_group:
+        separate_reductions(_units(model))
     units = [_units(block) for block in blocks]
     overlap_reductions(model, max(map(len, units), default=1))
     _prefetch(model, units, layout.prefetch)

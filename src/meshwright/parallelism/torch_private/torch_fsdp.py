@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import Placement, Shard
@@ -22,6 +24,7 @@ from torch.utils.checkpoint import _CachedTorchDispatchMode, _CachingTorchDispat
 from meshwright.errors import UnsupportedError
 from meshwright.parallelism.torch_private.torch_dispatch import storage_bytes
 from meshwright.spec.job.memory_section import CommunicationPool
+from meshwright.spec.trace.timeline import OWN_REDUCE_GROUP
 
 
 def end_backward(root: FSDPModule) -> None:
@@ -92,6 +95,46 @@ def overlap_reductions(root: FSDPModule, num_units: int) -> None:
     """
     if hasattr(root, "set_reduce_scatter_max_input_buffers"):
         root.set_reduce_scatter_max_input_buffers(num_units)
+
+
+def separate_reductions(units: Sequence[FSDPModule]) -> None:
+    """Reduce-scatter the gradients of `units` in process groups of their own, one for each set of ranks; a collective.
+
+    NCCL runs the collectives of a communicator one by one. torch 2.13 has set_separate_reduce_scatter_group, whose
+    groups have no axis in their names; a custom reduce-scatter exists since 2.9.
+    """
+    groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+    for unit in units:
+        of_unit: Any = unit
+        for group in _groups_of(of_unit._get_fsdp_state()):
+            shards = group.mesh_info.shard_process_group
+            ranks = tuple(dist.get_process_group_ranks(shards))
+            if len(ranks) == 1:
+                continue
+            if ranks not in groups:
+                axis = group.mesh_info.mesh.mesh_dim_names[-1]
+                groups[ranks] = dist.new_group(
+                    list(ranks), use_local_synchronization=True, group_desc=f"mesh_{axis}{OWN_REDUCE_GROUP}"
+                )
+            of_unit.set_custom_reduce_scatter(_ReduceScatterIn(groups[ranks]))
+
+
+class _ReduceScatterIn(DefaultReduceScatter):
+    """FSDP2's reduce-scatter, in a group other than that of its all-gathers."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> dist.Work:
+        """Start the reduction; `group` is that of the all-gathers."""
+        return super().__call__(output_tensor, input_tensor, self._group, op, async_op)
 
 
 def hide_from_selective_checkpoint(unit: nn.Module) -> None:

@@ -53,6 +53,7 @@ def model_splits(request: PlanRequest, menu: Menu) -> LayoutTable:
         "attention_backend",
         "compile_loss",
         "compile_optimizer",
+        "separate_reduce_group",
         "cuda_graphs",
     )
     as_set = {key: request.fixed[key] for key in set_alone if key in request.fixed}

@@ -44,6 +44,8 @@ def _rules(layout: Layout, *, has_experts: bool) -> Iterator[tuple[str, bool, An
     yield "activation_offload", layout.activation_offload, False, "and what each block saves is moved between blocks"
     yield "cpu_offload", layout.cpu_offload, False, "and FSDP2's hooks move parameters from and to the host"
     yield "async_tp", layout.async_tp, False, "and was not tried with fused matmuls and collectives"
+    has_group = layout.separate_reduce_group
+    yield "separate_reduce_group", has_group, False, "whose own order of collectives FSDP2's groups do not change"
     is_group = isinstance(kept, int)
     yield "reshard_after_forward", is_group, "auto", "and the compiler frees gathered parameters or keeps them whole"
     is_saved_twice = kept == "never" and layout.fsdp > 1 and layout.recomputes

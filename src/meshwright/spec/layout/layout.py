@@ -70,6 +70,8 @@ class Layout(Degrees):
     """When gradients are reduced: after each microbatch or once a step; auto: microbatch if sharded and pp = 1."""
     prefetch: NonNegativeInt = 1
     """Blocks whose parameters FSDP2 gathers ahead of the one that computes."""
+    separate_reduce_group: bool = False
+    """Whether FSDP2 reduces gradients in a process group of its own, which need not wait for all-gathers."""
     cpu_offload: bool = False
     """Whether parameters, gradients and optimizer state wait in the host's memory between uses (FSDP2)."""
     activation_offload: bool = False

@@ -21,6 +21,9 @@ _COMPONENT_OF_AXIS = {
     "dp": "dp_communication_s",
     "fsdp": "dp_communication_s",
     "expert_dp_shard": "dp_communication_s",
+    # Of layout.separate_reduce_group.
+    "fsdp_reduce": "dp_communication_s",
+    "expert_dp_shard_reduce": "dp_communication_s",
     "dp_shard": "dp_communication_s",
     "dp_replicate": "dp_communication_s",
     # Ranks among which Muon distributes matrices that two axes cut.

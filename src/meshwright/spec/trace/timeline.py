@@ -188,6 +188,8 @@ STEP_MARK = "ProfilerStep#"
 DATA_MARK = "data"
 """Waiting for the samples of a step."""
 
+OWN_REDUCE_GROUP = "_reduce"
+"""Suffix of the axis of a group that only reduces gradients (layout.separate_reduce_group)."""
 AXIS_MARK = "axis "
 """Before the description of the process group that a collective or a message runs in, such as mesh_tp."""
 

@@ -36,6 +36,7 @@ DENSE: dict[str, Any] = {"model": {"source": "llama-1m"}}
             "dp_shard=2,gradient_sync=step",
             'reduces the gradients of each microbatch (layout.gradient_sync = "step")',
         ),
+        (DENSE, "dp_shard=2,separate_reduce_group=true", "FSDP2's groups do not change"),
         (
             {**DENSE, "precision": {"compute": "bfloat16", "float8": "rowwise"}},
             "dp_shard=2",

@@ -29,6 +29,7 @@ layouts = st.builds(
             "compile",
             "compile_loss",
             "compile_optimizer",
+            "separate_reduce_group",
             "cuda_graphs",
         ),
         st.booleans(),
