@@ -24,6 +24,8 @@ Found = tuple[list[float], list[float], float, str]
 """Losses, gradient norms, the loss of a validation, the hash of the parameters."""
 
 
+# torch's own compiler (2.13): see test_compile.py.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
 @pytest.mark.parametrize("layout", [{}, pytest.param(_BLOCKS, marks=pytest.mark.long)], ids=["eager", "compiled"])
@@ -36,9 +38,9 @@ def test_the_captured_step_trains_to_the_same_bits(tmp_path: Path, compute: str,
 
 def steps(job: dict[str, Any], on_cpu: bool) -> Found:
     """Return what five steps and a validation come to, with the sharding for CUDA graphs where `on_cpu` asks for it."""
-    with mock.patch.object(apply, "shards_for_graphs", lambda _: on_cpu):
-        with mock.patch.object(pipeline, "shards_for_graphs", lambda _: on_cpu):
-            training = Training.build(Job.from_dict(job), Ranks(0, 1, torch.device("cpu")))
+    where = (mock.patch.object(module, "shards_for_graphs", return_value=on_cpu) for module in (apply, pipeline))
+    with next(where), next(where):
+        training = Training.build(Job.from_dict(job), Ranks(0, 1, torch.device("cpu")))
     results = [training.step(step, training.loader.microbatches(step - 1)) for step in range(1, 6)]
     validation = training.step.validate([training.loader.validation_microbatches(0)])
     training.loader.close()
