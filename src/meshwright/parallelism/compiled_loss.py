@@ -2,8 +2,8 @@
 
 The gradient of a logit is its probability times that of the loss, less the latter where the token is the target. Eager
 code scatters the second part into the first; here each element compares its column with the target's, so that one
-kernel reads the logits and writes their gradient. Probabilities are computed again in backward: what a forward keeps
-are the logits themselves and four numbers of each token.
+kernel reads the logits and writes their gradient. Backward recomputes probabilities: what a forward keeps are the
+logits themselves and four numbers of each token.
 
 Shapes: T tokens (C of a chunk), V this rank's shard of the vocabulary.
 """

@@ -57,7 +57,7 @@ class Gradients:
 
     @torch.no_grad()
     def apply_scale(self) -> None:
-        """Multiply the gradients by `scale` now, for whoever reads them before the update."""
+        """Multiply the gradients by `scale` now, for what reads them before the update."""
         if self.scale is not None and (gradients := _local_gradients(self._parameters)):
             torch._foreach_mul_(gradients, self.scale.to(gradients[0]))
             self.scale = None
@@ -86,13 +86,15 @@ class Gradients:
         `max_norm` = 0 disables clipping. A collective.
         """
         norm = self.norm()
+        norm = norm if self.scale is None else norm * self.scale
+        if max_norm <= 0:
+            return norm
+        share = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         if self.scale is not None:
-            norm = norm * self.scale
-            self.scale = self.scale * torch.clamp(max_norm / (norm + 1e-6), max=1.0) if max_norm > 0 else self.scale
-        elif max_norm > 0 and (gradients := _local_gradients(self._parameters)):
+            self.scale = self.scale * share
+        elif gradients := _local_gradients(self._parameters):
             # Offloaded gradients are on the CPU, the norm is on the device.
-            scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0).to(gradients[0])
-            torch._foreach_mul_(gradients, scale)
+            torch._foreach_mul_(gradients, share.to(gradients[0]))
         return norm
 
     @torch.no_grad()

@@ -22,7 +22,8 @@ from meshwright.models.build import build_architecture
 from meshwright.parallelism.apply import parallelize
 from meshwright.parallelism.loss import make_loss
 from meshwright.parallelism.mesh import build_meshes
-from meshwright.parallelism.pipeline.pipeline import Pipeline, StageInput
+from meshwright.parallelism.pipeline.pipeline import Pipeline
+from meshwright.parallelism.pipeline.stage_input import StageInput
 from meshwright.spec.job.sections import OptimizerSection, PrecisionSection
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.schedule.schedule import build_schedule

@@ -12,7 +12,7 @@ was captured with at each replay, from the seed that it has then, so dropout dra
 Sources: torch's notes on CUDA graphs (docs.pytorch.org/docs/stable/notes/cuda.html), 2.11 to 2.13.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +20,12 @@ from torch.distributed.tensor import DTensor
 
 from meshwright.errors import UnsupportedError
 from meshwright.log import logger
+from meshwright.models.contract import Loss, require_scalar
 from meshwright.parallelism.mesh import Meshes
+from meshwright.parallelism.pipeline.stage_input import StageInput
 
 NUM_WARM_UP = 2
 """Steps before the capture: the second may find other strides than the first, and compile again."""
-
-Microbatch = Callable[..., Tensor]
-"""Runs forward and backward of its arguments, tensors or None, and returns the loss, detached."""
 
 
 def is_graphed(meshes: Meshes) -> bool:
@@ -69,9 +68,9 @@ class GradientBuffers:
 class MicrobatchGraph:
     """Callable: runs a microbatch, from the third step on by replaying its graph."""
 
-    def __init__(self, run: Microbatch, device_type: str) -> None:
-        self._run, self._device = run, torch.device(device_type, torch.cuda.current_device())
-        self._stream = torch.cuda.Stream(self._device)
+    def __init__(self, stage: nn.Module, loss: Loss, device_type: str) -> None:
+        self._stage, self._of_output, self._device = stage, loss, torch.device(device_type, torch.cuda.current_device())
+        self._capturing = torch.cuda.Stream(self._device)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._num_steps = 0
         self._inputs: dict[str, Tensor | None] = {}
@@ -81,38 +80,39 @@ class MicrobatchGraph:
         """Count the steps that warm up; before the first microbatch of a step."""
         self._num_steps += 1
 
-    def __call__(self, inputs: dict[str, Tensor | None], prepare: Callable[[], None]) -> Tensor:
-        """Return the loss of a microbatch, and add its gradients; `prepare` seeds its random numbers."""
+    def __call__(self, microbatch: StageInput) -> Tensor:
+        """Return the loss of a microbatch, and add its gradients."""
+        tensors = {"inputs": microbatch.inputs, "targets": microbatch.targets, "scale": microbatch.loss_scale}
+        given: dict[str, Tensor | None] = {**tensors, **microbatch.context}
+        # Not during a capture, which holds the generator.
+        microbatch.prepare()
         if self._num_steps <= NUM_WARM_UP:
-            return self._warm_up(inputs, prepare)
+            return self._warm_up(given)
         if self._graph is None:
-            prepare()
-            self._capture(inputs)
-        assert self._graph is not None
-        for name, given in inputs.items():
-            if (static := self._inputs[name]) is not None and given is not None:
-                static.copy_(given, non_blocking=True)
-        prepare()
+            self._graph = self._captured(given)
+            microbatch.prepare()
+        for name, tensor in given.items():
+            if (static := self._inputs[name]) is not None and tensor is not None:
+                static.copy_(tensor, non_blocking=True)
         self._graph.replay()
         return self._loss
 
-    def _warm_up(self, inputs: dict[str, Tensor | None], prepare: Callable[[], None]) -> Tensor:
+    def _warm_up(self, given: dict[str, Tensor | None]) -> Tensor:
         current = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(current)
-        prepare()
-        with torch.cuda.stream(self._stream):
-            loss = self._run(**inputs)
-        current.wait_stream(self._stream)
+        self._capturing.wait_stream(current)
+        with torch.cuda.stream(self._capturing):
+            loss = self._run(given)
+        current.wait_stream(self._capturing)
         return loss
 
-    def _capture(self, inputs: dict[str, Tensor | None]) -> None:
-        self._inputs = {name: None if given is None else given.clone() for name, given in inputs.items()}
+    def _captured(self, given: dict[str, Tensor | None]) -> torch.cuda.CUDAGraph:
+        self._inputs = {name: None if tensor is None else tensor.clone() for name, tensor in given.items()}
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self._device)
         try:
             # Other threads, which copy batches and watch for hangs, may call CUDA meanwhile.
-            with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-                self._loss = self._run(**self._inputs)
+            with torch.cuda.graph(graph, stream=self._capturing, capture_error_mode="thread_local"):
+                self._loss = self._run(self._inputs)
         except RuntimeError as error:
             # The end of a capture that failed is an error of its own.
             first = error.__context__ or error
@@ -121,8 +121,19 @@ class MicrobatchGraph:
                 f"such as one that waits for the device ({str(first).splitlines()[0]}): remove it, or set "
                 "layout.cuda_graphs to false"
             ) from error
-        self._graph = graph
         logger.info("captured forward and backward of a microbatch as a CUDA graph")
+        return graph
+
+    def _run(self, given: dict[str, Tensor | None]) -> Tensor:
+        """Return the loss after forward and backward."""
+        context = dict(given)
+        inputs, targets, scale = (context.pop(name) for name in ("inputs", "targets", "scale"))
+        assert targets is not None
+        output = self._of_output(self._stage(inputs, **context), targets)
+        require_scalar(output)
+        output = output if scale is None else output * scale.to(output.dtype)
+        torch.autograd.backward(output)
+        return output.detach()
 
 
 def _local(tensor: Tensor) -> Tensor:

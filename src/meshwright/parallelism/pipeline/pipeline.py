@@ -5,9 +5,9 @@ spec/layout/schedule/schedule.py, with every send and receive in its place. Send
 and waited for when their tensor is needed, so that they overlap with the actions in between.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -29,6 +29,7 @@ from meshwright.parallelism.data.fully_sharded import (
 from meshwright.parallelism.data.materialize import statistics_of, unchanged
 from meshwright.parallelism.graph.cuda_graph import GradientBuffers, MicrobatchGraph, is_graphed, shards_for_graphs
 from meshwright.parallelism.mesh import Meshes
+from meshwright.parallelism.pipeline.stage_input import StageInput
 from meshwright.parallelism.pipeline.stages import Stages, reductions_of
 from meshwright.parallelism.torch_private.torch_split_backward import (
     PendingWeights,
@@ -37,20 +38,6 @@ from meshwright.parallelism.torch_private.torch_split_backward import (
 )
 from meshwright.spec.layout.schedule.action import ACTION_MARK, Action
 from meshwright.spec.layout.schedule.schedule import Schedule, lower
-
-
-@dataclass(frozen=True)
-class StageInput:
-    """One microbatch of a data-parallel and context-parallel rank, for every stage."""
-
-    inputs: Tensor
-    targets: Tensor
-    context: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of the model's forward: positions and documents."""
-    prepare: Callable[[], None] = lambda: None
-    """Called before each forward; seeds the random numbers of this microbatch."""
-    loss_scale: Tensor | None = None
-    """Factor of the loss; None for 1."""
 
 
 class Observe(Protocol):
@@ -96,7 +83,7 @@ class Pipeline:
         self._sends: dict[tuple[str, int, int], _Sent] = {}
         self._splits_backward = meshes.layout.may_split_backward
         self._total = torch.zeros(())
-        self._graph = MicrobatchGraph(self._microbatch, meshes.device_type) if is_graphed(meshes) else None
+        self._graph = MicrobatchGraph(stages[0], loss, meshes.device_type) if is_graphed(meshes) else None
         parameters = [each for each in stages.parameters() if each.requires_grad]
         self._gradients = GradientBuffers(parameters) if shards_for_graphs(meshes) else None
         self.observe: Observe = ignore
@@ -158,16 +145,7 @@ class Pipeline:
             name = f"{ACTION_MARK}{Action('B', 0, number)}"
             self.observe(name)
             with record_function(name):
-                tensors = {"inputs": microbatch.inputs, "targets": microbatch.targets, "scale": microbatch.loss_scale}
-                self._total += graph({**tensors, **microbatch.context}, microbatch.prepare)
-
-    def _microbatch(self, inputs: Tensor, targets: Tensor, scale: Tensor | None, **context: Tensor | None) -> Tensor:
-        """Return the loss after forward and backward of a microbatch on the only stage."""
-        output = self.loss(self.stages[0](inputs, **context), targets)
-        require_scalar(output)
-        output = output if scale is None else output * scale.to(output.dtype)
-        torch.autograd.backward(output)
-        return output.detach()
+                self._total += graph(microbatch)
 
     @torch.no_grad()
     def evaluate(self, microbatches: Sequence[StageInput]) -> Tensor:

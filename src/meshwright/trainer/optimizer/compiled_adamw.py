@@ -92,16 +92,16 @@ def _factors(step_P: Tensor, group: Mapping[str, Any], scale: Tensor | None) -> 
 
 
 def _adamw(
-    values: list[Tensor], gradients: list[Tensor], firsts: list[Tensor], seconds: list[Tensor], factors: list[Tensor]
+    values: list[Tensor], gradients: list[Tensor], means: list[Tensor], squares: list[Tensor], factors: list[Tensor]
 ) -> None:
     """Update `values` and both moments in place."""
-    for value, gradient, first, second, numbers in zip(values, gradients, firsts, seconds, factors, strict=True):
+    for value, gradient, mean, square, numbers in zip(values, gradients, means, squares, factors, strict=True):
         # All numbers are tensors: torch.compile would compile again for another number.
-        scale, keep, first_share, second_keep, second_share, correction, eps, rate = numbers.unbind()
+        scale, keep, share_1, keep_2, share_2, correction, eps, rate = numbers.unbind()
         scaled = gradient * scale
-        first.add_((scaled - first) * first_share)
-        second.mul_(second_keep).add_(scaled * scaled * second_share)
-        value.mul_(keep).sub_(first / (second.sqrt() * correction + eps) * rate)
+        mean.add_((scaled - mean) * share_1)
+        square.mul_(keep_2).add_(scaled * scaled * share_2)
+        value.mul_(keep).sub_(mean / (square.sqrt() * correction + eps) * rate)
 
 
 def _each(lists: _Lists) -> Iterator[_Lists]:

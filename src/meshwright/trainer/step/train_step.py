@@ -21,7 +21,8 @@ from meshwright.parallelism.float8.float8_gather import Float8Gathers
 from meshwright.parallelism.gradients import Gradients
 from meshwright.parallelism.loss import NextTokenLoss, counted_share
 from meshwright.parallelism.mesh import Meshes
-from meshwright.parallelism.pipeline.pipeline import Observe, Pipeline, StageInput, ignore
+from meshwright.parallelism.pipeline.pipeline import Observe, Pipeline, ignore
+from meshwright.parallelism.pipeline.stage_input import StageInput
 from meshwright.parallelism.pipeline.stages import Stages
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters, local_box
 from meshwright.spec.job.job import Job

@@ -1,0 +1,21 @@
+"""StageInput: one microbatch of a rank, for every stage."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class StageInput:
+    """One microbatch of a data-parallel and context-parallel rank, for every stage."""
+
+    inputs: Tensor
+    targets: Tensor
+    context: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of the model's forward: positions and documents."""
+    prepare: Callable[[], None] = lambda: None
+    """Called before each forward; seeds the random numbers of this microbatch."""
+    loss_scale: Tensor | None = None
+    """Factor of the loss; None for 1."""
