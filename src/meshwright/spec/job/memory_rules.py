@@ -55,6 +55,18 @@ def _state_problems(memory: MemorySection, optimizer: OptimizerSection) -> Itera
 
 
 def _communication_problems(memory: MemorySection, layout: Layout) -> Iterator[Problem]:
+    if memory.communication != "device" and layout.separate_reduce_group:
+        yield Problem(
+            f'{_COMMUNICATION} = "{memory.communication}" takes memory from the group of all-gathers, and '
+            "layout.separate_reduce_group = true reduces in another (torch allows one of the two)",
+            [{_COMMUNICATION: "device"}, {"layout.separate_reduce_group": False}],
+        )
+    if memory.communication != "device" and layout.cuda_graphs:
+        yield Problem(
+            f'{_COMMUNICATION} = "{memory.communication}" is an allocator of FSDP2\'s buffers, which '
+            "layout.cuda_graphs = true does without",
+            [{_COMMUNICATION: "device"}, {"layout.cuda_graphs": False}],
+        )
     if memory.communication != "device" and layout.compile == "model":
         yield Problem(
             f'{_COMMUNICATION} = "{memory.communication}" is an allocator of FSDP2\'s buffers, and layout.compile = '
