@@ -103,14 +103,16 @@ def estimate(resolved: ResolvedJob, num_ranks: int | None) -> tuple[list[tuple[s
     try:
         cluster = named_cluster(job.cluster.name).with_num_devices(count, f"a layout of {counted(count, 'rank')}")
         settled = settled_on(_on(resolved, count), cluster)
-        found = verdict(replace(plan_request(settled, Options()), given=settled.job.layout.resolve(count)))
+        request = plan_request(settled, Options())
+        found = verdict(replace(request, given=settled.job.layout.resolve(count)))
     except MeshwrightError as error:
         return [("step", f"not estimated: {error}")], None
+    notes = [("note", request.float8_note)] if request.float8_note else []
     step, usable = format_duration(found.candidate.estimate.step.total_s), format_bytes(found.usable_bytes)
     memory = f"{format_bytes(found.needed_bytes)} reserved of {usable} usable, on pipeline rank {found.fullest_rank}"
     if 0 <= found.candidate.free_bytes < found.margin_bytes:
         memory += f"; layouts that the planner chooses leave {format_bytes(found.margin_bytes)} free"
-    return [("step", f"{step} predicted on {cluster.name}"), ("memory", memory)], found.problem()
+    return [("step", f"{step} predicted on {cluster.name}"), ("memory", memory), *notes], found.problem()
 
 
 def search_problem(resolved: ResolvedJob, num_ranks: int | None) -> InfeasibleLayout | None:

@@ -13,6 +13,7 @@ from rich.markup import escape
 from meshwright.app.arguments import JobSource, NotNegative, Positive, require_allowed
 from meshwright.app.job.compile_choice import settled_on
 from meshwright.app.job.jobs import as_job
+from meshwright.app.job.settle_float8 import settle_float8
 from meshwright.app.job.summary import precision_note
 from meshwright.app.progress import elapsed
 from meshwright.app.results.result import PlottedResult, memory_words, step_words, viewed
@@ -35,7 +36,7 @@ from meshwright.planner.read_request import (
     set_layout_keys,
     takes_all_devices,
 )
-from meshwright.planner.request import PlanRequest, float8_note, pools_note
+from meshwright.planner.request import PlanRequest, pools_note
 from meshwright.spec.layout.layout import AXES, Layout
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.layout_plan import Plan
@@ -230,14 +231,16 @@ def plan(
 def answer(arguments: PlanArguments, resolved: ResolvedJob, request: PlanRequest) -> PlanResult:
     """Return the plan for arguments whose job and request are known."""
     device = request.cluster.device
-    note = precision_note(resolved, device) or float8_note(resolved.job, device)
-    note = "; ".join(filter(None, ("" if arguments.precision else note, pools_note(resolved.job, device))))
+    of_precision = None if arguments.precision else precision_note(resolved, device)
+    note = "; ".join(filter(None, (of_precision, request.float8_note, pools_note(resolved.job, device))))
     num_simulated = resolved.job.planner.simulate if arguments.simulate is None else arguments.simulate
     if not num_simulated:
         with elapsed("searching layouts"):
             return viewed(PlanResult, make_plan(request, num_runners_up=arguments.top - 1), note=note)
     from meshwright.app.simulated.simulated_plan import Finalists, simulated_plan
 
+    if arguments.precision is None:
+        resolved, _ = settle_float8(resolved, request.cluster)
     finalists = Finalists(resolved, num_simulated, num_runners_up=arguments.top - 1)
     return viewed(PlanResult, simulated_plan(request, finalists), note=note)
 

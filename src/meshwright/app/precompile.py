@@ -13,6 +13,7 @@ from rich.text import Text
 from meshwright.app.arguments import JobSource, Positive, checked
 from meshwright.app.cuda import with_local_gpu
 from meshwright.app.job.compile_choice import settle_for_training
+from meshwright.app.job.settle_float8 import settle_float8_for_training
 from meshwright.app.job.job_problems import layout_problems_of, run_folder
 from meshwright.app.job.jobs import as_job
 from meshwright.app.results.result import Result
@@ -62,7 +63,7 @@ def precompile(
     sys.path.insert(0, str(resolved.folder))
     num_ranks = num_ranks_of(resolved.job, ranks)
     raise_problems(resolved.path, layout_problems_of(resolved, num_ranks))
-    resolved = settle_for_training(with_local_gpu(resolved), num_ranks)
+    resolved = settle_float8_for_training(settle_for_training(with_local_gpu(resolved), num_ranks))
     if not resolved.job.layout.compiles_anything or resolved.job.layout.compile_backend != "inductor":
         raise ConfigError(
             "precompile: the job compiles nothing that can be saved: set layout.compile to true and "

@@ -11,6 +11,7 @@ from meshwright.app.job.initial_weights import tokenizer_note
 from meshwright.app.job.job_problems import check_job, layout_problems_of, run_folder
 from meshwright.app.job.jobs import as_job
 from meshwright.app.job.remote_checkpoints import fetch_if_empty
+from meshwright.app.job.settle_float8 import settle_float8_for_training
 from meshwright.app.job.summary import precision_note
 from meshwright.app.reports.report import short_report
 from meshwright.app.results.run_result import TrainedRun
@@ -99,15 +100,23 @@ def train_under_torchrun(resolved: ResolvedJob, ranks: int | None, *, resume: bo
         fetch_if_empty(resolved.job, run_folder(resolved), resume=resume or is_restart)
     overwrite = overwrite and not is_restart
     resolved = with_local_gpu(resolved)
-    if resolved.leaves_compile_open:
-        from meshwright.app.job.compile_choice import settle_for_training
-        from meshwright.trainer.run.run_folder import read_manifest
-
-        resolved = settle_for_training(resolved, num_ranks, read_manifest(run_folder(resolved)))
+    resolved = _settled_on_rank(resolved, num_ranks, resume=resume or is_restart)
     exit_code = train_rank(_rank_config(resolved, resume=resume or is_restart, overwrite=overwrite))
     if exit_code is ExitCode.DONE and os.environ["RANK"] == "0":
         _log_waterfall(run_folder(resolved))
     return exit_code
+
+
+def _settled_on_rank(resolved: ResolvedJob, num_ranks: int, *, resume: bool) -> ResolvedJob:
+    """Return the job with what each rank settles by itself, equally."""
+    if not resolved.leaves_compile_open and resolved.job.precision.float8 == "none":
+        return resolved
+    from meshwright.app.job.compile_choice import settle_for_training
+    from meshwright.trainer.run.run_folder import read_manifest
+
+    manifest = read_manifest(run_folder(resolved))
+    resolved = settle_for_training(resolved, num_ranks, manifest)
+    return settle_float8_for_training(resolved, manifest if resume else None)
 
 
 def _log_waterfall(run: Run) -> None:
@@ -174,13 +183,13 @@ def settled(
     """Return the job with nothing left open, the ranks to start, and the estimate of a layout that was planned."""
     from meshwright.trainer.run.run_folder import read_manifest
 
-    found = None
+    found, resumed = None, read_manifest(run_folder(resolved)) if resume else None
     if resolved.job.layout.search:
         from meshwright.app.job.recompute_budget import plan_layout
 
         raise_problems(resolved.path, check_job(resolved, None, resume=resume, overwrite=overwrite))
-        resolved = with_local_gpu(resolved)
-        found = plan_layout(resolved, ranks, read_manifest(run_folder(resolved)) if resume else None)
+        resolved = settle_float8_for_training(with_local_gpu(resolved), resumed)
+        found = plan_layout(resolved, ranks, resumed)
         resolved = found.resolve(resolved)
     num_ranks = num_ranks_of(resolved.job, ranks)
     on_device = _on_device(resolved) if resolved.job.layout.attention_backend in CUDA_BACKENDS else resolved
@@ -196,12 +205,12 @@ def settled(
     if resolved.leaves_compile_open:
         from meshwright.app.job.compile_choice import settle_for_training
 
-        resumed = read_manifest(run_folder(resolved)) if resume else None
         resolved = settle_for_training(resolved, num_ranks, resumed)
+    resolved = settle_float8_for_training(resolved, resumed)
     if resolved.job.layout.activation_checkpoint == "auto":
         from meshwright.app.job.recompute_budget import budget_layout
 
-        found = budget_layout(resolved, num_ranks, read_manifest(run_folder(resolved)) if resume else None)
+        found = budget_layout(resolved, num_ranks, resumed)
         resolved = found.resolve(resolved)
     if found is None:
         return resolved, num_ranks, None

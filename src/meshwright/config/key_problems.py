@@ -64,8 +64,13 @@ def value_text(dotted: str, value: Any) -> str:
     text = f"{dotted} = {shown(value)} must be {key.rule}"
     if dotted == "precision.compute" and str(value).casefold().startswith(_LOW_PRECISION):
         return (
-            f'{text}: float8 matmuls are precision.float8 = "tensorwise", "rowwise" or "rowwise_with_gw_hp" next to '
-            'precision.compute = "bfloat16"; MX and 4-bit formats are not built yet'
+            f'{text}: float8 matmuls are precision.float8 = "tensorwise", "rowwise", "rowwise_with_gw_hp" or "mxfp8" '
+            'next to precision.compute = "bfloat16"; formats of 4 bits are not built'
+        )
+    if dotted == "precision.float8" and str(value).casefold().endswith("fp4"):
+        return (
+            f"{text}: torchao 0.18 trains in NVFP4 with kernels of Blackwell alone, which it cannot emulate and whose "
+            'random rounding a resume does not repeat: write precision.float8 = "mxfp8"'
         )
     repair = nearest_allowed(key, value)
     if repair is not None:

@@ -11,7 +11,8 @@ from meshwright.cost.training_setup import TrainingSetup
 from meshwright.errors import ConfigError, InfeasibleLayout, UnsupportedError, problems_raised_by
 from meshwright.hardware.catalogue import LOCAL, with_example_rates
 from meshwright.hardware.choice import choose_cluster, cluster_of_section
-from meshwright.planner.request import PlanRequest, rate_problem, runnable_workload
+from meshwright.planner.float8_choice import Float8Choice, choose_float8
+from meshwright.planner.request import PlanRequest, rate_problem
 from meshwright.planner.search.menu import divisors
 from meshwright.spec.job.attention_rules import device_problem
 from meshwright.spec.job.job import Job
@@ -136,9 +137,10 @@ def plan_request(resolved: ResolvedJob, options: Options) -> PlanRequest:
     cluster = with_example_rates(cluster) if options.takes_example else cluster
     # A job that sets no layout, or searches, leaves it to the planner.
     layout = None if job.layout.search or not fixed else layout_on(cluster, job, options)
-    workload = runnable_workload(job, cluster.device)
+    float8 = _float8_choice(job, cluster, options)
+    workload = job.replace(precision=float8.precision).workload
     workload = workload if options.precision is None else workload.replace(precision=options.precision)
-    model = with_wide_matmuls(model_spec(architecture), job.precision.float8_skip)
+    model = with_wide_matmuls(model_spec(architecture), float8.precision.float8_skip)
     request = PlanRequest(
         model_name=job.model.source,
         architecture=architecture,
@@ -146,6 +148,7 @@ def plan_request(resolved: ResolvedJob, options: Options) -> PlanRequest:
         fixed=fixed if job.layout.search else {},
         given=layout,
         memory_margin=job.planner.memory_margin,
+        float8_note=float8.note,
     )
     backend = job.layout.attention_backend
     if (missing := device_problem(backend, job.precision.compute, is_cpu=cluster.device.is_host)) is not None:
@@ -154,6 +157,15 @@ def plan_request(resolved: ResolvedJob, options: Options) -> PlanRequest:
     if problem := rate_problem(cluster.device, workload.precision, is_option=options.precision is not None):
         raise UnsupportedError(problem)
     return request
+
+
+def _float8_choice(job: Job, cluster: Cluster, options: Options) -> Float8Choice:
+    """Return what float8 the step is priced with: none of the job's where --precision names another format."""
+    if options.precision in (None, job.precision.matmuls) or job.precision.float8 == "none":
+        return choose_float8(job, cluster)
+    asked = f'precision.float8 = "{job.precision.float8}"'
+    plain = job.precision.replace(float8="none", float8_filter="none", float8_experts=False)
+    return Float8Choice(plain, f"{asked} of the job is not priced: --precision {options.precision} replaces it")
 
 
 def set_layout_keys(resolved: ResolvedJob) -> dict[str, Any]:

@@ -35,6 +35,8 @@ class PlanRequest:
 
     memory_margin: float = DEFAULT_MEMORY_MARGIN
     """Share of the usable memory that layouts leave free to be chosen; one that is given fits without."""
+    float8_note: str = ""
+    """What runs in place of the float8 matmuls that the job asks for, and why; "" where they run."""
 
     @property
     def margin_bytes(self) -> float:
@@ -88,21 +90,6 @@ def dense_peak(device: Device, dtype: str) -> float | None:
     if dtype == "float16":  # devices multiply both 16-bit formats at one rate
         return device.peak_flops_per_s(dtype) or device.peak_flops_per_s("bfloat16")
     return device.peak_flops_per_s(dtype)
-
-
-def runnable_workload(job: Job, device: Device) -> Workload:
-    """Return what a step of `job` processes on the device, which computes float8 matmuls only if it has the units."""
-    workload = job.workload
-    return workload.replace(precision=job.precision.compute) if float8_note(job, device) else workload
-
-
-def float8_note(job: Job, device: Device) -> str:
-    """Return that a step is priced without the float8 that `job` asks for, and why; "" where it is not."""
-    precision = job.precision
-    if precision.float8 == "none" or _has_rate(device, precision.matmuls):
-        return ""
-    runs = "computes float8 emulated, in more time than this" if device.is_host else "has no float8 units"
-    return f'precision.float8 = "{precision.float8}": {device.name} {runs}; priced in {precision.compute}'
 
 
 def pools_note(job: Job, device: Device) -> str:

@@ -23,6 +23,7 @@ from meshwright.spec.layout.schedule.action import read_schedule
 from meshwright.spec.layout.schedule.schedule import build_schedule
 from meshwright.spec.model.hf.hf_config import hf_obstacles
 from meshwright.spec.model.model_source import resolve_architecture
+from meshwright.spec.model.moe_architecture import MoEArchitecture
 from meshwright.spec.model.weight_shapes import bias_names, weight_shapes
 from meshwright.spec.problem import Problem, did_you_mean, distinct
 from meshwright.spec.run.run import Run
@@ -157,8 +158,17 @@ def _float8_problems(job: Job) -> list[str]:
     architecture = (
         None if problems_raised_by(lambda: resolve_architecture(job.model)) else resolve_architecture(job.model)
     )
+    if section.float8_experts and architecture is not None and not isinstance(architecture, MoEArchitecture):
+        problems.append(
+            f"precision.float8_experts = true, but model.source = {job.model.source!r} has no experts: set it to false"
+        )
     if architecture is None:
         # The layers of a class of the user's own are known once it is built.
+        if section.float8_filter != "none" and is_object_source(job.model.source):
+            problems.append(
+                f'precision.float8_filter = "{section.float8_filter}" predicts layers, and those of {job.model.source}'
+                ", a class of your own, are not known before it is built: name them in precision.float8_skip"
+            )
         return problems
     shapes = weight_shapes(architecture)
     layers = [

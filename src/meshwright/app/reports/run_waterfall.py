@@ -13,7 +13,7 @@ from meshwright.planner.candidate import judge
 from meshwright.planner.explain.best_change import best_changes
 from meshwright.planner.explain.predicted_causes import PricedFloor, floor_of, predicted_causes, share_of_rank
 from meshwright.planner.read_request import Options, plan_request
-from meshwright.planner.request import PlanRequest, float8_note
+from meshwright.planner.request import PlanRequest
 from meshwright.spec.job.sections import ModelSection
 from meshwright.spec.layout.layout import Layout, LayoutRequest
 from meshwright.spec.model.model_source import resolve_architecture
@@ -64,7 +64,7 @@ def waterfall_of(resolved: ResolvedJob, layout: Layout, measured: MeasuredStep) 
         about |= {"is_floor_lowered": found.model_flops_at_peak_s < 0.999 * floor.total_s}
     if prediction is not None:
         about |= _outlook(prediction, layout, pipeline_rank)
-        notes = _notes(prediction.request, resolved, layout, is_profiled=profiled is not None)
+        notes = _notes(prediction.request, layout, is_profiled=profiled is not None)
         about |= {"notes": tuple(notes)}
     return Waterfall(
         simulated=_simulated(measured.simulated, floor, rank),
@@ -119,11 +119,11 @@ def _outlook(found: _Prediction, layout: Layout, pipeline_rank: int | None) -> d
     }
 
 
-def _notes(request: PlanRequest, resolved: ResolvedJob, layout: Layout, *, is_profiled: bool) -> Iterator[str]:
+def _notes(request: PlanRequest, layout: Layout, *, is_profiled: bool) -> Iterator[str]:
     """Yield what to know of a prediction that is compared with a measurement."""
     device = request.cluster.device
-    if note := float8_note(resolved.job, device):
-        yield note
+    if request.float8_note:
+        yield request.float8_note
     if is_profiled and device.is_host and layout.fsdp > 1:
         yield (
             "on a CPU the formulas count FSDP2's copies and its Python as DP communication, as they were calibrated; "

@@ -8,6 +8,7 @@ from typing import Any
 
 from meshwright.app.job.compile_choice import settled_on
 from meshwright.app.job.job_problems import layout_problems_of
+from meshwright.app.job.settle_float8 import settle_float8
 from meshwright.app.simulated.run_traces import Subject
 from meshwright.config.load import ResolvedJob, load_job, raise_problems
 from meshwright.errors import ConfigError
@@ -91,6 +92,9 @@ def trace_of_job(words: tuple[str, ...], given: dict[str, Any], conditions: Cond
     resolved = load_job(name, overrides) if files else _named_model(given, overrides)
     require_ranks(conditions, _named_cluster(resolved, given["cluster"]).num_devices)
     resolved = _settled(resolved, given["cluster"])
+    resolved, note = settle_float8(resolved, _cluster(resolved, given["cluster"]))
+    if note:
+        progress.info("note: %s", note)
     cluster, request = _asked(resolved, given["cluster"])
     if not resolved.job.layout.search:
         layout_on(cluster, resolved.job, Options(given["cluster"]))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from socket import socket
 
+from meshwright.app.job.settle_float8 import settle_float8
 from meshwright.app.progress import elapsed
 from meshwright.config.load import ResolvedJob
 from meshwright.cost.stack_factors import OURS
@@ -76,6 +77,8 @@ def simulated_plan(request: PlanRequest, finalists: Finalists) -> Plan:
 
 def by_simulation(resolved: ResolvedJob, request: PlanRequest) -> Candidate:
     """Return the layout to train with, of as many finalists as the job's planner.simulate says."""
+    # On a host, which emulates float8, what is priced is traced.
+    resolved, _ = settle_float8(resolved, request.cluster)
     finalists = Finalists(resolved, resolved.job.planner.simulate, num_runners_up=0, min_scored=0)
     return simulated_plan(request, finalists).pick
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from meshwright.spec.job.sections import Float8Recipe, PrecisionSection
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.model.op import FLOAT8_ALIGNMENT
+from meshwright.spec.model.op import FLOAT8_ALIGNMENT, MXFP8_BLOCK
 from meshwright.spec.problem import Problem, multiples_near, shown_value
 
 if TYPE_CHECKING:
@@ -23,12 +23,13 @@ def float8_problems(job: Job, layout: Layout) -> list[Problem]:
 
 
 def _precision_problems(precision: PrecisionSection) -> Iterator[Problem]:
-    if precision.float8 == "none" and precision.float8_skip:
-        yield Problem(
-            f"precision.float8_skip = {shown_value(precision.float8_skip)} has nothing to apply to with "
-            f'{_KEY} = "none"',
-            [{"precision.float8_skip": None}, {_KEY: "tensorwise"}],
-        )
+    idle = PrecisionSection()
+    for name in ("float8_skip", "float8_filter", "float8_experts"):
+        if precision.float8 == "none" and (value := getattr(precision, name)) != getattr(idle, name):
+            yield Problem(
+                f'precision.{name} = {shown_value(value)} has nothing to apply to with {_KEY} = "none"',
+                [{f"precision.{name}": None}, {_KEY: "tensorwise"}],
+            )
     if precision.float8 != "none" and precision.compute == "float64":
         yield Problem(
             f'{_KEY} = "{precision.float8}" computes the other operators in bfloat16 or float32, but '
@@ -43,10 +44,11 @@ def float8_layout_problems(recipe: Float8Recipe, layout: Layout, seq_len: int) -
         return
     asked = f'{_KEY} = "{recipe}"'
     tokens = layout.microbatch_size * seq_len // layout.cp
-    if tokens % FLOAT8_ALIGNMENT:
-        step = FLOAT8_ALIGNMENT * layout.cp * layout.tp
+    alignment = MXFP8_BLOCK if recipe == "mxfp8" else FLOAT8_ALIGNMENT
+    if tokens % alignment:
+        step = alignment * layout.cp * layout.tp
         yield Problem(
-            f"{asked} needs a multiple of {FLOAT8_ALIGNMENT} tokens in a microbatch on each rank, which has {tokens} "
+            f"{asked} needs a multiple of {alignment} tokens in a microbatch on each rank, which has {tokens} "
             f"(layout.microbatch_size = {layout.microbatch_size} x train.seq_len = {seq_len} / layout.cp = "
             f"{layout.cp})",
             [*({"train.seq_len": length} for length in multiples_near(seq_len, step)), {_KEY: "none"}],

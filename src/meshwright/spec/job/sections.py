@@ -157,7 +157,7 @@ DType = Literal["float32", "bfloat16", "float64"]
 """Formats that the runtime computes and communicates in."""
 
 
-Float8Recipe = Literal["none", "tensorwise", "rowwise", "rowwise_with_gw_hp"]
+Float8Recipe = Literal["none", "tensorwise", "rowwise", "rowwise_with_gw_hp", "mxfp8"]
 """Scales of float8 matmuls, by torchao's names."""
 
 
@@ -169,9 +169,14 @@ class PrecisionSection(Frozen):
     reduce: DType = "float32"
     """Format in which gradients are summed over ranks; float64 wherever compute is float64."""
     float8: Float8Recipe = "none"
-    """Scales of blocks' float8 matmuls: by tensor, by row, or by row with wide weight gradients; extra torchao."""
+    """Scales of blocks' float8 matmuls: by tensor, row, row with wide weight gradients, or 32 elements; extra torchao.
+    """
     float8_skip: tuple[str, ...] = Field((), strict=False, examples=[["blocks.0.*", "blocks.*.attention.key"]])
-    """Patterns of names of linear layers that stay in compute, as embedding, head, router and experts always do."""
+    """Patterns of names of linear layers that stay in compute, as embedding, head and router always do."""
+    float8_filter: Literal["none", "slower"] = "none"
+    """Which layers stay in compute besides: none, or those that are predicted to be slower in float8 on the device."""
+    float8_experts: bool = False
+    """Whether experts' grouped matmuls are in float8, too: forward and the gradients of rows."""
 
     @property
     def matmuls(self) -> Precision:

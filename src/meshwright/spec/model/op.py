@@ -255,6 +255,8 @@ _HALF_BLOCK = 64.0
 
 FLOAT8_ALIGNMENT = 16
 """Multiple that each dim of a float8 matmul must be, as cuBLAS and CUTLASS require."""
+MXFP8_BLOCK = 32
+"""Elements that share a scale in MXFP8 (OCP Microscaling Formats 1.0): the multiple that its dims must be."""
 
 ATTENTION_SCORES_AT_ONCE = 2**24
 """Attention scores held at once where context parallelism computes attention in chunks of queries: 64 MiB in float32.

@@ -19,6 +19,7 @@ FLOAT8_PRECISIONS: dict[str, Precision] = {
     "tensorwise": "float8-tensorwise",
     "rowwise": "float8-rowwise",
     "rowwise_with_gw_hp": "float8-rowwise-with-gw-hp",
+    "mxfp8": "mxfp8",
 }
 """Those that our trainer computes, by precision.float8."""
 

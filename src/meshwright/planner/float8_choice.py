@@ -1,0 +1,84 @@
+"""Float8Choice: which float8 recipe a job runs on a device, and which linear layers stay in precision.compute.
+
+Settled once from the job and the device, the same for plan, check, simulate and train: first the recipe that the device
+runs (spec/job/float8_ladder.py), then the layers that are predicted to be slower in it (float8_filter.py). A job of
+which no layer is left computes in precision.compute.
+"""
+
+from typing import NamedTuple
+
+from meshwright.cost.stack_factors import OURS, load_stack
+from meshwright.cost.training_setup import TrainingSetup
+from meshwright.planner.float8_filter import is_low, slower_layers
+from meshwright.spec.job.float8_ladder import fallback_text, recipe_of_device
+from meshwright.spec.job.job import Job
+from meshwright.spec.job.sections import PrecisionSection
+from meshwright.spec.machine.cluster import Cluster
+from meshwright.spec.model.model_source import resolve_architecture
+from meshwright.spec.model.model_spec import ModelSpec, model_spec
+from meshwright.spec.model.op import FLOAT8_ALIGNMENT, GroupedMatmul, Matmul
+from meshwright.spec.model.wide_matmuls import with_wide_matmuls
+from meshwright.units import first_of
+
+
+class Float8Choice(NamedTuple):
+    """What the [precision] of a job comes to."""
+
+    precision: PrecisionSection
+    """With the recipe that runs, and every layer that stays in compute in float8_skip."""
+    note: str = ""
+    """Why it differs from what the job asks for; "" where it does not."""
+
+
+def choose_float8(job: Job, cluster: Cluster, *, emulates: bool = False) -> Float8Choice:
+    """Return the choice for `job` on devices of `cluster`; `emulates` keeps the recipe on a host, as training does."""
+    asked, device = job.precision, cluster.device
+    if asked.float8 == "none":
+        return Float8Choice(asked)
+    keeps = emulates and device.is_host and asked.float8_filter == "none"
+    recipe, why = (asked.float8, "") if keeps else recipe_of_device(asked.float8, device)
+    if recipe == "none":
+        return Float8Choice(_without(asked), fallback_text(asked, recipe, device, why))
+    notes = [fallback_text(asked, recipe, device, why)] if why else []
+    runs = asked.replace(float8=recipe)
+    architecture = resolve_architecture(job.model)
+    if architecture is None:
+        return Float8Choice(runs, "; ".join(notes))
+    model = with_wide_matmuls(model_spec(architecture), asked.float8_skip)
+    slower = _slower(job.replace(precision=runs), model, cluster)
+    if slower:
+        verb = "stays" if len(slower) == 1 else "stay"
+        notes.append(
+            f'precision.float8_filter = "slower": {first_of(slower)} {verb} in {asked.compute}, predicted to be '
+            f"slower in float8 on {device.name}"
+        )
+    runs = runs.replace(float8_skip=(*asked.float8_skip, *slower), float8_filter="none")
+    if not _has_low(with_wide_matmuls(model, slower), runs):
+        notes.append(f'precision.float8 = "{asked.float8}": no layer of a block is left; computed in {asked.compute}')
+        runs = _without(asked)
+    return Float8Choice(runs, "; ".join(notes))
+
+
+def _without(precision: PrecisionSection) -> PrecisionSection:
+    return precision.replace(float8="none", float8_skip=(), float8_filter="none", float8_experts=False)
+
+
+def _slower(job: Job, model: ModelSpec, cluster: Cluster) -> list[str]:
+    if job.precision.float8_filter == "none":
+        return []
+    layout, stack = job.layout, load_stack(OURS)
+    # Which kernels and microbatches a search finds is not known yet.
+    compiles = layout.search or layout.compile is not False
+    stack = stack.replace(kernels="compiled") if compiles else stack
+    setup = TrainingSetup(model, job.workload, cluster, stack)
+    return slower_layers(setup, 1 if layout.search else layout.microbatch_size)
+
+
+def _has_low(model: ModelSpec, precision: PrecisionSection) -> bool:
+    ops = [op for group in model.groups if group.name for op in group.ops]
+    has_experts = precision.float8_experts and any(isinstance(op, GroupedMatmul) for op in ops)
+    return has_experts or any(isinstance(op, Matmul) and is_low(op) and _is_aligned(op) for op in ops)
+
+
+def _is_aligned(op: Matmul) -> bool:
+    return op.out_features % FLOAT8_ALIGNMENT == op.in_features % FLOAT8_ALIGNMENT == 0
