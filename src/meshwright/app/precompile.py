@@ -13,9 +13,9 @@ from rich.text import Text
 from meshwright.app.arguments import JobSource, Positive, checked
 from meshwright.app.cuda import with_local_gpu
 from meshwright.app.job.compile_choice import settle_for_training
-from meshwright.app.job.settle_float8 import settle_float8_for_training
 from meshwright.app.job.job_problems import layout_problems_of, run_folder
 from meshwright.app.job.jobs import as_job
+from meshwright.app.job.settle_float8 import settle_float8_for_training
 from meshwright.app.results.result import Result
 from meshwright.app.train import num_ranks_of
 from meshwright.config.load import raise_problems

@@ -27,6 +27,14 @@ def grouped_matmul(rows_RI: Tensor, weight_EOI: Tensor, counts_E: Tensor) -> Ten
     return product
 
 
+def grouped_weight_gradient(gradient_RO: Tensor, rows_RI: Tensor, counts_E: Tensor) -> Tensor:
+    """Return gradient_EOI: for each group the sum over its rows of gradient_RO^T times rows_RI."""
+    if _kernel_takes(rows_RI, gradient_RO[None]) and _kernel_takes(rows_RI, rows_RI[None]):
+        return F.grouped_mm(gradient_RO.T, rows_RI, offs=counts_E.cumsum(0).to(torch.int32))
+    gradient_EOI: Tensor = _weight_gradient(gradient_RO, rows_RI, counts_E)
+    return gradient_EOI
+
+
 def group_sums(rows_RO: Tensor, counts_E: Tensor) -> Tensor:
     """Return sums_EO of the first counts_E[0] rows, and so on: in a fixed order, which a scatter-add on CUDA lacks."""
     ones_RI = rows_RO.new_ones(rows_RO.shape[0], _KERNEL_WIDTH_BYTES // rows_RO.element_size())

@@ -21,6 +21,7 @@ from meshwright.spec.model.moe_architecture import MoEArchitecture
 
 Activation = Callable[[Tensor, Tensor], Tensor]
 """(gate_RF, up_RF) -> their product_RF."""
+GroupedMatmul = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class RouterOutput(NamedTuple):
@@ -192,6 +193,8 @@ class Experts(nn.Module):
     ) -> None:
         super().__init__()
         self.activation = activation
+        self.grouped_matmul: GroupedMatmul = grouped_matmul
+        """(rows_RI, weight_EOI, counts_E) -> rows_RO; set from outside."""
         self.gate = nn.Parameter(torch.empty(num_experts, ffn_dim, dim))
         self.up = nn.Parameter(torch.empty(num_experts, ffn_dim, dim))
         self.down = nn.Parameter(torch.empty(num_experts, dim, ffn_dim))
@@ -217,14 +220,13 @@ class Experts(nn.Module):
         return collect(self._compute(padded_PD, padded_E), place_R)
 
     def _compute(self, rows_RD: Tensor, counts_E: Tensor) -> Tensor:
-        gate_RF = _linear(rows_RD, self.gate, self.gate_bias, counts_E)
-        up_RF = _linear(rows_RD, self.up, self.up_bias, counts_E)
-        return _linear(self.activation(gate_RF, up_RF), self.down, self.down_bias, counts_E)
+        gate_RF = self._linear(rows_RD, self.gate, self.gate_bias, counts_E)
+        up_RF = self._linear(rows_RD, self.up, self.up_bias, counts_E)
+        return self._linear(self.activation(gate_RF, up_RF), self.down, self.down_bias, counts_E)
 
-
-def _linear(rows_RI: Tensor, weight_EOI: Tensor, bias_EO: Tensor | None, counts_E: Tensor) -> Tensor:
-    product_RO = grouped_matmul(rows_RI, weight_EOI, counts_E)
-    return product_RO if bias_EO is None else add_expert_bias(product_RO, bias_EO, counts_E)
+    def _linear(self, rows_RI: Tensor, weight_EOI: Tensor, bias_EO: Tensor | None, counts_E: Tensor) -> Tensor:
+        product_RO = self.grouped_matmul(rows_RI, weight_EOI, counts_E)
+        return product_RO if bias_EO is None else add_expert_bias(product_RO, bias_EO, counts_E)
 
 
 class LocalDispatch(nn.Module):

@@ -79,6 +79,6 @@ def test_every_wrong_value_has_a_message_of_one_line(key: Key, value: object) ->
 @pytest.mark.parametrize("name", ["float8", "fp8-rowwise", "MXFP8", "nvfp4"])
 def test_formats_of_matmuls_are_said_to_be_another_key(name: str) -> None:
     assert value_text("precision.compute", name).endswith(
-        'float8 matmuls are precision.float8 = "tensorwise", "rowwise" or "rowwise_with_gw_hp" next to '
-        'precision.compute = "bfloat16"; MX and 4-bit formats are not built yet'
+        'float8 matmuls are precision.float8 = "tensorwise", "rowwise", "rowwise_with_gw_hp" or "mxfp8" '
+        'next to precision.compute = "bfloat16"; formats of 4 bits are not built'
     )

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from meshwright.config.load import ResolvedJob
 from meshwright.errors import ConfigError
-from meshwright.hardware.catalogue import LOCAL
+from meshwright.hardware.catalogue import LOCAL, with_example_rates
 from meshwright.hardware.choice import cluster_of_section
 from meshwright.log import logger, progress
 from meshwright.planner.float8_choice import Float8Choice, choose_float8
@@ -51,7 +51,7 @@ def _for_this_machine(resolved: ResolvedJob) -> Float8Choice:
     section = job.cluster
     if choose_device_type(job.run) != "cuda":
         section = section.replace(name=LOCAL, device=None)
-        return choose_float8(job, cluster_of_section(section), emulates=True)
+        return choose_float8(job, with_example_rates(cluster_of_section(section)), emulates=True)
     if section.name == LOCAL and section.device is None:
         # The trainer tries the kernels of GPUs that the catalogue does not know.
         if job.precision.float8_filter != "none":

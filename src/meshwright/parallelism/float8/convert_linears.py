@@ -1,8 +1,8 @@
 """Conversion of the linear layers of blocks to float8, and the rule by which some stay as they are.
 
 A layer stays in precision.compute if its name matches a pattern of precision.float8_skip, if its class is not nn.Linear
-itself, or if a dim of its weight on one rank is no multiple of 16, as the kernels require. So do embedding, head,
-router and experts, which are not linear layers of blocks.
+itself, or if a dim of its weight on one rank is no multiple of 16 (of 32 in MXFP8), as the kernels require. So do
+embedding, head and router, and experts without precision.float8_experts.
 """
 
 from collections import defaultdict
@@ -17,12 +17,12 @@ from torch.distributed.tensor import DTensor, Shard
 
 from meshwright.models.contract import blocks_of
 from meshwright.models.moe import Experts
-from meshwright.parallelism.float8.float8_kernels import supported_recipe
+from meshwright.parallelism.float8.float8_kernels import experts_problem, scaled_matmul, supported_recipe
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.tensor.sharding_plan import ShardingRole, sharding_plan_of
 from meshwright.parallelism.torch_private.torch_compat import import_torchao
 from meshwright.spec.job.sections import Float8Recipe, PrecisionSection
-from meshwright.spec.model.op import FLOAT8_ALIGNMENT
+from meshwright.spec.model.op import FLOAT8_ALIGNMENT, float8_alignment
 from meshwright.units import counted, first_of
 
 
@@ -47,7 +47,7 @@ def convert_linears(stages: Sequence[nn.Module], meshes: Meshes, precision: Prec
     for stage in stages:
         features, chosen = _features_by_rank(stage, meshes), set()
         for name, module in _linears_of_blocks(stage):
-            if why := _reason_to_keep(name, module, precision.float8_skip, features):
+            if why := _reason_to_keep(name, module, precision.float8_skip, features, float8_alignment(recipe)):
                 kept[why].append(name)
             else:
                 chosen.add(name)
@@ -55,7 +55,7 @@ def convert_linears(stages: Sequence[nn.Module], meshes: Meshes, precision: Prec
         if recipe != "none":
             _convert(stage, chosen, recipe, meshes.device_type)
     parts = [f"{first_of(names)} ({why})" for why, names in kept.items()]
-    parts += ["the experts"] if any(map(_has_experts, stages)) else []
+    parts += _convert_experts(stages, precision.float8_experts and recipe != "none", meshes)
     rest = f"; in {precision.compute} stay {', '.join(parts)}" if parts else ""
     layers = f"{counted(converted, 'linear layer')} of blocks"
     if recipe == precision.float8:
@@ -79,7 +79,30 @@ def set_shard_groups(stage: nn.Module, meshes: Meshes) -> None:
             module.shard_groups = (tokens, inputs, outputs)  # type: ignore[assignment]
 
 
+def _convert_experts(stages: Sequence[nn.Module], converts: bool, meshes: Meshes) -> list[str]:
+    """Let the experts of `stages` multiply in float8, and return what is said of those that do not."""
+    # A collective: on all ranks, whether they have experts or not.
+    problem = experts_problem(meshes.device_type) if converts else None
+    experts = [module for stage in stages for module in stage.modules() if isinstance(module, Experts)]
+    if not converts or problem is not None:
+        return ["the experts" + (f" ({problem})" if problem else "")] if experts else []
+    scaled_matmul()
+    # Imported here: it imports torchao, an extra.
+    float8_experts = import_module("meshwright.parallelism.float8.float8_experts")
+    for module in experts:
+        if min(module.gate.shape[1:]) % FLOAT8_ALIGNMENT == 0:
+            module.grouped_matmul = float8_experts.Float8GroupedMatmul(emulates=meshes.device_type == "cpu")
+    return []
+
+
 def _convert(stage: nn.Module, names: set[str], recipe: Float8Recipe, device_type: str) -> None:
+    if recipe == "mxfp8":
+        scaled_matmul()
+        mx_layer = import_module("meshwright.parallelism.float8.mx_linear").MXFP8Linear
+        for name in names:
+            module = stage.get_submodule(name)
+            module.__class__, module.emulates = mx_layer, device_type == "cpu"  # type: ignore[assignment]
+        return
     torchao = import_torchao("torchao.float8", "precision.float8")
     # Imported here: it imports torchao, an extra.
     layer = import_module("meshwright.parallelism.float8.float8_linear").LayoutFreeFloat8Linear
@@ -125,15 +148,15 @@ def _features_of_role(module: nn.Linear, role: ShardingRole | None, tp: int, hea
 
 
 def _reason_to_keep(
-    name: str, module: nn.Linear, skip: Sequence[str], features: dict[str, tuple[int, int]]
+    name: str, module: nn.Linear, skip: Sequence[str], features: dict[str, tuple[int, int]], alignment: int
 ) -> str | None:
     if any(fnmatchcase(name, pattern) for pattern in skip):
         return "precision.float8_skip"
     if type(module) is not nn.Linear:
         return f"of class {type(module).__name__}"
     outputs, inputs = features[name]
-    if outputs % FLOAT8_ALIGNMENT or inputs % FLOAT8_ALIGNMENT:
-        return f"{outputs} x {inputs} on a rank, not multiples of {FLOAT8_ALIGNMENT}"
+    if outputs % alignment or inputs % alignment:
+        return f"{outputs} x {inputs} on a rank, not multiples of {alignment}"
     return None
 
 
@@ -141,7 +164,3 @@ def _sharded_dim(weight: torch.Tensor | None) -> int | None:
     """Return the dim that tensor parallelism shards `weight` along."""
     placements = weight.placements if isinstance(weight, DTensor) else ()
     return next((placement.dim for placement in placements if isinstance(placement, Shard)), None)
-
-
-def _has_experts(stage: nn.Module) -> bool:
-    return any(isinstance(module, Experts) for module in stage.modules())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from meshwright.spec.job.sections import Float8Recipe, PrecisionSection
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.model.op import FLOAT8_ALIGNMENT, MXFP8_BLOCK
+from meshwright.spec.model.op import float8_alignment
 from meshwright.spec.problem import Problem, multiples_near, shown_value
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def float8_layout_problems(recipe: Float8Recipe, layout: Layout, seq_len: int) -
         return
     asked = f'{_KEY} = "{recipe}"'
     tokens = layout.microbatch_size * seq_len // layout.cp
-    alignment = MXFP8_BLOCK if recipe == "mxfp8" else FLOAT8_ALIGNMENT
+    alignment = float8_alignment(recipe)
     if tokens % alignment:
         step = alignment * layout.cp * layout.tp
         yield Problem(

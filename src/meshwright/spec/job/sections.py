@@ -169,8 +169,7 @@ class PrecisionSection(Frozen):
     reduce: DType = "float32"
     """Format in which gradients are summed over ranks; float64 wherever compute is float64."""
     float8: Float8Recipe = "none"
-    """Scales of blocks' float8 matmuls: by tensor, row, row with wide weight gradients, or 32 elements; extra torchao.
-    """
+    """Scales of blocks' float8 matmuls: by tensor, by row (also with wide weight gradients) or by 32; extra torchao."""
     float8_skip: tuple[str, ...] = Field((), strict=False, examples=[["blocks.0.*", "blocks.*.attention.key"]])
     """Patterns of names of linear layers that stay in compute, as embedding, head and router always do."""
     float8_filter: Literal["none", "slower"] = "none"

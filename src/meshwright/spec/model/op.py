@@ -258,6 +258,12 @@ FLOAT8_ALIGNMENT = 16
 MXFP8_BLOCK = 32
 """Elements that share a scale in MXFP8 (OCP Microscaling Formats 1.0): the multiple that its dims must be."""
 
+
+def float8_alignment(recipe: str) -> int:
+    """Return the multiple that each dim of a matmul must be by a recipe of precision.float8, or a precision."""
+    return MXFP8_BLOCK if recipe == "mxfp8" else FLOAT8_ALIGNMENT
+
+
 ATTENTION_SCORES_AT_ONCE = 2**24
 """Attention scores held at once where context parallelism computes attention in chunks of queries: 64 MiB in float32.
 """

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from meshwright.errors import InfeasibleLayout
-from meshwright.extras import import_extra
-from meshwright.parallelism.torch_private.torch_compat import local_box
+from meshwright.parallelism.torch_private.torch_compat import import_torchao, local_box
 from meshwright.spec.job.optimizer_rules import INT8_BLOCK_SIZE, INT8_MIN_ELEMENTS
 from meshwright.trainer.optimizer.update_groups import is_block_matrix
 
@@ -151,8 +150,8 @@ def _placed(local: Tensor, parameter: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 def _torchao() -> Any:
     purpose = 'optimizer.state_dtype = "int8"'
-    import_extra("torchao.optim.subclass_8bit", purpose)
-    return import_extra("torchao.optim", purpose)
+    import_torchao("torchao.optim.subclass_8bit", purpose)
+    return import_torchao("torchao.optim", purpose)
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -16,6 +16,8 @@ from meshwright.spec.run.run import Attempt, Manifest, Run
 
 # Keys that must not change between attempts of one run.
 _IDENTITY = ("model", "data", "train.seed", "train.seq_len", "train.global_batch_size", "train.global_batch_tokens")
+# Keys that say what a checkpoint's optimizer states are, and in which format.
+_STATES = ("optimizer.name", "optimizer.state_dtype")
 # Keys that do not affect numerics, whose changes are not logged.
 _UNREMARKABLE = ("run.", "data.cache_dir", "train.stop_after", "checkpoint.")
 
@@ -75,7 +77,9 @@ def set_aside(run: Run) -> Path | None:
 
 
 def require_same_run(run: Run, job: Job) -> list[str]:
-    """Return how `job` differs from the run's; raises ConfigError for a change of an identity key."""
+    """Return how `job` differs from the run's; raises ConfigError for a change of an identity key, and of one that
+    decides the format of what its checkpoints hold.
+    """
     previous = read_manifest(run)
     if previous is None:
         return []
@@ -87,7 +91,17 @@ def require_same_run(run: Run, job: Job) -> list[str]:
             f"cannot resume {run.folder}, the job is another one: {'; '.join(breaking)}: change it back, "
             "or start a new run with another run.dir"
         )
+    if run.checkpoint_steps() and (other := [change for change in changes if _changes_states(change, old, new)]):
+        raise ConfigError(
+            f"cannot resume {run.folder}, its checkpoints hold other states: {'; '.join(other)}: change it back, or "
+            "start a new run with another run.dir, from exported weights (model.initial_weights) if you like"
+        )
     return [change for change in changes if not change.startswith(_UNREMARKABLE)]
+
+
+def _changes_states(change: str, old: Job, new: Job) -> bool:
+    is_wider = "float64" in (old.precision.compute, new.precision.compute)
+    return change.startswith((*_STATES, "precision.compute") if is_wider else _STATES)
 
 
 def _changes(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:

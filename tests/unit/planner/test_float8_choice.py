@@ -1,0 +1,86 @@
+"""Which float8 recipe and layers a job comes to on a device, and the sentence that says why they are others."""
+
+from typing import Any
+
+import pytest
+
+from meshwright.hardware.catalogue import with_example_rates
+from meshwright.hardware.choice import choose_cluster
+from meshwright.planner.float8_choice import choose_float8
+from meshwright.spec.job.job import Job
+
+
+def job_of(recipe: str, seq_len: int = 4096, model: str = "llama3-8b", compiles: bool = True, **more: Any) -> Job:
+    precision = {"compute": "bfloat16", "float8": recipe, **more}
+    return Job.from_dict(
+        {
+            "model": {"source": model},
+            "train": {"seq_len": seq_len},
+            "precision": precision,
+            "layout": {"compile": compiles},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "cluster", "found", "why"),
+    [
+        ("mxfp8", "b200:8", "mxfp8", ""),
+        ("mxfp8", "h100:8", "rowwise", 'has no units for MXFP8\'s scales of blocks; computed by "rowwise"'),
+        ("rowwise", "h100:8", "rowwise", ""),
+        ("rowwise_with_gw_hp", "a100:8", "none", "has no float8 units; computed in bfloat16"),
+        ("tensorwise", "mi300x:8", "none", "was never tried in float8"),
+        ("tensorwise", "local:1", "none", "computes float8 emulated, in more time than without; priced in bfloat16"),
+    ],
+)
+def test_a_recipe_steps_down_to_what_the_device_runs(wanted: str, cluster: str, found: str, why: str) -> None:
+    choice = choose_float8(job_of(wanted), with_example_rates(choose_cluster(cluster)))
+    assert choice.precision.float8 == found
+    assert why in choice.note
+    assert bool(choice.note) == bool(why)
+
+
+def test_training_on_a_host_emulates() -> None:
+    choice = choose_float8(job_of("rowwise"), with_example_rates(choose_cluster("local:1")), emulates=True)
+    assert (choice.precision.float8, choice.note) == ("rowwise", "")
+
+
+def test_layers_that_are_slower_stay_and_large_ones_do_not() -> None:
+    h100 = choose_cluster("h100:8")
+    choice = choose_float8(job_of("rowwise", 2048, float8_filter="slower"), h100)
+    assert choice.precision.float8 == "rowwise"
+    assert "blocks.*.attention.key" in choice.precision.float8_skip
+    assert "blocks.*.ffn.gate" not in choice.precision.float8_skip
+    assert "predicted to be slower in float8 on h100-sxm" in choice.note
+    assert choose_float8(job_of("rowwise", 8192, float8_filter="slower"), h100).precision.float8_skip == ()
+
+
+@pytest.mark.parametrize(("seq_len", "compiles"), [(256, True), (4096, False)])
+def test_a_job_of_which_no_layer_is_left_is_none_in_float8(seq_len: int, compiles: bool) -> None:
+    job = job_of("tensorwise", seq_len, compiles=compiles, float8_filter="slower")
+    choice = choose_float8(job, choose_cluster("h100:8"))
+    assert choice.precision.matmuls == "bfloat16"
+    assert "no layer of a block is left; computed in bfloat16" in choice.note
+
+
+def test_patterns_that_skip_every_layer_leave_no_float8() -> None:
+    choice = choose_float8(job_of("rowwise", float8_skip=["blocks.*"]), choose_cluster("h100:8"))
+    assert choice.precision.matmuls == "bfloat16"
+
+
+def test_a_degree_of_the_layout_changes_no_choice() -> None:
+    job, h100 = job_of("rowwise", 2048, float8_filter="slower"), choose_cluster("h100:8")
+    split = job.replace(layout=job.layout.replace(tp=8))
+    assert choose_float8(split, h100) == choose_float8(job, h100)
+
+
+def test_what_is_settled_settles_to_itself() -> None:
+    job, h100 = job_of("mxfp8", 2048, float8_filter="slower"), choose_cluster("h100:8")
+    settled = choose_float8(job, h100).precision
+    assert choose_float8(job.replace(precision=settled), h100).precision == settled
+
+
+def test_a_mixture_names_the_layers_of_its_dense_blocks() -> None:
+    job = job_of("tensorwise", 1024, "deepseek-v3", float8_filter="slower")
+    skipped = choose_float8(job, choose_cluster("h100:8")).precision.float8_skip
+    assert all("router" not in name for name in skipped)
