@@ -96,6 +96,11 @@ class TrainingSetup:
         """Return the float8 precision of our own trainer; "" where the software or the precision is another."""
         return self.workload.precision if self.is_own and self.is_low_precision else ""
 
+    @property
+    def own_float8_experts(self) -> bool:
+        """Return whether our own trainer computes experts in float8."""
+        return bool(self.own_float8) and self.workload.float8_experts
+
 
 @dataclass(frozen=True)
 class Configurations:
@@ -150,6 +155,7 @@ class Partition:
         self.has_eager_experts = setup.is_own & ((setup.stack.kernels == "eager") | has_own_ranks)
         self.is_own = setup.is_own
         self.own_float8 = setup.own_float8
+        self.own_float8_experts = setup.own_float8_experts
         self.gathers_own_low = setup.own_float8 == "float8-tensorwise"
         """Whether our trainer gathers the weights of float8 matmuls in float8 (parallelism/float8)."""
         self.element_bytes = float(setup.workload.activation_element_bytes)

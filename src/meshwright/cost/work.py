@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.compute.float8_matmuls import low_parameters, num_low_matmuls
+from meshwright.cost.compute.float8_matmuls import low_parameters, num_low_experts, num_low_matmuls
 from meshwright.cost.compute.matmul_lines import (
     Matmuls,
     early_terms_share,
@@ -111,6 +111,8 @@ class BlockTable:
     """Those of dense_parameters that our trainer gathers in 8 bits."""
     num_low_matmuls: Floats
     """Linear layers that it computes in 8 bits."""
+    num_low_experts: Floats
+    """Grouped matmuls of experts that it does."""
     replicated_parameters: Floats
     """Those of them that tp does not divide."""
     expert_parameters: Floats
@@ -227,6 +229,7 @@ def _block_row(group: BlockGroup, kind: int, partition: Partition) -> dict[str, 
         + sum(op.num_matmul_parameters for op in group.ops if isinstance(op, Head) and op.tied) / partition.tp,
         "low_parameters": zero + sum(low_parameters(op, partition) for op in group.ops),
         "num_low_matmuls": zero + num_low_matmuls(group.ops, partition),
+        "num_low_experts": zero + num_low_experts(group.ops, partition),
         "replicated_parameters": zero + sum(_dense_parameters(op, partition) for op in group.ops if not _is_split(op)),
         "expert_parameters": zero + sum(op.num_parameters for op in group.ops if isinstance(op, GroupedMatmul)),
     }

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from meshwright.cost.stack_factors import OURS, load_stack
 from meshwright.cost.training_setup import TrainingSetup
 from meshwright.planner.float8_filter import is_low, slower_layers
-from meshwright.spec.job.float8_ladder import fallback_text, recipe_of_device
+from meshwright.spec.job.float8_ladder import experts_obstacle, fallback_text, recipe_of_device
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import PrecisionSection
 from meshwright.spec.machine.cluster import Cluster
@@ -41,6 +41,9 @@ def choose_float8(job: Job, cluster: Cluster, *, emulates: bool = False) -> Floa
         return Float8Choice(_without(asked), fallback_text(asked, recipe, device, why))
     notes = [fallback_text(asked, recipe, device, why)] if why else []
     runs = asked.replace(float8=recipe)
+    if asked.float8_experts and (why := experts_obstacle(device)):
+        notes.append(f"precision.float8_experts: {device.name} {why}; experts are computed in {asked.compute}")
+        runs = runs.replace(float8_experts=False)
     architecture = resolve_architecture(job.model)
     if architecture is None:
         return Float8Choice(runs, "; ".join(notes))

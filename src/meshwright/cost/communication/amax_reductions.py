@@ -4,7 +4,7 @@
           of the weight is summed over
     cp    tensorwise inputs forward and gradients backward; rowwise both backward, where the sum is over tokens
 
-A number of 4 bytes for a tensor or, rowwise, for a token: an all-reduce each, which nothing hides. Source:
+Blocks of 32 elements, of MXFP8, lie on one rank. A number of 4 bytes for a tensor or, rowwise, for a token: an all-reduce each, which nothing hides. Source:
 parallelism/float8/float8_linear.py. Ignored: that of all weights once a step; amax of a row of a weight for that of a
 token.
 """
@@ -25,6 +25,7 @@ class AmaxReductions:
 
     def __init__(self, configs: Configurations, blocks: BlockTable) -> None:
         self._blocks = blocks
+        self._has_amax = configs.has(lambda setup: setup.own_float8 != "mxfp8")
         self._is_tensorwise = configs.has(lambda setup: setup.own_float8 == "float8-tensorwise")
 
     def over_tp(self, row: Ints, group: RankGroup, fabric: Fabric) -> Passes:
@@ -43,6 +44,7 @@ class AmaxReductions:
     def _times(self, number: Floats, row: Ints, group: RankGroup, fabric: Fabric) -> Floats:
         if not np.any(number > 0):
             return np.zeros(len(row))
+        number = np.where(self._has_amax, number, 0.0)
         each = np.where(self._is_tensorwise, 1.0, 2.0)
         num_bytes = _BYTES * np.where(self._is_tensorwise, 1.0, self._blocks.tokens[row])
         return np.where(number > 0, number * each * all_reduce_s(num_bytes, group, fabric), 0.0)

@@ -86,9 +86,11 @@ class BlockPricer:
         wide = np.array([s.workload.activation_element_bytes for s in setups], np.float64)
         self.is_low = low[self.line_setup] & lines.is_low
         keeps_gw = np.array([s.workload.precision == "float8-rowwise-with-gw-hp" for s in setups])
-        self.is_low_gw = self.is_low & ~keeps_gw[self.line_setup]
+        own_experts = np.array([s.own_float8_experts for s in setups])[self.line_setup] & lines.is_expert
+        self.is_low_gw = self.is_low & ~keeps_gw[self.line_setup] & ~own_experts
         """The same of the products that are gradients of weights."""
         self.is_own_rowwise = np.array([s.own_float8.startswith("float8-rowwise") for s in setups])[self.line_setup]
+        self.is_own_plain = np.array([s.own_float8 == "float8-tensorwise" for s in setups])[self.line_setup]
         self.element_bytes = np.where(self.is_low, np.where(four[self.line_setup], 0.5, 1.0), wide[self.line_setup])
         self.element_bytes = np.where(lines.is_float32, _FLOAT32_BYTES, self.element_bytes)
         self.activation_bytes = wide[self.block_setup]
@@ -157,7 +159,10 @@ class BlockPricer:
     def _reached(self, rates: Rates, constants: Constants, is_low: Bools, *, is_backward: bool) -> Floats:
         low = rates.matmul[self.line_setup]
         # torchao runs backward's products by rows on the kernel of whole tensors, and scales them after.
-        low = np.where(is_backward & self.is_own_rowwise, low / constants["rowwise"], low)
+        is_expert = self.work.matmuls.is_expert
+        low = np.where(is_backward & self.is_own_rowwise & ~is_expert, low / constants["rowwise"], low)
+        # Experts are scaled by rows whatever the recipe of linear layers is.
+        low = np.where(is_expert & self.is_own_plain, low * constants["rowwise"], low)
         rate = np.where(is_low, low, rates.matmul16[self.line_setup])
         rate = np.where(self.work.matmuls.is_float32, rates.matmul32[self.line_setup], rate)
         slower = np.where(self.work.matmuls.is_expert, constants["experts"], 1.0)

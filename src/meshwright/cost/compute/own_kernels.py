@@ -38,14 +38,18 @@ _ROUNDING = {
         "float8-tensorwise": (11.0, 21.0),
         "float8-rowwise": (28.0, 67.0),
         "float8-rowwise-with-gw-hp": (28.0, 34.0),
+        "mxfp8": (64.0, 131.0),
     },
     "compiled": {
         "float8-tensorwise": (2.0, 2.0),
         "float8-rowwise": (_ROWWISE_FORWARD, 5.0),
         "float8-rowwise-with-gw-hp": (_ROWWISE_FORWARD, 3.0),
+        "mxfp8": (2.0, 4.0),
     },
 }
 """Of one float8 layer."""
+_EXPERT_ROUNDING = {"eager": (28.0, 29.0), "compiled": (2.0, 2.0)}
+"""Of one grouped matmul of experts in float8."""
 
 
 def own_kernels(work: Work, setups: Sequence[TrainingSetup]) -> Passes:
@@ -77,7 +81,12 @@ def _rounding_kernels(work: Work, setups: Sequence[TrainingSetup]) -> Passes:
     setup, none = work.setup_index[work.blocks.key], (0.0, 0.0)
     kernels = [_ROUNDING["eager" if one.stack.kernels == "eager" else "compiled"] for one in setups]
     of_layer = np.array([by_recipe.get(one.own_float8, none) for by_recipe, one in zip(kernels, setups, strict=True)])
-    forward, backward = (work.blocks.num_low_matmuls * of_way for of_way in of_layer[setup].T)
+    is_eager = work.blocks.eager_forward_elements > 0
+    forward, backward = (
+        work.blocks.num_low_matmuls * of_way
+        + work.blocks.num_low_experts * np.where(is_eager, *(_EXPERT_ROUNDING[one][way] for one in _EXPERT_ROUNDING))
+        for way, of_way in enumerate(of_layer[setup].T)
+    )
     return forward, backward
 
 

@@ -28,8 +28,9 @@ class Float8GroupedMatmul:
 
     def __call__(self, rows_RI: Tensor, weight_EOI: Tensor, counts_E: Tensor) -> Tensor:
         """Return rows_RO in the dtype of rows_RI: the first counts_E[0] rows times weight_EOI[0]^T, and so on."""
+        # A view: a leaf could not be asked whether its gradient is needed (is_needed).
         product: Tensor = _Float8Grouped.apply(  # type: ignore[no-untyped-call]
-            rows_RI, weight_EOI, counts_E, self._emulates
+            rows_RI, weight_EOI.transpose(1, 2), counts_E, self._emulates
         )
         return product
 
@@ -37,19 +38,19 @@ class Float8GroupedMatmul:
 @torch._dynamo.allow_in_graph
 class _Float8Grouped(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows_RI: Tensor, weight_EOI: Tensor, counts_E: Tensor, emulates: bool) -> Tensor:
-        ctx.save_for_backward(rows_RI, weight_EOI, counts_E)
+    def forward(ctx: Any, rows_RI: Tensor, weight_EIO: Tensor, counts_E: Tensor, emulates: bool) -> Tensor:
+        ctx.save_for_backward(rows_RI, weight_EIO, counts_E)
         ctx.emulates = emulates
-        return _product(rows_RI, weight_EOI, counts_E, emulates)
+        return _product(rows_RI, weight_EIO.transpose(1, 2), counts_E, emulates)
 
     @staticmethod
     def backward(ctx: Any, gradient_RO: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        rows_RI, weight_EOI, counts_E = ctx.saved_tensors
+        rows_RI, weight_EIO, counts_E = ctx.saved_tensors
         of_rows, of_weight = None, None
         if is_needed(ctx, 0):
-            of_rows = _product(gradient_RO, weight_EOI.transpose(1, 2), counts_E, ctx.emulates)
+            of_rows = _product(gradient_RO, weight_EIO, counts_E, ctx.emulates)
         if is_needed(ctx, 1):
-            of_weight = grouped_weight_gradient(gradient_RO, rows_RI, counts_E)
+            of_weight = grouped_weight_gradient(gradient_RO, rows_RI, counts_E).transpose(1, 2)
         return of_rows, of_weight, None, None
 
 

@@ -27,29 +27,30 @@ class MXFP8Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the output in the input's dtype."""
-        output: Tensor = _MXMatmul.apply(input, self.weight, self.emulates)  # type: ignore[no-untyped-call]
+        # A view: a leaf could not be asked whether its gradient is needed (is_needed).
+        output: Tensor = _MXMatmul.apply(input, self.weight.t(), self.emulates)  # type: ignore[no-untyped-call]
         return output if self.bias is None else output + self.bias.to(output.dtype)
 
 
 @torch._dynamo.allow_in_graph
 class _MXMatmul(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight_OI: Tensor, emulates: bool) -> Tensor:
-        ctx.save_for_backward(x, weight_OI)
+    def forward(ctx: Any, x: Tensor, weight_IO: Tensor, emulates: bool) -> Tensor:
+        ctx.save_for_backward(x, weight_IO)
         ctx.emulates = emulates
-        output_TO = _product(x.flatten(0, -2), weight_OI, ctx)
+        output_TO = _product(x.flatten(0, -2), weight_IO.t(), ctx)
         return output_TO.unflatten(0, x.shape[:-1])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         # Read once: hooks of saved tensors recompute or all-gather.
-        x, weight_OI = ctx.saved_tensors
+        x, weight_IO = ctx.saved_tensors
         gradient_TO = gradient.flatten(0, -2)
         of_x, of_weight = None, None
         if is_needed(ctx, 0):
-            of_x = _product(gradient_TO, weight_OI.t(), ctx).unflatten(0, gradient.shape[:-1])
+            of_x = _product(gradient_TO, weight_IO, ctx).unflatten(0, gradient.shape[:-1])
         if is_needed(ctx, 1):
-            of_weight = _product(gradient_TO.t(), x.flatten(0, -2).t(), ctx)
+            of_weight = _product(x.flatten(0, -2).t(), gradient_TO.t(), ctx)
         return of_x, of_weight, None
 
 

@@ -48,6 +48,13 @@ def obstacle(recipe: Float8Recipe, device: Device) -> str:
     return ""
 
 
+def experts_obstacle(device: Device) -> str:
+    """Return why `device` runs no grouped float8 matmul of experts, as what follows its name; "" where it does."""
+    if device.is_host or (device.architecture or "").startswith("hopper"):
+        return ""
+    return "was never tried with grouped float8 matmuls"
+
+
 def fallback_text(asked: PrecisionSection, found: Float8Recipe, device: Device, why: str) -> str:
     """Return the sentence that `found` runs on `device` in place of the recipe that is asked for."""
     instead = f"in {asked.compute}" if found == "none" else f'by "{found}"'

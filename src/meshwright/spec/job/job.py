@@ -69,6 +69,7 @@ class Job(Frozen):
             seq_len=self.train.seq_len,
             global_batch_size=self.global_batch_size,
             precision=self.precision.matmuls,
+            float8_experts=self.precision.float8_experts,
             wide_dtype="float32" if self.precision.has_wide_float8 else "bfloat16",
             gradient_dtype="float64" if self.precision.compute == "float64" else self.precision.reduce,
             masks_documents=self.data.mask_documents,

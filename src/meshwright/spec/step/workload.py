@@ -49,6 +49,8 @@ class Workload(Frozen):
     """Sequences in one optimizer step over all ranks."""
     precision: Precision = "bfloat16"
     """Format of the blocks' matmuls."""
+    float8_experts: bool = False
+    """Whether experts' grouped matmuls are in float8 by rows, but for the gradients of weights (ours)."""
     wide_dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Format of all else where that has fewer than 16 bits."""
     gradient_dtype: Literal["float64", "float32", "bfloat16"] = "float32"
