@@ -4,9 +4,9 @@
           of the weight is summed over
     cp    tensorwise inputs forward and gradients backward; rowwise both backward, where the sum is over tokens
 
-Blocks of 32 elements, of MXFP8, lie on one rank. A number of 4 bytes for a tensor or, rowwise, for a token: an all-reduce each, which nothing hides. Source:
-parallelism/float8/float8_linear.py. Ignored: that of all weights once a step; amax of a row of a weight for that of a
-token.
+A number of 4 bytes for a tensor or, rowwise, for a token: an all-reduce each, which nothing hides. None in MXFP8, whose
+blocks of 32 elements lie on one rank each. Source: parallelism/float8/float8_linear.py. Ignored: that of all weights
+once a step; amax of a row of a weight for that of a token.
 """
 
 import numpy as np

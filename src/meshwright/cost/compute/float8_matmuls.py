@@ -30,9 +30,9 @@ from meshwright.spec.model.op import FLOAT8_ALIGNMENT, GroupedMatmul, Matmul, Op
 _LOW, _FLOAT32 = 1.0, 4.0
 ROUNDED_FLOAT32_BYTES = 5 * _FLOAT32 + _LOW
 """Of an element in float32: scaled, clamped and cast, a kernel each."""
-_MX_BYTES = 37.1
-"""Of an element that torchao's to_mx makes an MXFP8 one of, one operator at a time, from 16 or 32 bits; counted on
-torch 2.13 and torchao 0.18, 2026-11-26."""
+_MX_BYTES, _MX_COMPILED_BYTES = 37.1, 8.5
+"""Of an element that torchao's to_mx makes an MXFP8 one of, one operator at a time, from 16 or 32 bits, and compiled,
+where scaled elements are written and read in float32; counted on torch 2.13 and torchao 0.18, 2026-11-26."""
 
 
 class _Sizes(NamedTuple):
@@ -168,7 +168,7 @@ def _compiled_bytes(sizes: _Sizes, partition: Partition) -> Passes:
     scaled = element + rounded
     x, g, w = sizes.inputs * sizes.is_first, sizes.outputs, sizes.weights
     if partition.own_float8 == "mxfp8":
-        return rounded * (x + w), rounded * (2 * g + x + w)
+        return _MX_COMPILED_BYTES * (x + w), _MX_COMPILED_BYTES * (2 * g + x + w)
     if partition.own_float8 == "float8-tensorwise":
         return rounded * x, scaled * g + rounded * x + copied * w
     forward, backward = rounded * (x + w), rounded * g + scaled * w + copied * w

@@ -44,7 +44,7 @@ _ROUNDING = {
         "float8-tensorwise": (2.0, 2.0),
         "float8-rowwise": (_ROWWISE_FORWARD, 5.0),
         "float8-rowwise-with-gw-hp": (_ROWWISE_FORWARD, 3.0),
-        "mxfp8": (2.0, 4.0),
+        "mxfp8": (7.0, 13.0),
     },
 }
 """Of one float8 layer."""
