@@ -88,7 +88,7 @@ class UpdateCost:
                 here = np.flatnonzero(configs.setup_index == position)
                 self._add(here, [*_matrices(setup, configs.layouts.take(here))], setup)
         of_others, of_matrix = (configs.each(partial(_bytes_of, is_matrix)) for is_matrix in (False, True))
-        gradient_bytes = configs.each(lambda s: _NORM_BYTES if s.stack.joins_update else s.stack.gradient_bytes)
+        gradient_bytes = configs.each(_gradient_bytes)
         hidden = np.where(configs.has(_hides_blocks), parallel.updated_in_blocks, 0.0)
         others = parallel.updated - hidden - self.matrix_elements
         self.moved_bytes = others * (of_others + gradient_bytes) + self.matrix_elements * (of_matrix + gradient_bytes)
@@ -151,6 +151,13 @@ def _updates_at_once(setup: TrainingSetup) -> bool:
 
 def _hides_blocks(setup: TrainingSetup) -> bool:
     return setup.workload.updates_in_backward and not setup.cluster.device.is_host
+
+
+def _gradient_bytes(setup: TrainingSetup) -> float:
+    """Return the bytes moved to scale and clip an element's gradient; updates in backward do neither."""
+    if setup.workload.updates_in_backward:
+        return 0.0
+    return _NORM_BYTES if setup.stack.joins_update else setup.stack.gradient_bytes
 
 
 def _bytes_of(is_matrix: bool, setup: TrainingSetup) -> float:

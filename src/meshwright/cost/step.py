@@ -23,6 +23,7 @@ from meshwright.cost.communication.data_parallel import (
     DataParallel,
     exposed_update_s,
     replicated_sums_s,
+    sums_of_numbers_s,
 )
 from meshwright.cost.communication.exposed_traffic import ExposedTraffic, TrafficPricer
 from meshwright.cost.communication.fabric import Fabric, FabricConstants, fabric_of, stack_fabrics
@@ -175,7 +176,7 @@ class StepPricer:
         return RankPass(
             ideal_matmul=3 * times.ideal_matmul[row],
             ideal_attention=3 * times.ideal_attention[row] * self.compute.split_attention.kept_share(row),
-            reached=3 * times.reached_matmul[row] * prices.slow.compute,
+            reached=times.reached_matmul[row] * prices.slow.compute,
             matmul=block.matmul[0] + block.matmul[1],
             attention=block.attention[0] + block.attention[1],
             memory=block.memory[0] + block.memory[1] + copies[0] + copies[1],
@@ -226,8 +227,9 @@ class StepPricer:
         return exposed_update_s(self.parallel, fabric, c, hidden_behind_s)
 
     def _sums_of_numbers_s(self, fabric: Fabric) -> Floats:
-        """Return the seconds in which all ranks sum the loss and the norm of the gradients: here nothing."""
-        return np.zeros(len(self.configs))
+        """Return the seconds in which all ranks sum the loss and the norm of the gradients; 0 of other software."""
+        # A calibration of other software has them in its fixed work of a step.
+        return np.where(self.parallel.is_own, sums_of_numbers_s(self.layouts, fabric), 0.0)
 
     def _fixed_s(self, c: Constants) -> Floats:
         """Return the seconds of the host's fixed work of a step."""

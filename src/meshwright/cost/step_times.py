@@ -23,7 +23,7 @@ import numpy as np
 
 from meshwright.cost.block_positions import BlockPosition
 from meshwright.cost.communication.collective import all_gather_s, all_reduce_s, group_of, reduce_scatter_s
-from meshwright.cost.communication.data_parallel import DataParallel, saved_gather_bytes
+from meshwright.cost.communication.data_parallel import DataParallel, saved_gather_bytes, sums_of_numbers_s
 from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.compute.block_compute import Prices
 from meshwright.cost.constants import Constants, fitted_constants
@@ -107,17 +107,13 @@ class HostStepPricer(StepPricer):
         return measured_exchanges_s(self.parallel, self.positions, fabric)
 
     def _sums_of_numbers_s(self, fabric: Fabric) -> Floats:
-        return np.asarray(2 * all_reduce_s(_NUM_BYTES, group_of(1, self.layouts.num_ranks, fabric), fabric))
+        return sums_of_numbers_s(self.layouts, fabric)
 
     def _fixed_s(self, c: Constants) -> Floats:
         return self._none()
 
     def _none(self) -> Floats:
         return np.zeros(len(self.configs))
-
-
-_NUM_BYTES = 8.0
-"""Of one number: the loss, and the norm of the gradients."""
 
 
 def measured_exchanges_s(dp: DataParallel, positions: Sequence[BlockPosition], fabric: Fabric) -> Floats:

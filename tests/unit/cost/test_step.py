@@ -55,6 +55,14 @@ def test_causes_are_not_negative_and_sum_to_the_step(
     }
 
 
+@pytest.mark.parametrize("precision", ["float8-rowwise", "float8-rowwise-with-gw-hp"])
+def test_gradients_of_rows_that_are_faster_than_forward_leave_tiles_a_cost(precision: str) -> None:
+    setup = training_setup("llama3-8b", "h100-ib400", "meshwright", precision=precision)
+    step = step_times(configs(setup, Layout(dp_shard=2, cp=16)))
+    assert step.tile_and_wave_quantization_s[0] > 0
+    assert step.gemm_inefficiency_s[0] > 0
+
+
 @pytest.mark.slow
 @settings(max_examples=12)
 @given(st.lists(st.tuples(SOME_LAYOUTS, st.sampled_from(CLUSTERS), st.sampled_from(sorted(stacks()))), min_size=2))

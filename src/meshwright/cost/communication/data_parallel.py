@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from meshwright.cost.communication.collective import RankGroup, all_gather_s, all_reduce_s, group_of, reduce_scatter_s
 from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.constants import Constants
-from meshwright.cost.layout_table import Bools, Floats, Ints, Passes
+from meshwright.cost.layout_table import Bools, Floats, Ints, LayoutTable, Passes
 from meshwright.cost.training_setup import Configurations
 from meshwright.cost.work import BLOCK, Work
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT
@@ -165,3 +165,11 @@ def exposed_update_s(dp: DataParallel, fabric: Fabric, c: Constants, hidden_behi
     hidden = np.where(dp.overlaps, c["dp_hiding"] * hidden_behind_s, 0.0)
     exposed = np.where(dp.overlaps, np.maximum(whole * c["dp_exposed"], whole - hidden), whole)
     return np.where(dp.shards_parameters, 0.0, exposed)
+
+
+def sums_of_numbers_s(layouts: LayoutTable, fabric: Fabric) -> Floats:
+    """Return the seconds in which all ranks of a layout sum two numbers of a step: its loss, the norm of gradients."""
+    return np.asarray(2 * all_reduce_s(_NUMBER_BYTES, group_of(1, layouts.num_ranks, fabric), fabric))
+
+
+_NUMBER_BYTES = 8.0

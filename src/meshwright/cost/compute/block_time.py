@@ -61,7 +61,7 @@ class BlockTimes:
     """Forward matmuls at the dense peak."""
     ideal_attention: Floats
     reached_matmul: Floats
-    """Forward matmuls at the rate of large ones."""
+    """Matmuls of both passes at the rates of large ones."""
     matmul: Passes
     """Forward, backward."""
     expert_share: Floats
@@ -143,7 +143,7 @@ class BlockPricer:
         times = BlockTimes(
             ideal_matmul=ideal,
             ideal_attention=ideal_attention,
-            reached_matmul=self._by_block(self.flops / reached),
+            reached_matmul=self._by_block(self.flops / reached + self.flops / back + self.flops / of_gw),
             matmul=(forward, backward),
             expert_share=experts,
             attention_share=around,

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshwright.cost.constants import fixed_constant
 from meshwright.cost.layout_table import Bools, Floats, Passes
 from meshwright.cost.training_setup import Partition
 from meshwright.spec.model.op import FLOAT8_ALIGNMENT, GroupedMatmul, Matmul, Op, float8_alignment
@@ -30,9 +31,8 @@ from meshwright.spec.model.op import FLOAT8_ALIGNMENT, GroupedMatmul, Matmul, Op
 _LOW, _FLOAT32 = 1.0, 4.0
 ROUNDED_FLOAT32_BYTES = 5 * _FLOAT32 + _LOW
 """Of an element in float32: scaled, clamped and cast, a kernel each."""
-_MX_BYTES, _MX_COMPILED_BYTES = 37.1, 8.5
-"""Of an element that torchao's to_mx makes an MXFP8 one of, one operator at a time, from 16 or 32 bits, and compiled,
-where scaled elements are written and read in float32; counted on torch 2.13 and torchao 0.18, 2026-11-26."""
+_MX_BYTES, _MX_COMPILED_BYTES = fixed_constant("mx_rounding_bytes.eager"), fixed_constant("mx_rounding_bytes.compiled")
+"""Of an element that becomes one of MXFP8."""
 
 
 class _Sizes(NamedTuple):

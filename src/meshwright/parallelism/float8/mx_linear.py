@@ -29,7 +29,9 @@ class MXFP8Linear(nn.Linear):
         """Return the output in the input's dtype."""
         # A view: a leaf could not be asked whether its gradient is needed (is_needed).
         output: Tensor = _MXMatmul.apply(input, self.weight.t(), self.emulates)  # type: ignore[no-untyped-call]
-        return output if self.bias is None else output + self.bias.to(output.dtype)
+        if self.bias is not None:
+            output = output + self.bias.to(output.dtype)
+        return output
 
 
 @torch._dynamo.allow_in_graph

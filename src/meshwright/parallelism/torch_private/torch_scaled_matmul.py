@@ -39,7 +39,8 @@ def block_scaled_matmul(left: BlockScaled, right: BlockScaled, dtype: torch.dtyp
         wide_TI, wide_OI = (
             to_dtype(one.data_TI, one.scales_TB, LOW, MXFP8_BLOCK, torch.float32) for one in (left, right)
         )
-        return (wide_TI @ wide_OI.t()).to(dtype)
+        emulated: Tensor = wide_TI @ wide_OI.t()
+        return emulated.to(dtype)
     product: Tensor = torch._scaled_mm(
         left.data_TI,
         right.data_TI.t(),

@@ -21,7 +21,7 @@ _BLOCK_SCALES = "blackwell"
 
 def recipes_down_from(wanted: Float8Recipe) -> list[Float8Recipe]:
     """Return `wanted` and the recipes that may replace it, simplest last and without none."""
-    found = []
+    found: list[Float8Recipe] = []
     while wanted != "none":
         found.append(wanted)
         wanted = _SIMPLER[wanted]
@@ -31,7 +31,7 @@ def recipes_down_from(wanted: Float8Recipe) -> list[Float8Recipe]:
 def recipe_of_device(wanted: Float8Recipe, device: Device) -> tuple[Float8Recipe, str]:
     """Return the recipe that `device` runs, and why not `wanted` where it is another."""
     obstacles = [(recipe, obstacle(recipe, device)) for recipe in recipes_down_from(wanted)]
-    found = next((recipe for recipe, why in obstacles if not why), "none")
+    found: Float8Recipe = next((recipe for recipe, why in obstacles if not why), "none")
     return found, "" if found == wanted else obstacles[0][1]
 
 

@@ -46,7 +46,7 @@ def test_backward_is_more_than_forward(model: str, stack: str) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_what_is_reached_lies_between_the_peak_and_what_tiles_leave(model: str) -> None:
     times, block = priced(training_setup(model))
-    assert times.ideal_matmul[block] < times.reached_matmul[block] < times.matmul[0][block]
+    assert 3 * times.ideal_matmul[block] < times.reached_matmul[block] < times.matmul[0][block] + times.matmul[1][block]
     assert times.ideal_attention[block] < times.attention[0][block]
 
 

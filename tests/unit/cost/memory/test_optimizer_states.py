@@ -85,7 +85,9 @@ def test_updates_in_backward_hide_behind_it_and_keep_no_gradients() -> None:
         for is_inside in (False, True)
     )
     ends = 2 * 128_256 * 4096 / NUM_PARAMETERS
-    assert step_times(inside).optimizer_s[0] / step_times(after).optimizer_s[0] == pytest.approx(ends, rel=0.02)
+    # Nothing scales or clips gradients then.
+    expected = ends * 32 / (32 + load_stack("meshwright").gradient_bytes)
+    assert step_times(inside).optimizer_s[0] / step_times(after).optimizer_s[0] == pytest.approx(expected, rel=0.02)
     saved = footprint(after).allocated_bytes[0] - footprint(inside).allocated_bytes[0]
     # With few activations the peak is where all gradients would be.
     assert 0 < saved <= 4 * NUM_PARAMETERS / 8
