@@ -41,7 +41,8 @@ class _MXMatmul(torch.autograd.Function):
         ctx.save_for_backward(x, weight_IO)
         ctx.emulates = emulates
         output_TO = _product(x.flatten(0, -2), weight_IO.t(), ctx)
-        return output_TO.unflatten(0, x.shape[:-1])
+        output: Tensor = output_TO.unflatten(0, x.shape[:-1])
+        return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
