@@ -64,7 +64,7 @@ def _communication_problems(memory: MemorySection, layout: Layout) -> Iterator[P
     if memory.communication != "device" and layout.cuda_graphs:
         yield Problem(
             f'{_COMMUNICATION} = "{memory.communication}" is an allocator of FSDP2\'s buffers, which '
-            "layout.cuda_graphs = true does without",
+            "layout.cuda_graphs = true does not use",
             [{_COMMUNICATION: "device"}, {"layout.cuda_graphs": False}],
         )
     if memory.communication != "device" and layout.compile == "model":
