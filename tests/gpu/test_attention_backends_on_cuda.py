@@ -14,6 +14,8 @@ from meshwright.spec.layout.attention_backend import AttentionBackend
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; this machine has none"),
+    # Dynamo and the profiler of torch 2.11 warn of what they do themselves.
+    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning"),
 ]
 LENGTH = 384
 BACKENDS: tuple[AttentionBackend, ...] = ("flash", "cudnn", "efficient", "math", "flex", "varlen")

@@ -10,13 +10,13 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from torch import Tensor
 
+from meshwright import __version__
 from meshwright.checkpoint.format.boxes import Box
 from meshwright.checkpoint.format.durable import commit, remove, remove_stale, temporary_sibling, write_durably
 from meshwright.checkpoint.format.find_checkpoint import FILE_NAME
@@ -221,7 +221,7 @@ def finish_save(request: SaveRequest, temporary: Path, outcomes: list[dict[str, 
         index = Index(
             save_id=_save_id(temporary),
             metadata=request.metadata,
-            versions={"meshwright": version("meshwright"), "torch": torch.__version__},
+            versions={"meshwright": __version__, "torch": torch.__version__},
             sections=request.sections,
             ranks=[RankFile.from_dict(outcome) for outcome in outcomes],
         )

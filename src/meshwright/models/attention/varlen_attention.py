@@ -8,6 +8,7 @@ H width of a head.
 
 import inspect
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,9 +17,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from meshwright.errors import UnsupportedError
 from meshwright.models.attention.causal_attention import CausalAttention
-
-_NEEDED = ("window_size", "enable_gqa")
-"""Arguments that varlen_attn has in newer releases only."""
 
 
 class VarlenAttention(CausalAttention):
@@ -50,9 +48,13 @@ def varlen_attend(
     heads: tuple[Tensor, Tensor, Tensor], starts: Tensor, window: int | None, scale: float | None
 ) -> Tensor:
     """Return attended_BSNH of query_BSNH, key_BSKH and value_BSKH; `starts` as document_starts returns them."""
-    require_varlen()
     query, length = heads[0], heads[0].shape[1]
     query_PNH, key_PKH, value_PKH = (x.flatten(0, 1) for x in heads)
+    is_grouped = query_PNH.shape[1] != key_PKH.shape[1]
+    if is_grouped and not _takes_groups():
+        repeats = query_PNH.shape[1] // key_PKH.shape[1]
+        key_PKH, value_PKH = (x.repeat_interleave(repeats, dim=1) for x in (key_PKH, value_PKH))
+    grouped: dict[str, Any] = {"enable_gqa": is_grouped} if _takes_groups() else {}
     attended_PNH = varlen.varlen_attn(
         query_PNH,
         key_PKH,
@@ -64,7 +66,7 @@ def varlen_attend(
         scale=scale,
         # Keys before and after the query's own; -1 is all.
         window_size=(-1 if window is None else window - 1, 0),
-        enable_gqa=query_PNH.shape[1] != key_PKH.shape[1],
+        **grouped,
     )
     assert isinstance(attended_PNH, Tensor)
     attended_BSNH: Tensor = attended_PNH.unflatten(0, (query.shape[0], length))
@@ -90,11 +92,6 @@ def document_starts(documents_BS: Tensor | None, like_BS: Tensor) -> Tensor:
 
 
 @lru_cache
-def require_varlen() -> None:
-    """Raise UnsupportedError for a torch whose varlen_attn lacks windows or grouped heads."""
-    missing = [name for name in _NEEDED if name not in inspect.signature(varlen.varlen_attn).parameters]
-    if missing:
-        raise UnsupportedError(
-            f'layout.attention_backend = "varlen": varlen_attn of torch {torch.__version__} has no '
-            f'{" and no ".join(missing)}: use a newer torch, or set layout.attention_backend to "flex" or "auto"'
-        )
+def _takes_groups() -> bool:
+    """Return whether varlen_attn has an argument for fewer key than query heads, as torch 2.11 has not."""
+    return "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
