@@ -39,6 +39,7 @@ def _litgpt(name: str, *arguments: str) -> Way:
 
 
 _DDP, _FSDP = "layout.dp_replicate=2", "layout.dp_shard=2"
+_CHUNKS = ("layout.loss_chunks=8", "layout.compile_optimizer=true")
 _ALL_COMPILED = ("layout.compile=true", "layout.compile_loss=true", "layout.compile_optimizer=true")
 WAYS = {
     way.name: way
@@ -50,6 +51,8 @@ WAYS = {
         _own("DDP, compiled with loss", _DDP, "layout.compile=true", "layout.compile_loss=true"),
         _own("DDP, all compiled", _DDP, *_ALL_COMPILED),
         _own("FSDP2, all compiled", _FSDP, *_ALL_COMPILED),
+        _own("DDP, blocks compiled, loss in chunks", _DDP, "layout.compile=true", *_CHUNKS),
+        _own("DDP, model compiled, loss in chunks", _DDP, "layout.compile=model", *_CHUNKS),
         _hf("accelerate, DDP", "accelerate_rank"),
         _hf("transformers, FSDP2", "fsdp2_rank"),
         _hf("HF Trainer, DDP", "hf_trainer_rank"),
