@@ -25,6 +25,10 @@ _COUNT_SUFFIX = "_tokens"
 _COUNT_RULE = ', or a count such as "4M" (4_000_000)'
 
 
+_LEFT_OUT = {"layout.compile": "auto"}
+"""What a job means that leaves a key out, where a Layout made in Python takes another value."""
+
+
 @dataclass(frozen=True)
 class Key:
     """One key of a job: `train.steps`; `schema_version` alone has no section. All else follows from its field."""
@@ -69,6 +73,8 @@ class Key:
     @property
     def default(self) -> Any:
         """Return the value of a key that is left out."""
+        if self.dotted in _LEFT_OUT:
+            return _LEFT_OUT[self.dotted]
         return self._field.get_default(call_default_factory=True)
 
     @property
