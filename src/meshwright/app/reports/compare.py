@@ -19,7 +19,8 @@ from meshwright.pages.figures.run_figures import parts_figure
 from meshwright.pages.html.run_html import shown_parts
 from meshwright.pages.tables.run_table import compare_page, run_comparison_page
 from meshwright.spec.run.run import Run
-from meshwright.spec.run.run_report import RunComparison, compare_runs, read_metrics
+from meshwright.spec.run.run_comparison import RunComparison, compare_runs
+from meshwright.spec.run.run_report import read_metrics
 from meshwright.spec.step.comparison import Comparison
 from meshwright.spec.step.comparison import compare as compare_steps
 from meshwright.spec.trace.timeline import Timeline
@@ -124,8 +125,9 @@ class RunComparisonResult(Result, RunComparison):
     def _losses(self) -> str:
         if not self.num_common_steps:
             return "no step in common"
+        layouts = "" if self.first_other_layout is None else " in different layouts"
         return (
-            "losses bitwise equal"
+            f"losses bitwise equal{layouts}"
             if self.first_difference is None
             else f"losses differ from step {self.first_difference}"
         )

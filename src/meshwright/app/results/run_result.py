@@ -18,7 +18,8 @@ from meshwright.pages.html.run_html import CURVES, shown_parts, write_run_html
 from meshwright.pages.tables.run_table import run_page, run_summary_table
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.run import HOW_TO_PROFILE, Run
-from meshwright.spec.run.run_report import RunMetrics, RunReport, read_metrics, run_summary
+from meshwright.spec.run.run_comparison import run_summary
+from meshwright.spec.run.run_report import RunMetrics, RunReport, read_metrics
 from meshwright.units import counted, format_duration
 
 _COLUMNS = ("step", *CURVES, "attempt")

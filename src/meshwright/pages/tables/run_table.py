@@ -1,6 +1,7 @@
 """A run's page, predicted next to measured cause by cause, and two runs, or two steps, side by side."""
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 
 from rich.console import RenderableType
 from rich.markup import escape
@@ -10,10 +11,11 @@ from meshwright.pages.tables.page_table import PageTable, percent, signed, signe
 from meshwright.pages.tables.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK, NO_PEAK_OF_EXAMPLE
 from meshwright.pages.tables.waterfall_lines import waterfall_page
 from meshwright.spec.layout.layout_text import layout_text
-from meshwright.spec.run.run_report import RunComparison, RunReport, RunSummary
+from meshwright.spec.run.run_comparison import RunComparison, RunSummary
+from meshwright.spec.run.run_report import LEAST_STEPS, RunReport
 from meshwright.spec.step.comparison import Comparison, Operation, RankComparison, Side
 from meshwright.spec.step.estimate import COMPONENT_NAMES, COMPONENTS, StepDecomposition
-from meshwright.units import format_bytes, format_count, format_duration, label_of
+from meshwright.units import counted, format_bytes, format_count, format_duration, label_of
 
 
 def run_page(report: RunReport, how_to_profile: str) -> Iterator[RenderableType]:
@@ -91,8 +93,35 @@ def _figures(found: RunComparison) -> Iterator[RenderableType]:
         change = "" if of_a is None or of_b is None or not of_a else signed_percent(of_b / of_a - 1)
         table.add_row(label_of(name), *cells, change)
     yield table
-    steps = f"medians: A {found.a.timed_steps}, B {found.b.timed_steps}"
-    yield f"{steps}, without the first after a start or a resume, which warm up"
+    yield f"ranks, medians and peak memory: {_timed_words(found)}"
+    for name, one in (("A", found.a), ("B", found.b)):
+        if len(one.attempts) > 1:
+            yield f"{name} was resumed: {attempt_words(one)}"
+
+
+def _timed_words(found: RunComparison) -> str:
+    """Return which steps the figures are of, and whether those that warm up are among them."""
+    sides = {"A": found.a, "B": found.b}
+    words = ", ".join(f"{name} {one.timed_steps}" for name, one in sides.items())
+    few = [name for name, one in sides.items() if one.are_few]
+    if not few:
+        return f"{words}, without the first after a start or a resume, which warm up"
+    return (
+        f"{words}; {' and '.join(few)} with steps that warm up after a start or a resume, since no attempt has "
+        f"{LEAST_STEPS} steps"
+    )
+
+
+def attempt_words(summary: RunSummary) -> str:
+    """Return which steps of a run were trained in which layout, on how many ranks."""
+    parts = []
+    for (num_ranks, layout), group in groupby(summary.attempts, key=lambda one: (one.num_ranks, one.layout)):
+        same = list(group)
+        first, last = same[0].first_step, same[-1].last_step
+        steps = f"step {first}" if first == last else f"steps {first} to {last}"
+        times = f", {len(same)} attempts" if len(same) > 1 else ""
+        parts.append(f"{steps} on {counted(num_ranks, 'rank')} ({layout}{times})")
+    return "; ".join(parts)
 
 
 def _settings(found: RunComparison) -> Iterator[RenderableType]:
@@ -109,14 +138,29 @@ def _losses(found: RunComparison) -> Iterator[RenderableType]:
     if not found.num_common_steps:
         yield "no step in common, so that no losses are compared"
         return
+    trained = _trained_words(found)
     if found.first_difference is None:
-        yield f"losses: bitwise equal in all {found.num_common_steps} common steps"
+        yield f"losses: bitwise equal in {counted(found.num_common_steps, 'step')} in common, {trained}"
         return
-    yield f"losses: first differ at step {found.first_difference} of {found.num_common_steps} in common"
-    table = PageTable("step", "A#", "B#", "B - A#")
+    in_common = f"{counted(found.num_common_steps, 'step')} in common"
+    yield f"losses: first differ at step {found.first_difference}; {in_common}, {trained}"
+    yield _loss_table(found)
+
+
+def _trained_words(found: RunComparison) -> str:
+    """Return whether both runs trained their common steps in one layout, without which equal losses prove nothing."""
+    if found.first_other_layout is None:
+        return "all trained in the same layout"
+    return f"{found.num_other_layout} of them, from step {found.first_other_layout} on, trained in different layouts"
+
+
+def _loss_table(found: RunComparison) -> Table:
+    is_resumed = max(len(found.a.attempts), len(found.b.attempts)) > 1
+    table = PageTable("step", "A#", "B#", "B - A#", *(("attempt of A#", "of B#") if is_resumed else ()))
     for one in found.losses:
-        table.add_row(f"{one.step}", f"{one.a:.5f}", f"{one.b:.5f}", f"{one.b - one.a:+.2e}")
-    yield table
+        attempts = (f"{one.a_attempt}", f"{one.b_attempt}") if is_resumed else ()
+        table.add_row(f"{one.step}", f"{one.a:.5f}", f"{one.b:.5f}", f"{one.b - one.a:+.2e}", *attempts)
+    return table
 
 
 _MOST_ROWS = 12

@@ -15,6 +15,7 @@ from meshwright.errors import ConfigError
 from meshwright.log import logger
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.user_object import module_dir
+from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.run import Attempt, Manifest, Run
 from meshwright.spec.step.estimate import Estimate
 from meshwright.trainer.run.run_folder import (
@@ -79,7 +80,11 @@ def open_recorder(
         git_commit=git_commit(),
     )
     previous = read_manifest(run)
-    if estimate is None and previous and previous.attempts and previous.attempts[-1].layout == training.layout:
+    if previous and previous.attempts and previous.attempts[-1].layout != training.layout:
+        layouts = (previous.attempts[-1].layout, training.layout)
+        ranks = (f"{one.num_ranks} ({layout_text(one)})" for one in layouts)
+        logger.warning("changed since the last attempt: the ranks were %s, are %s", *ranks)
+    if estimate is None and previous and previous.attempts[-1].layout == training.layout:
         estimate = previous.estimate
     manifest = Manifest(
         job=job,

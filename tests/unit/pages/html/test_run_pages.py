@@ -15,7 +15,7 @@ from meshwright.errors import ConfigError
 from meshwright.pages.figures.run_figures import measured_waterfall_figure
 from meshwright.pages.html.run_html import write_run_html
 from meshwright.pages.tables.run_table import run_comparison_page
-from meshwright.spec.run.run_report import RunComparison
+from meshwright.spec.run.run_comparison import RunComparison
 from written_runs import JOB, write_run
 
 
@@ -78,7 +78,7 @@ def test_a_metric_that_data_do_not_have_has_no_curve(tmp_path: Path) -> None:
 
 
 def test_runs_are_compared_by_settings_losses_and_speed(tmp_path: Path) -> None:
-    faster = [row | {"step_ms": 80.0, "tokens_per_s": 1250.0} for row in steps(30, loss=4.5)]
+    faster = [row | {"step_ms": 80.0, "tokens_per_s": 1250.0} for row in steps(30, loss=4.5, attempt=1)]
     job = JOB.replace(train=JOB.train.replace(seed=JOB.train.seed + 1))
     found = both(write_run(tmp_path / "a", steps(20)), write_run(tmp_path / "b", faster, num_attempts=1, job=job))
     assert (found.num_common_steps, found.first_difference) == (20, 1)
@@ -105,3 +105,42 @@ def test_equal_losses_are_told_to_the_last_bit(tmp_path: Path) -> None:
 def test_a_run_without_a_step_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no finished step"):
         compare(write_run(tmp_path / "a", []), write_run(tmp_path / "b", steps(3)))
+
+
+def test_figures_name_the_attempt_that_they_are_of(tmp_path: Path) -> None:
+    """A run that was resumed in another layout is not credited with what the first one did."""
+    rows = [row | {"attempt": 1, "memory_bytes": 7} for row in steps(12)]
+    newest = [row | {"attempt": 2, "memory_bytes": 9} for row in steps(14)[12:]]
+    a = write_run(tmp_path / "a", [*rows, *newest])
+    found = both(a, write_run(tmp_path / "b", steps(14)))
+    assert [(one.attempt, one.first_step, one.last_step, one.num_ranks) for one in found.a.attempts] == [
+        (1, 1, 12, 1),
+        (2, 13, 14, 4),
+    ]
+    assert (found.a.num_ranks, found.a.timed_steps, found.a.peak_memory_bytes) == (1, "steps 4 to 12", 7)
+    assert "layout.dp_shard" in {one.key for one in found.changed_settings}
+    assert (found.first_difference, found.first_other_layout, found.num_other_layout) == (None, 1, 12)
+    assert [(one.a_attempt, one.b_attempt) for one in found.losses][-1] == (2, 2)
+    page = " ".join(str(found).split())
+    assert "A was resumed: steps 1 to 12 on 1 rank (dp_shard=1); steps 13 to 14 on 4 ranks" in page
+    assert "bitwise equal in 14 steps in common, 12 of them, from step 1 on, trained in different layouts" in page
+
+
+def test_the_first_step_that_differs_is_in_the_table(tmp_path: Path) -> None:
+    rows = steps(30)
+    b = [row | {"loss": row["loss"] + (row["step"] > 1)} for row in rows]
+    found = both(write_run(tmp_path / "a", rows), write_run(tmp_path / "b", b))
+    assert found.first_difference == 2
+    assert [one.step for one in found.losses][:2] == [1, 2]
+
+
+def test_a_run_of_few_steps_is_reported_as_such(tmp_path: Path) -> None:
+    """A run that is preempted often never has an attempt of enough steps."""
+    found = report(write_run(tmp_path / "mine", [row | {"attempt": 1 + (row["step"] > 4)} for row in steps(8)]))
+    assert found.waterfall.timed == "steps 5 to 8"
+    page = " ".join(str(found).split())
+    assert "the median is of few steps, which warm up too: no attempt has 6 steps" in page
+    write_run_html(found, tmp_path / "run.html")
+    assert "of few steps" in (tmp_path / "run.html").read_text(encoding="utf-8")
+    same = both(tmp_path / "mine", tmp_path / "mine")
+    assert "A and B with steps that warm up after a start or a resume" in " ".join(str(same).split())
