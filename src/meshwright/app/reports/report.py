@@ -9,8 +9,8 @@ from meshwright.app.arguments import checked
 from meshwright.app.reports.run_waterfall import MeasuredStep, waterfall_of
 from meshwright.app.results.run_result import ReportResult
 from meshwright.config.load import ResolvedJob
-from meshwright.errors import MeshwrightError
-from meshwright.evaluation.dataset.own_run import has_timed_steps, read_manifest, setup_of_run, timed_layout
+from meshwright.errors import ConfigError, MeshwrightError
+from meshwright.evaluation.dataset.own_run import read_manifest, setup_of_run
 from meshwright.hardware.catalogue import example_of, with_example_rates
 from meshwright.pages.tables.waterfall_lines import short_lines
 from meshwright.planner.candidate import judge
@@ -20,12 +20,16 @@ from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.run.run import HOW_TO_PROFILE, Run
-from meshwright.spec.run.run_report import RunMetrics, read_metrics
+from meshwright.spec.run.run_report import LEAST_STEPS, RunMetrics, read_metrics, timed_attempt_of
 from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.trace.timeline import Timeline
 
 MEASURED = "measured"
 """The column of what was measured."""
+_FEW = (
+    f"the median is of few steps, which warm up too: no attempt has {LEAST_STEPS} steps, from which the first are left "
+    "out; train on for a step time that can be compared with a prediction"
+)
 
 
 @checked
@@ -33,11 +37,14 @@ def report(folder: Path | str, *, simulate: bool = False) -> ReportResult:
     """Return what the run in `folder` measured and what is predicted of its layout on the machine that its job names.
 
     With `simulate` its step is also traced and simulated, which takes seconds to minutes and torch. Without it nothing
-    is predicted of a model of your own. Raises ConfigError where the folder is no run, or one without a timed step.
+    is predicted of a model of your own. A run without an attempt of enough steps is timed by all steps of its newest,
+    which the page says. Raises ConfigError where the folder is no run, or one without a finished step.
     """
     run = Run(folder)
     manifest, metrics = read_manifest(run), read_metrics(run)
-    layout, architecture = timed_layout(run, manifest, metrics), resolve_architecture(manifest.job.model)
+    if not len(metrics):
+        raise ConfigError(f"{folder} has no finished step: name a run that has trained")
+    layout, architecture = timed_attempt_of(manifest, metrics).layout, resolve_architecture(manifest.job.model)
     predicted, parts, example = None, {}, None
     if architecture is not None:
         setup = setup_of_run(run, manifest, layout)
@@ -61,9 +68,9 @@ def short_report(run: Run) -> list[str]:
     """
     try:
         manifest, metrics = read_manifest(run), read_metrics(run)
-        if not has_timed_steps(metrics):
+        if not metrics.is_timed:
             return []
-        layout = timed_layout(run, manifest, metrics)
+        layout = timed_attempt_of(manifest, metrics).layout
         found = waterfall_of(ResolvedJob(manifest.job, {}, run.job), layout, _measured(run, manifest.job, metrics))
     except MeshwrightError as error:
         return [f"where the step goes is unknown: {error}"]
@@ -75,7 +82,8 @@ def _measured(run: Run, job: Job, metrics: RunMetrics) -> MeasuredStep:
     start = job.run.profile_start
     rows = metrics.timed_without(range(start, start + job.run.profile_steps) if start is not None else ())
     step_s, wait_s = (float(np.median(seconds[rows])) for seconds in (metrics.step_s, metrics.data_wait_s))
-    measured = MeasuredStep(step_s, metrics.words_of(rows), wait_s)
+    few = "" if metrics.is_timed else _FEW
+    measured = MeasuredStep(step_s, metrics.words_of(rows), wait_s, few=few)
     # Reading a profile takes torch, which a machine that only reads a run may lack.
     if not any(run.timelines.glob("*.json.gz")):
         return measured

@@ -39,6 +39,8 @@ class MeasuredStep(NamedTuple):
     """A profiled step; None where there is no profile."""
     simulated: Timeline | None = None
     """The simulated step; None where none was asked for."""
+    few: str = ""
+    """That the median is of too few steps to leave out the first; empty where it is not."""
 
 
 def waterfall_of(resolved: ResolvedJob, layout: Layout, measured: MeasuredStep) -> Waterfall:
@@ -62,15 +64,16 @@ def waterfall_of(resolved: ResolvedJob, layout: Layout, measured: MeasuredStep) 
         found = causes_of(profiled.timeline, rank, floor)
         about |= {"source": "profile", "measured": found, "step": profiled.step, "num_steps": profiled.num_steps}
         about |= {"is_floor_lowered": found.model_flops_at_peak_s < 0.999 * floor.total_s}
+    notes = [measured.few] if measured.few else []
     if prediction is not None:
         about |= _outlook(prediction, layout, pipeline_rank)
-        notes = _notes(prediction.request, layout, is_profiled=profiled is not None)
-        about |= {"notes": tuple(notes)}
+        notes += _notes(prediction.request, layout, is_profiled=profiled is not None)
     return Waterfall(
         simulated=_simulated(measured.simulated, floor, rank),
         rank=rank,
         num_ranks=layout.num_ranks,
         pipeline_rank=pipeline_rank,
+        notes=tuple(notes),
         **about,
     )
 

@@ -15,7 +15,7 @@ from meshwright.evaluation.dataset.row import RunRow
 from meshwright.planner.read_request import Options, plan_request
 from meshwright.spec.layout.layout import Layout, LayoutRequest
 from meshwright.spec.run.run import Manifest, Run
-from meshwright.spec.run.run_report import LEAST_STEPS, RunMetrics, read_metrics
+from meshwright.spec.run.run_report import LEAST_STEPS, RunMetrics, read_metrics, timed_attempt_of
 
 
 def read_own_run(folder: Path) -> MeasuredRun:
@@ -52,19 +52,14 @@ def read_manifest(run: Run) -> Manifest:
     return manifest
 
 
-def has_timed_steps(metrics: RunMetrics) -> bool:
-    """Return whether an attempt has so many steps that its step time is known."""
-    return len(metrics) > 0 and int((metrics.attempt == metrics.timed_attempt).sum()) >= LEAST_STEPS
-
-
 def timed_layout(run: Run, manifest: Manifest, metrics: RunMetrics) -> Layout:
     """Return the layout of the attempt that step times are of; raises ConfigError where none has enough steps."""
-    if not has_timed_steps(metrics):
+    if not metrics.is_timed:
         raise ConfigError(
             f"{run.folder} has {len(metrics)} steps and no attempt of {LEAST_STEPS} or more, the first of which warm "
             "up: train longer"
         )
-    return manifest.attempts[metrics.timed_attempt - 1].layout
+    return timed_attempt_of(manifest, metrics).layout
 
 
 def setup_of_run(run: Run, manifest: Manifest, layout: Layout) -> TrainingSetup:
