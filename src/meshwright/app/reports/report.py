@@ -20,7 +20,7 @@ from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.run.run import HOW_TO_PROFILE, Run
-from meshwright.spec.run.run_report import LEAST_STEPS, RunMetrics, read_metrics, timed_attempt_of
+from meshwright.spec.run.run_report import LEAST_STEPS, RunMetrics, read_metrics, timed_attempt_of, timed_rows
 from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.trace.timeline import Timeline
 
@@ -79,8 +79,7 @@ def short_report(run: Run) -> list[str]:
 
 def _measured(run: Run, job: Job, metrics: RunMetrics) -> MeasuredStep:
     """Return the median step of a run without its profiled ones, and the median one of those if it has any."""
-    start = job.run.profile_start
-    rows = metrics.timed_without(range(start, start + job.run.profile_steps) if start is not None else ())
+    rows = timed_rows(metrics, job)
     step_s, wait_s = (float(np.median(seconds[rows])) for seconds in (metrics.step_s, metrics.data_wait_s))
     few = "" if metrics.is_timed else _FEW
     measured = MeasuredStep(step_s, metrics.words_of(rows), wait_s, few=few)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from meshwright.spec.frozen import Frozen
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.run import Manifest
-from meshwright.spec.run.run_report import RunMetrics, timed_attempt_of
+from meshwright.spec.run.run_report import RunMetrics, timed_attempt_of, timed_rows
 
 _NOT_COMPARED = ("name", "run")
 """Parts of a job that say where a run is written, not what it computes."""
@@ -133,16 +133,17 @@ def _layouts(manifest: Manifest, attempts: Integers) -> NDArray[np.object_]:
 
 def run_summary(name: str, manifest: Manifest, metrics: RunMetrics) -> RunSummary:
     """Return a run with at least one finished step in figures."""
-    tokens_per_s = float(np.median(metrics.tokens_per_s[metrics.timed]))
+    rows = timed_rows(metrics, manifest.job)
+    tokens_per_s = float(np.median(metrics.tokens_per_s[rows]))
     return RunSummary(
         name=name,
         num_steps=len(metrics),
         num_ranks=timed_attempt_of(manifest, metrics).layout.num_ranks,
         last_loss=float(metrics.loss[-1]),
         validation_loss=float(metrics.validation_loss[-1]) if len(metrics.validation_loss) else None,
-        timed_steps=metrics.timed_words,
+        timed_steps=metrics.words_of(rows),
         are_few=not metrics.is_timed,
-        median_step_s=metrics.median_step_s,
+        median_step_s=float(np.median(metrics.step_s[rows])),
         median_tokens_per_s=None if np.isnan(tokens_per_s) else tokens_per_s,
         peak_memory_bytes=float(metrics.memory_bytes[metrics.attempt == metrics.timed_attempt].max()),
         attempts=tuple(_attempt_steps(number, manifest, metrics) for number in np.unique(metrics.attempt)),

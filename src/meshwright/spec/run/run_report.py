@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from meshwright.errors import ConfigError
 from meshwright.log import logger
+from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.run.layout_plan import Candidate
 from meshwright.spec.run.run import Attempt, Manifest, Run
@@ -74,25 +75,10 @@ class RunMetrics:
         rows = self.timed[~np.isin(self.step[self.timed], list(profiled))]
         return rows if len(rows) else self.timed
 
-    @property
-    def timed_words(self) -> str:
-        """Return the numbers of those steps, such as "steps 24 to 40"."""
-        return self.words_of(self.timed)
-
     def words_of(self, rows: NDArray[np.int64]) -> str:
         """Return the numbers of the steps at `rows`, such as "steps 24 to 40"."""
         first, last = self.step[rows[0]], self.step[rows[-1]]
         return f"step {first}" if first == last else f"steps {first} to {last}"
-
-    @property
-    def median_step_s(self) -> float:
-        """Return the median time of those steps."""
-        return float(np.median(self.step_s[self.timed]))
-
-    @property
-    def median_data_wait_s(self) -> float:
-        """Return the median wait for data of those steps; nan where it was not recorded."""
-        return float(np.median(self.data_wait_s[self.timed]))
 
 
 def read_metrics(run: Run) -> RunMetrics:
@@ -127,6 +113,12 @@ def _columns(rows: list[dict[str, Any]]) -> RunMetrics:
         validation_step=np.array(list(validated), np.int64),
         validation_loss=np.array([float(row["validation_loss"]) for row in validated.values()], np.float64),
     )
+
+
+def timed_rows(metrics: RunMetrics, job: Job) -> NDArray[np.int64]:
+    """Return the positions of the steps that medians of a run of `job` are taken over, without its profiled ones."""
+    start = job.run.profile_start
+    return metrics.timed_without(range(start, start + job.run.profile_steps) if start is not None else ())
 
 
 def timed_attempt_of(manifest: Manifest, metrics: RunMetrics) -> Attempt:

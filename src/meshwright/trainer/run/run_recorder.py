@@ -10,11 +10,12 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
+from meshwright.errors import ConfigError
 from meshwright.fault_tolerance.lost_peer import exit_code_of
 from meshwright.log import log_level, logger, shows_progress
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.run import Run
-from meshwright.spec.run.run_report import num_warm_up
+from meshwright.spec.run.run_report import read_metrics, timed_rows
 from meshwright.trainer.run.run_folder import ManifestFile
 from meshwright.trainer.run.sinks import open_sinks
 from meshwright.units import format_bytes, format_count, format_duration
@@ -96,7 +97,7 @@ class RunRecorder:
     """Writer of each step's metrics to all sinks of the job."""
 
     def __init__(self, job: Job, run: Run, manifest: ManifestFile) -> None:
-        self._job, self._manifest = job, manifest
+        self._job, self._run, self._manifest = job, run, manifest
         self._sinks = open_sinks(run, job)
         self._step_ms: list[float] = []
         self._losses: dict[str, float] = {}
@@ -159,33 +160,43 @@ class RunRecorder:
 
     def finish(self, last_step: int, exit_code: int, **results: Any) -> None:
         """Write the results and the exit code of the attempt to the manifest, and log a summary."""
-        self._manifest.add_results(last_step=last_step, **self._losses, **self._speed(), **results)
-        speed = ""
-        if self._step_ms:
-            first, found = last_step - len(self._timed_ms) + 1, self._speed()
-            median_ms, p95_ms = found["median_step_ms"], found["p95_step_ms"]
-            speed = f" | steps {first} to {last_step}: median {median_ms:.0f} ms, p95 {p95_ms:.0f} ms"
+        speed = self._speed()
+        self._manifest.add_results(last_step=last_step, **self._losses, **speed, **results)
+        timed = ""
+        if speed:
+            median_ms, p95_ms = speed["median_step_ms"], speed["p95_step_ms"]
+            timed = f" | {speed['timed_steps']}: median {median_ms:.0f} ms, p95 {p95_ms:.0f} ms"
         total = format_duration(sum(self._step_ms) / 1e3)
         loss = f" | loss {self._losses['last_loss']:.4f}" if self._losses else ""
         hashed = f" | parameters {results['parameter_hash']}" if results.get("parameter_hash") else ""
-        logger.info("step %d/%d%s%s | %s in steps%s", last_step, self._job.train.steps, loss, speed, total, hashed)
+        num_steps = self._job.train.steps
+        # A run that is resumed with fewer steps than it has done trains none.
+        at = f"step {last_step}/{num_steps}" if last_step <= num_steps else f"step {last_step}"
+        logger.info("%s%s%s | %s in steps%s", at, loss, timed, total, hashed)
         if last_step < self._job.train.steps:
             is_asked = last_step == self._job.train.stop_after
             key = " train.stop_after=none" if is_asked else ""
             logger.info("stopped with %d steps to go: continue with --resume%s", self._job.train.steps - last_step, key)
         self._manifest.close(exit_code)
 
-    @property
-    def _timed_ms(self) -> list[float]:
-        return self._step_ms[num_warm_up(len(self._step_ms)) :]
+    def _speed(self) -> dict[str, Any]:
+        """Return median and 95th percentile of the run's timed steps, and which steps these are; empty without any.
 
-    def _speed(self) -> dict[str, float]:
+        They are those of `report` and `compare`: an attempt of few steps, which warm up, leaves an earlier one's.
+        """
         if not self._step_ms:
             return {}
-        ordered = sorted(self._timed_ms)
+        try:
+            metrics = read_metrics(self._run)
+        except ConfigError as error:  # what was trained is not less done
+            logger.warning("the median step is unknown: %s", error)
+            return {}
+        rows = timed_rows(metrics, self._job)
+        ordered = sorted((1000 * metrics.step_s[rows]).tolist())
         return {
             "median_step_ms": statistics.median(ordered),
             "p95_step_ms": ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))],
+            "timed_steps": metrics.words_of(rows),
         }
 
 
