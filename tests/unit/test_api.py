@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import meshwright as mw
 from meshwright.app.plan import PlanResult
 from meshwright.app.prove import ProofResult
 from meshwright.app.reports.diagnose import DiagnosisResult
+from meshwright.app.results.checkpoint_results import VerificationResult
 from meshwright.app.results.result import PlottedResult, Result, viewed
 from meshwright.app.results.run_result import TrainedRun
 from meshwright.app.results.simulation_result import Simulation, TimelineResult
@@ -25,6 +27,7 @@ from meshwright.errors import ConfigError, ExitCode, InfeasibleLayout, Unsupport
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.layout_text import layout_text
+from meshwright.spec.run.checkpoint_findings import CheckpointVerification
 from meshwright.spec.run.layout_plan import Plan
 from meshwright.spec.run.proof import Change, Difference, LayoutProof
 from meshwright.spec.trace.traces import Traces
@@ -204,6 +207,32 @@ def test_a_data_frame_has_rows(kind: str, results: dict[str, Callable[[], Result
     pytest.importorskip("pandas")
     found = results[kind]()
     assert len(found.to_pandas()) > 0 or kind == "diagnosis"
+
+
+def test_results_of_commands_have_the_json_that_they_print(
+    results: dict[str, Callable[[], Result]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    found = json.loads(results["run"]().to_json())  # type: ignore[attr-defined]
+    assert list(found) == ["exit_code", "run_dir", "results"]
+    job = tmp_path / "job.toml"
+    job.write_text("[train]\nsteps = 3\n", encoding="utf-8")
+    assert run(["check", str(job), "--json"]) == ExitCode.DONE
+    assert json.loads(mw.check(job).to_json()) == json.loads(capsys.readouterr().out)
+
+
+def test_an_intact_checkpoint_has_a_row() -> None:
+    one = CheckpointVerification(
+        folder="runs/x/checkpoints/step-3",
+        step=3,
+        num_bytes=8,
+        num_tensors=1,
+        num_shards=1,
+        num_ranks=1,
+        duration_s=0.1,
+        damages=[],
+    )
+    [row] = VerificationResult(checkpoints=[one])._rows()
+    assert (row["step"], row["is_intact"], row["num_bytes_read"], row["tensor"]) == (3, True, 8, None)
 
 
 def test_a_data_frame_without_pandas_says_what_to_install(plan: PlanResult, monkeypatch: pytest.MonkeyPatch) -> None:

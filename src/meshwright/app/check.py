@@ -1,5 +1,6 @@
 """check: what is wrong with a job, or what it would do; starts nothing and needs no torch."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,6 +35,12 @@ class Checked(Result):
     """Label and text of each thing to know: the model, the batch, the layout, the step and memory predicted."""
     misfit: InfeasibleLayout | None
     """Why the layout does not fit the devices of the job's cluster; None where it does, or that is unknown."""
+
+    def to_json(self) -> str:
+        """Return what `meshwright check --json` prints."""
+        misfits = [] if self.misfit is None else [str(self.misfit)]
+        record = {"is_valid": not misfits, "error": misfits[0] if misfits else None, "problems": misfits}
+        return json.dumps({**record, "lines": self.lines}, indent=2)
 
     def _summary(self) -> str:
         return f"Check {dict(self.lines)['job']}{'' if self.misfit is None else ', does not fit'}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from meshwright.inference.generate import Sampling, TextStream
 from meshwright.inference.generate import generate as _generate
 from meshwright.inference.loaded_model import load_model, load_module
 from meshwright.inference.transformers_parity import max_logits_difference
+from meshwright.parallelism.torch_private.torch_compat import silence_known_warnings
 from meshwright.units import counted, format_bytes, format_count
 
 # Float32 sums in another order differ by some 1e-5 in models of billions of parameters; a wrong weight by 0.1 and more.
@@ -55,6 +57,10 @@ class Export(Result):
     num_files: int
     comparison: LogitsComparison | None
     """None where it was not asked for."""
+
+    def to_json(self) -> str:
+        """Return what `meshwright export --json` prints."""
+        return json.dumps({**asdict(self), "checkpoint": str(self.checkpoint), "folder": str(self.folder)}, indent=2)
 
     def _summary(self) -> str:
         return (
@@ -154,6 +160,7 @@ def generate(
 def _comparison(model: SavedModel, folder: Path, out: Path, dtype: str) -> LogitsComparison:
     import transformers
 
+    silence_known_warnings()
     checkpoint = model.checkpoint
     try:
         difference = max_logits_difference(load_module(model), folder, getattr(torch, dtype))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,11 @@ class Import(Result):
     """Tensors of the source that are not in the checkpoint, by reason."""
     next_step: str
     """The command that uses it."""
+
+    def to_json(self) -> str:
+        """Return what `meshwright import --json` prints."""
+        found = {"checkpoint": str(self.checkpoint), "num_parameters": self.num_parameters, "dtypes": self.dtypes}
+        return json.dumps({**found, "dropped": self.dropped}, indent=2)
 
     def _summary(self) -> str:
         parameters = f"{format_count(self.num_parameters)} parameters in {' and '.join(self.dtypes)}"

@@ -18,6 +18,7 @@ from meshwright.pages.tables.checkpoint_table import (
 from meshwright.spec.run.checkpoint_findings import (
     CheckpointDifference,
     CheckpointSummary,
+    Damage,
     GarbageCollection,
     ReshardedCheckpoint,
     TensorDetail,
@@ -41,7 +42,7 @@ class CheckpointListingResult(Result, CheckpointListing):
 
 
 class VerificationResult(Result, VerificationReport):
-    """Checkpoints that were verified. Data frame: a row for each damage."""
+    """Checkpoints that were verified. Data frame: a row for each damage, and one for each intact checkpoint."""
 
     _page = verification_page
 
@@ -51,7 +52,15 @@ class VerificationResult(Result, VerificationReport):
         return f"Verification of {counted(len(self.checkpoints), 'checkpoint')}: {state}"
 
     def _rows(self) -> list[dict[str, Any]]:
-        return [{"folder": one.folder, **damage.to_dict()} for one in self.checkpoints for damage in one.damages]
+        rows = []
+        for one in self.checkpoints:
+            found = one.to_dict()
+            damages = [damage.to_dict() for damage in one.damages] or [dict.fromkeys(Damage.model_fields)]
+            # The size of a damaged range has the name of the checkpoint's.
+            read = {"is_intact": not one.damages, "num_bytes_read": found.pop("num_bytes")}
+            del found["damages"]
+            rows += [{**found, **read, **damage} for damage in damages]
+        return rows
 
 
 class CheckpointSummaryResult(Result, CheckpointSummary):

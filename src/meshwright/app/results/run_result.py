@@ -77,6 +77,12 @@ class TrainedRun(PlottedResult):
         """Return what the run wrote of its steps, those of earlier attempts too; raises ConfigError where none are."""
         return read_metrics(Run(self.folder))
 
+    def to_json(self) -> str:
+        """Return what `meshwright train --json` prints; raises ConfigError where no rank has started."""
+        results = read_manifest(Run(self.folder)).results
+        record = {"exit_code": self.exit_code.value, "run_dir": str(self.folder), "results": results}
+        return json.dumps(record, indent=2)
+
     def _summary(self) -> str:
         how = f"Run {self.folder}: exit code {self.exit_code.value} ({self.exit_code.name.lower().replace('_', ' ')})"
         metrics = self._metrics()

@@ -1,5 +1,7 @@
 """`meshwright check`: everything that is wrong with a job, or what it would do; starts nothing and needs no torch."""
 
+import json
+
 import click
 
 from meshwright.cli.completion import job_words
@@ -30,9 +32,7 @@ def command(
             print_json({"is_valid": False, "error": str(error), "problems": [*error.listed] or [str(error)]})
         raise
     if as_json:
-        misfits = [] if found.misfit is None else [str(found.misfit)]
-        record = {"is_valid": not misfits, "error": misfits[0] if misfits else None, "problems": misfits}
-        print_json({**record, "lines": found.lines})
+        print_json(json.loads(found.to_json()))
     else:
         click.echo(str(found))
     if found.misfit is not None:

@@ -1,6 +1,7 @@
 """`meshwright train`: checks the job and starts its ranks; under torchrun each process trains as one of them."""
 
 import contextlib
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -50,11 +51,9 @@ def command(
                 resolved, ranks=ranks, resume=resume, overwrite=overwrite, require_checkpoint=require_checkpoint
             ).exit_code
     if as_json and os.environ.get("RANK", "0") == "0":
-        from meshwright.evaluation.dataset.own_run import read_manifest
-        from meshwright.spec.run.run import Run
+        from meshwright.app.results.run_result import TrainedRun
 
-        results = read_manifest(Run(resolved.run_dir)).results
-        print_json({"exit_code": code, "run_dir": str(resolved.run_dir), "results": results})
+        print_json(json.loads(TrainedRun(resolved.run_dir, code).to_json()))
     sys.exit(code)
 
 

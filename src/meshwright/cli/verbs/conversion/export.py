@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
 import click
 
-from meshwright.cli.result_command import print_json, result_command
+from meshwright.cli.result_command import print_result, result_command
 
 
 @result_command
@@ -72,7 +71,4 @@ def command(
             done = export(run, out, verify=verify, ranks=ranks, **arguments)
     if done is None:  # rank 0 says it
         return
-    if as_json:
-        print_json({**asdict(done), "checkpoint": str(done.checkpoint), "folder": str(done.folder)})
-    else:
-        done.show()
+    print_result(done, as_json)

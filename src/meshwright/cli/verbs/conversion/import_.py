@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from meshwright.cli.result_command import print_json, result_command
+from meshwright.cli.result_command import print_result, result_command
 
 
 @result_command
@@ -62,8 +62,4 @@ def command(
             done = import_result(source, imported)
         else:
             done = import_weights(source, run_folder, ranks=ranks, **options)
-    if as_json:
-        result = {"checkpoint": str(done.checkpoint), "num_parameters": done.num_parameters, "dtypes": done.dtypes}
-        print_json({**result, "dropped": done.dropped})
-    else:
-        done.show()
+    print_result(done, as_json)
