@@ -157,7 +157,7 @@ def test_a_schedule_is_read_from_its_file(capsys: pytest.CaptureFixture[str]) ->
 def test_without_ranks_a_rest_is_left_open(capsys: pytest.CaptureFixture[str]) -> None:
     job_file("[layout]\ndp_shard = -1\ndp_replicate = 2\n")
     assert summary_of(capsys, "job.toml")["layout"] == (
-        "dp_shard is the number of ranks, divided by 2: --ranks N checks the batch against N"
+        "dp_shard is the number of ranks, divided by 2; the batch is checked when ranks are given"
     )
 
 

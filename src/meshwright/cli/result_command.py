@@ -21,7 +21,25 @@ class _StandardError(logging.Handler):
         click.echo(fitted(self.format(record)), err=True)
 
 
-_progress_handler, _debug_handler, _notice_handler = _StandardError(), _StandardError(), _StandardError()
+class _Notices(_StandardError):
+    """Writes a line that a command repeats, such as one of each of its predictions, once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shown: set[str] = set()
+
+    def start(self) -> None:
+        """Forget what an earlier command of this process has shown."""
+        self._shown.clear()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record, unless it was."""
+        if (text := record.getMessage()) not in self._shown:
+            self._shown.add(text)
+            super().emit(record)
+
+
+_progress_handler, _debug_handler, _notice_handler = _StandardError(), _StandardError(), _Notices()
 _debug_handler.setFormatter(logging.Formatter("%(levelname)s %(module)s: %(message)s"))
 
 
@@ -61,6 +79,7 @@ def _quiet(context: click.Context, option: click.Parameter, is_quiet: bool) -> N
     progress.setLevel(logging.WARNING if is_quiet else logging.INFO)
     progress.addHandler(_progress_handler)
     progress.propagate = False
+    _notice_handler.start()
     # For warnings where a command sets up no log of its own.
     _notice_handler.setLevel(logging.ERROR if is_quiet else logging.WARNING)
     logging.lastResort = _notice_handler

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import subprocess
@@ -13,6 +14,7 @@ import click
 import pytest
 
 from meshwright.cli.main import VERBS, group, run
+from meshwright.cli.result_command import result_command
 from questions import SMALL_PLAN
 from repository import ROOT
 
@@ -105,6 +107,18 @@ def test_a_notice_is_wrapped_and_quiet_leaves_it_out(option: tuple[str, ...], is
     ).stderr
     assert ("is not calibrated" in " ".join(shown.split())) == is_shown
     assert max(map(len, shown.splitlines()), default=0) <= 60
+
+
+def test_a_command_says_the_same_thing_once(capsys: pytest.CaptureFixture[str]) -> None:
+    @result_command
+    def command(as_json: bool) -> None:
+        for _ in range(2):
+            assert logging.lastResort is not None
+            logging.lastResort.handle(logging.makeLogRecord({"msg": "as an example", "levelno": logging.WARNING}))
+
+    for _ in range(2):
+        command([], standalone_mode=False)
+        assert capsys.readouterr().err == "as an example\n"
 
 
 def test_verbose_shows_where_an_error_came_from(capsys: pytest.CaptureFixture[str]) -> None:

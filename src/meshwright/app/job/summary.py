@@ -84,7 +84,7 @@ def _batch_line(resolved: ResolvedJob, layout: Layout | None) -> str:
     line = f"{counted(job.global_batch_size, 'sample')} a step"
     if is_text:
         sequences = counted(job.global_batch_size, "sequence")
-        line = f"{sequences} x {job.train.seq_len} tokens = {format_count(tokens)} tokens a step"
+        line = f"{sequences} x {counted(job.train.seq_len, 'token')} = {format_count(tokens)} tokens a step"
     if layout is not None:
         microbatches = counted(job.num_microbatches(layout), "microbatch", "microbatches")
         is_default = resolved.origins["layout.microbatch_size"] == DEFAULT
@@ -102,7 +102,7 @@ def _layout_line(job: Job, layout: Layout | None) -> str:
     if layout is None:
         rest = job.layout.rest_axis
         others = "" if job.layout.num_fixed_ranks == 1 else f", divided by {job.layout.num_fixed_ranks}"
-        return f"{rest} is the number of ranks{others}: --ranks N checks the batch against N"
+        return f"{rest} is the number of ranks{others}; the batch is checked when ranks are given"
     degrees = [f"{axis} {getattr(layout, axis)}" for axis in AXES if getattr(layout, axis) != 1]
     ranks = counted(layout.num_ranks, "rank")
     choices = ", ".join([*_split_choices(layout), *_step_choices(layout)])

@@ -17,6 +17,7 @@ from meshwright.planner.read_request import Options, plan_request
 from meshwright.spec.layout.layout import Layout, LayoutRequest
 from meshwright.spec.run.run import Manifest, Run
 from meshwright.spec.run.run_report import LEAST_STEPS, RunMetrics, read_metrics, timed_attempt_of, timed_rows
+from meshwright.units import counted
 
 
 def read_own_run(folder: Path) -> MeasuredRun:
@@ -57,8 +58,8 @@ def timed_layout(run: Run, manifest: Manifest, metrics: RunMetrics) -> Layout:
     """Return the layout of the attempt that step times are of; raises ConfigError where none has enough steps."""
     if not metrics.is_timed:
         raise ConfigError(
-            f"{run.folder} has {len(metrics)} steps and no attempt of {LEAST_STEPS} or more, the first of which warm "
-            "up: train longer"
+            f"{run.folder} has {counted(len(metrics), 'step')} and no attempt of {LEAST_STEPS} or more, the first of "
+            "which warm up: train longer"
         )
     return timed_attempt_of(manifest, metrics).layout
 
