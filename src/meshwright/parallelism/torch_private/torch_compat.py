@@ -130,6 +130,28 @@ def silence_known_warnings() -> None:
     warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view tensor")
     # 2.13 deprecates collectives that its own FSDP and checkpoint code still calls.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed.*")
+    # torchao 0.18 says of its own that a kernel library for another GPU or Python does not load, and registers enums in
+    # a way that torch 2.13 deprecates. transformers imports it wherever it is installed.
+    for name, text in (("torchao", "Failed to load "), ("torch.utils._pytree", "Calling register_constant() on Enum")):
+        logging.getLogger(name).addFilter(_Without(text))
+
+
+class _Without(logging.Filter):
+    """Drops the records that hold a text; equal for equal texts, so that a logger keeps it once."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Without) and other._text == self._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the record is to be shown."""
+        return self._text not in record.getMessage()
 
 
 def _unwrapped(model: nn.Module) -> Iterable[nn.Module]:

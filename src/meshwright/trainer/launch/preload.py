@@ -11,7 +11,7 @@ import meshwright
 from meshwright.garbage import kept_garbage
 
 _RUN_HALF = ("models", "data", "parallelism", "checkpoint", "fault_tolerance", "trainer")
-_EXTRA = "float8"
+_EXTRAS = ("float8", "torch_scaled_matmul")
 """In the names of modules that import torchao: most runs have no use for the second that takes."""
 _TORCH = (
     "torch",
@@ -27,7 +27,7 @@ def _import_all() -> None:
         found.name
         for half in _RUN_HALF
         for found in pkgutil.walk_packages([str(Path(meshwright.__path__[0], half))], f"meshwright.{half}.")
-        if _EXTRA not in found.name
+        if not any(extra in found.name for extra in _EXTRAS)
     )
     # What is frozen now, no rank looks through for garbage.
     with kept_garbage():
