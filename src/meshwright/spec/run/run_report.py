@@ -115,6 +115,24 @@ def _columns(rows: list[dict[str, Any]]) -> RunMetrics:
     )
 
 
+def attempt_metrics(first_step: int, step_s: Floats, attempt: int) -> RunMetrics:
+    """Return the metrics of consecutive steps of one attempt, of which only the time is known."""
+    unknown = np.full(len(step_s), np.nan)
+    return RunMetrics(
+        step=np.arange(first_step, first_step + len(step_s)),
+        loss=unknown,
+        grad_norm=unknown,
+        learning_rate=unknown,
+        tokens_per_s=unknown,
+        step_s=step_s,
+        data_wait_s=unknown,
+        memory_bytes=unknown,
+        attempt=np.full(len(step_s), attempt),
+        validation_step=np.array([], np.int64),
+        validation_loss=np.array([], np.float64),
+    )
+
+
 def timed_rows(metrics: RunMetrics, job: Job) -> NDArray[np.int64]:
     """Return the positions of the steps that medians of a run of `job` are taken over, without its profiled ones."""
     start = job.run.profile_start

@@ -38,7 +38,7 @@ from meshwright.trainer.run.open_run import open_recorder
 from meshwright.trainer.run.run_checkpoints import RunCheckpoints
 from meshwright.trainer.run.run_recorder import RunRecorder, StepMetrics
 from meshwright.trainer.step.training import Training
-from meshwright.units import KiB, format_count
+from meshwright.units import KiB, counted, format_count
 
 
 def train(job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate | None = None) -> ExitCode:
@@ -121,17 +121,16 @@ def announce(training: Training, step: int, peak_name: str | None) -> None:
         logger.warning("%s", note)
     ranks, layout = training.ranks, training.layout
     num_microbatches = training.job.num_microbatches(layout)
-    tokens = f" of {training.job.train.seq_len} tokens" if training.dataset.vocab_size else ""
+    tokens = f" of {counted(training.job.train.seq_len, 'token')}" if training.dataset.vocab_size else ""
     logger.info(
-        "%s parameters on %d %s rank%s (%s), %d microbatch%s of %d samples%s each, from step %d",
+        "%s parameters on %d %s rank%s (%s), %s of %s%s each, from step %d",
         f"{training.num_parameters:,}",
         ranks.num_ranks,
         ranks.device.type,
         "" if ranks.num_ranks == 1 else "s",
         layout_text(layout),
-        num_microbatches,
-        "" if num_microbatches == 1 else "es",
-        layout.microbatch_size,
+        counted(num_microbatches, "microbatch", "microbatches"),
+        counted(layout.microbatch_size, "sample"),
         tokens,
         step,
     )

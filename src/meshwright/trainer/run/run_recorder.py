@@ -7,6 +7,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
@@ -15,7 +16,7 @@ from meshwright.fault_tolerance.lost_peer import exit_code_of
 from meshwright.log import log_level, logger, shows_progress
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.run import Run
-from meshwright.spec.run.run_report import read_metrics, timed_rows
+from meshwright.spec.run.run_report import attempt_metrics, read_metrics, timed_rows
 from meshwright.trainer.run.run_folder import ManifestFile
 from meshwright.trainer.run.sinks import open_sinks
 from meshwright.units import format_bytes, format_count, format_duration
@@ -160,7 +161,7 @@ class RunRecorder:
 
     def finish(self, last_step: int, exit_code: int, **results: Any) -> None:
         """Write the results and the exit code of the attempt to the manifest, and log a summary."""
-        speed = self._speed()
+        speed = self._speed(last_step)
         self._manifest.add_results(last_step=last_step, **self._losses, **speed, **results)
         timed = ""
         if speed:
@@ -179,7 +180,7 @@ class RunRecorder:
             logger.info("stopped with %d steps to go: continue with --resume%s", self._job.train.steps - last_step, key)
         self._manifest.close(exit_code)
 
-    def _speed(self) -> dict[str, Any]:
+    def _speed(self, last_step: int) -> dict[str, Any]:
         """Return median and 95th percentile of the run's timed steps, and which steps these are; empty without any.
 
         They are those of `report` and `compare`: an attempt of few steps, which warm up, leaves an earlier one's.
@@ -187,7 +188,10 @@ class RunRecorder:
         if not self._step_ms:
             return {}
         try:
-            metrics = read_metrics(self._run)
+            # A long file takes seconds to read, and after a signal there may be few.
+            metrics = attempt_metrics(last_step - len(self._step_ms) + 1, np.array(self._step_ms) / 1e3, self.attempt)
+            if not metrics.is_timed:
+                metrics = read_metrics(self._run)
         except ConfigError as error:  # what was trained is not less done
             logger.warning("the median step is unknown: %s", error)
             return {}

@@ -15,6 +15,7 @@ from meshwright.spec.frozen import Frozen
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.schedule.action import COMPUTE_KINDS, Action, is_csv, orders_from_csv
 from meshwright.spec.layout.schedule.schedule_orders import order_of_rank
+from meshwright.units import counted
 
 
 class Schedule(Frozen):
@@ -162,7 +163,8 @@ def _check_fit(schedule: Schedule, layout: Layout, num_microbatches: int) -> Non
     if schedule.num_microbatches != num_microbatches:
         num_sequences = schedule.num_microbatches * layout.dp * layout.microbatch_size
         raise InfeasibleLayout(
-            f"it runs {schedule.num_microbatches} microbatches, but a step has {num_microbatches}: set "
+            f"it runs {counted(schedule.num_microbatches, 'microbatch', 'microbatches')}, but a step has "
+            f"{num_microbatches}: set "
             f"train.global_batch_size to {num_sequences}, or change layout.microbatch_size = {layout.microbatch_size}"
         )
 
