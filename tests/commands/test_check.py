@@ -149,7 +149,7 @@ def test_a_schedule_is_read_from_its_file(capsys: pytest.CaptureFixture[str]) ->
     file = job_file("[layout]\npp = 2\nschedule = 'mine.csv'\n[train]\nglobal_batch_size = 2\n")
     assert "mine.csv" in refusal(capsys, file)
     Path("mine.csv").write_text("0F0,0B0\n1F0,1B0\n")
-    assert "microbatches" in refusal(capsys, file)
+    assert "it runs 1 microbatch, but a step has 2" in refusal(capsys, file)
     Path("mine.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
     assert "schedule mine.csv" in summary_of(capsys, file)["layout"]
 
