@@ -45,8 +45,6 @@ from meshwright.cost.training_setup import Configurations
 from meshwright.cost.work import BLOCK, FIRST, LAST, work_of
 from meshwright.spec.step.estimate import StepDecomposition
 
-"""Read and written for each parameter by AdamW with float32 masters: gradient, master, two moments, the new copy."""
-
 
 @dataclass(frozen=True)
 class StepTerms:
