@@ -15,7 +15,7 @@ from meshwright.units import format_duration
 def budget_page(budget: Budget, tokens: str, days_given: str | None) -> Iterator[RenderableType]:
     """Yield what one run takes; `tokens` and the deadline, `days_given`, are as the user wrote them."""
     low, high = (budget.days * factor for factor in (1 - budget.relative_error, 1 + budget.relative_error))
-    cost = "" if budget.cost is None else f", [bold]{money(budget.cost)}[/]"
+    cost = "" if budget.cost is None else f", cost [bold]{money(budget.cost)}[/]"
     yield (
         f"[bold]{tokens} tokens: {budget.days:.1f} days[/] ({low:.1f} to {high:.1f}), "
         f"{budget.num_steps:,} steps, {budget.device_hours:,.0f} device hours{cost}"
@@ -69,8 +69,8 @@ def is_dominated(point: Budget, points: Sequence[Budget]) -> bool:
 
 
 def money(amount: float) -> str:
-    """Return an amount in the currency of its price, to three significant digits."""
-    for size, suffix in ((1e9, " B"), (1e6, " M"), (1e3, " k")):
+    """Return an amount in the currency of its price, to three significant digits, with no space to break a line at."""
+    for size, suffix in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if amount >= size:
             return f"{amount / size:.3g}{suffix}"
     return f"{amount:.3g}"
