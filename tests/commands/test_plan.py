@@ -257,9 +257,18 @@ def test_a_layout_for_another_job_is_not_written(tmp_path: Path, capsys: pytest.
     path = tmp_path / "job.toml"
     path.write_text(JOB)
     assert run(["plan", str(path), "--write", "train.seq_len=4096", "--cluster", "h100:8"]) == 2
-    keys = "train.seq_len=4096, cluster.name=h100-ib400, cluster.num_devices=8"
-    assert f"does not say: first put {keys} into it" in capsys.readouterr().err
+    keys = "train.seq_len=4096"
+    assert f"does not say: first set {keys} in it" in capsys.readouterr().err
     assert path.read_text() == JOB
+    assert run(["plan", str(path), "--write", "--cluster", "h200:16"]) == 2
+    assert "first set cluster.name=h200-ib400, cluster.num_devices=16 in it" in capsys.readouterr().err
+
+
+def test_the_cluster_that_a_job_names_is_no_other_job(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB.replace("h100-ib400", "h100"))
+    assert run(["plan", str(path), "--write", "--cluster", "h100:8"]) == 0
+    assert "[layout]" in path.read_text()
 
 
 def test_planning_never_imports_torch() -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from meshwright.config.load import ResolvedJob
     from meshwright.planner.request import PlanRequest
     from meshwright.planner.run_cost import BudgetRequest
+    from meshwright.spec.machine.cluster import Cluster
     from meshwright.spec.run.layout_plan import Budget, Plan, Reliability
 
 _RATE = FiniteRange(min=0, max=1e9)
@@ -117,12 +118,12 @@ def _check(words: tuple[str, ...], given: dict[str, Any]) -> None:
     if given["write"] and not files:
         raise ConfigError("--write puts the layout into a job file: name one in place of --model")
     others = [word for word in words if "=" in word and not word.startswith("layout.")]
-    for cluster in clusters[:1]:
-        others += [f"cluster.name={cluster.name}", f"cluster.num_devices={cluster.num_devices}"]
+    if given["write"] and clusters:
+        others += _cluster_changes(files[0], clusters[0])
     others += [f"precision.compute={given['precision']}"] * bool(given["precision"])
     if given["write"] and others:
         raise ConfigError(
-            f"--write would write a layout for what {files[0]} does not say: first put {', '.join(others)} into it"
+            f"--write would write a layout for what {files[0]} does not say: first set {', '.join(others)} in it"
         )
     for name in ("price_per_gpu_hour", "deadline", "frontier"):
         if given[name] and not given["tokens"]:
@@ -134,6 +135,18 @@ def _check(words: tuple[str, ...], given: dict[str, Any]) -> None:
         raise ConfigError(
             f"{len(prices)} times --price-per-gpu-hour for {len(clusters)} times --cluster: give one for each, or one"
         )
+
+
+def _cluster_changes(file: str, cluster: Cluster) -> Iterator[str]:
+    """Yield what the job file has to say of its cluster, and does not, for a plan on `cluster` to be its own."""
+    from meshwright.config.load import load_job
+    from meshwright.hardware.choice import cluster_of_section
+
+    section = load_job(file).job.cluster
+    if cluster_of_section(section).name != cluster.name:
+        yield f"cluster.name={cluster.name}"
+    if section.num_devices != cluster.num_devices:
+        yield f"cluster.num_devices={cluster.num_devices}"
 
 
 def _budgets(request: PlanRequest, plan: Plan, given: dict[str, Any]) -> list[Budget]:
