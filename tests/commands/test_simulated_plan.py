@@ -14,6 +14,7 @@ from meshwright.app.simulated.simulated_plan import Steps
 from meshwright.cli.main import run
 from meshwright.config.load import load_job
 from meshwright.hardware.catalogue import CATALOGUE_VARIABLE
+from meshwright.pages.tables.simulated_table import fastest_words
 from meshwright.planner.read_request import Options, plan_request
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.layout_text import layout_text
@@ -88,6 +89,21 @@ def test_a_simpler_layout_wins_within_the_error_of_ranking(
     plan, _ = plan_of(capsys, *SMALL, "--simulate", "2")
     assert plan.pick.layout == asked[0]
     assert [runner.layout for runner in plan.runners_up[:1]] == [asked[1]]
+
+
+def test_the_layout_called_fastest_is_judged_by_what_picked(
+    steps_are: Callable[..., list[Layout]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps_are(FAST, SLOW, SLOW)
+    plan, _ = plan_of(capsys, *SMALL, "--simulate", "3")
+    [other, *_] = plan.runners_up
+    quicker = other.estimate.step.replace(cpu_bound_s=0.0, model_flops_at_peak_s=0.0)
+    fastest = other.replace(estimate=other.estimate.replace(step=quicker))
+    assert "it is +100.0 % against the pick" in fastest_words(plan.replace(fastest=fastest))
+    unseen = fastest.replace(layout=Layout(dp_replicate=8))
+    assert "it was not simulated" in fastest_words(plan.replace(fastest=unseen))
+    formulas = plan.replace(fastest=fastest, pick=plan.pick.replace(simulated=None))
+    assert "the pick is the simplest layout within the error of ranking" in fastest_words(formulas)
 
 
 @pytest.mark.long

@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from meshwright.pages.tables.page_table import PageTable, percent, signed_percent
-from meshwright.pages.tables.simulated_table import simulated_page, spaced
+from meshwright.pages.tables.simulated_table import fastest_words, simulated_page, spaced
 from meshwright.pages.tables.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK, waterfall
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.layout_plan import Candidate, Contrast, Plan
@@ -84,24 +84,12 @@ def pick_notes(plan: Plan) -> Iterator[str]:
     if plan.attention:
         yield f"attention: {escape(plan.attention)}"
     if plan.fastest != plan.pick:
-        gain = 1 - plan.fastest.estimate.step.total_s / plan.pick.estimate.step.total_s
-        yield (
-            f"fastest: {spaced(plan.fastest.layout)}: {percent(gain)} faster than the pick (within the error of "
-            f"ranking), {_memory_needed(plan)}"
-        )
+        yield fastest_words(plan)
     if plan.pick.unmeasured:
         yield f"[yellow]not backed by a measured run[/]: {escape(', '.join(plan.pick.unmeasured))}"
     if plan.given is not None and 0 <= plan.given.free_bytes < plan.memory_margin * plan.usable_memory_bytes:
         share = percent(plan.given.free_bytes / plan.usable_memory_bytes)
         yield f"given leaves {share} of the memory free, picks {percent(plan.memory_margin)} (planner.memory_margin)"
-
-
-def _memory_needed(plan: Plan) -> str:
-    """Return how much more or less memory the fastest layout needs than the pick."""
-    more_bytes = plan.pick.free_bytes - plan.fastest.free_bytes
-    if not more_bytes:
-        return "needs as much memory"
-    return f"needs {format_bytes(abs(more_bytes))} {'more' if more_bytes > 0 else 'less'}"
 
 
 def _pareto(plan: Plan) -> Table:

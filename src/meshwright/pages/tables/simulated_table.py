@@ -1,11 +1,11 @@
-"""The finalists of a plan that were simulated: the figures of the formulas next to those of the simulation."""
+"""The simulated finalists of a plan, formulas next to simulation; and the layout that formulas call fastest."""
 
 from collections.abc import Iterator
 
 from rich.console import RenderableType
 from rich.markup import escape
 
-from meshwright.pages.tables.page_table import PageTable, signed_percent
+from meshwright.pages.tables.page_table import PageTable, percent, signed_percent
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.layout_plan import Candidate, Plan
@@ -56,3 +56,29 @@ def _figures(candidate: Candidate) -> list[str]:
 def spaced(layout: Layout) -> str:
     """Return a layout in one line that may break between its keys."""
     return escape(layout_text(layout.effective).replace(",", ", "))
+
+
+def fastest_words(plan: Plan) -> str:
+    """Return the layout with the shortest predicted step, which is not the pick, and why it was not picked."""
+    gain = 1 - plan.fastest.step_s / plan.pick.step_s
+    words = f"{spaced(plan.fastest.layout)}: predicted {percent(gain)} faster than the pick, {_memory_needed(plan)}"
+    picked = plan.pick.simulated
+    if picked is None or picked.step_s is None:
+        return f"fastest: {words}; the pick is the simplest layout within the error of ranking"
+    name = layout_text(plan.fastest.layout)
+    known = (one for one in (*plan.runners_up, *plan.dropped) if one.simulated and layout_text(one.layout) == name)
+    seen = next(known, None)
+    if seen is None or seen.simulated is None:
+        return f"fastest by the formulas: {words}; it was not simulated, and the pick is one of those that were"
+    if (why := why_dropped(seen, plan.usable_memory_bytes)) is not None or seen.simulated.step_s is None:
+        return f"fastest by the formulas: {words}; dropped when simulated: {escape(why or 'it has no step')}"
+    change = signed_percent(seen.simulated.step_s / picked.step_s - 1)
+    return f"fastest by the formulas: {words}; simulated, which decides, it is {change} against the pick"
+
+
+def _memory_needed(plan: Plan) -> str:
+    """Return how much more or less memory the fastest layout needs than the pick."""
+    more_bytes = plan.pick.free_bytes - plan.fastest.free_bytes
+    if not more_bytes:
+        return "needs as much memory"
+    return f"needs {format_bytes(abs(more_bytes))} {'more' if more_bytes > 0 else 'less'}"
