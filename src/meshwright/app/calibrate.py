@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,8 +13,8 @@ from meshwright.app.cuda import require_cuda
 from meshwright.app.progress import elapsed
 from meshwright.app.results.result import Result
 from meshwright.calibrator.calibrated_machine import num_threads, this_machine
-from meshwright.calibrator.describe import describe
-from meshwright.calibrator.measure import mean_of, measure, slow_dtypes
+from meshwright.calibrator.describe import CalibratedMachine, describe, unread_rates
+from meshwright.calibrator.measure import Measurements, mean_of, measure, slow_dtypes
 from meshwright.calibrator.profiled_step import profiled_steps, step_jobs
 from meshwright.calibrator.timing import CPU_SIZES, CUDA_SIZES
 from meshwright.errors import ConfigError, MeshwrightError
@@ -21,6 +22,7 @@ from meshwright.hardware.catalogue import user_folder
 from meshwright.hardware.entry import cluster_toml, device_toml
 from meshwright.hardware.machine import num_usable_cores
 from meshwright.hardware.quantity import BYTES_PER_S, FLOPS_PER_S, SECONDS, format_quantity
+from meshwright.log import logger
 from meshwright.pages.tables.page_table import PageTable
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.machine.device import Device
@@ -108,8 +110,13 @@ def measured_machine(
     # Before ranks are started, which sets OMP_NUM_THREADS where it is not set.
     threads = num_threads(num_ranks)
     with elapsed("measuring matrix products, attention, memory and collectives") as show:
-        of_ranks = _on_ranks(num_ranks, duration_s, device_type, measure, device_type, menu, duration_s, threads)
-        measured = mean_of(of_ranks)
+        once = partial(_on_ranks, num_ranks, duration_s, device_type, measure, device_type, menu, duration_s, threads)
+        measured = mean_of(once())
+        if _is_noisy(machine, measured):
+            show("measuring again: other work was in the way")
+            measured = mean_of(once())
+        for note in unread_rates(machine, measured):
+            logger.warning("%s; measured twice: calibrate again while the machine is idle", note)
         show("timing steps of small jobs")
         steps = []
         # The host's clock does not time an accelerator's operators.
@@ -119,6 +126,14 @@ def measured_machine(
             watched = _on_ranks(num_ranks, duration_s, device_type, profiled_steps, *of_jobs)
             steps = [step for of_rank in watched for step in of_rank]
     return describe(machine, menu, measured, steps)
+
+
+def _is_noisy(machine: CalibratedMachine, measured: Measurements) -> bool:
+    """Return whether noise left no rate of some collective to read."""
+    try:
+        return bool(unread_rates(machine, measured))
+    except MeshwrightError:
+        return True
 
 
 def _on_ranks(

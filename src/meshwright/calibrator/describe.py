@@ -4,17 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from meshwright.calibrator.collective_lines import collective_lines
 from meshwright.calibrator.measure import Measurements
 from meshwright.calibrator.op_lines import exchange_line, fitted_lines
 from meshwright.calibrator.profiled_step import OpSample, ProfiledStep
-from meshwright.calibrator.timing import NUM_BLOCKS, SizeGrid
+from meshwright.calibrator.timing import SizeGrid
 from meshwright.hardware import quantity
 from meshwright.spec.machine.cluster import Cluster, Link
 from meshwright.spec.machine.device import (
     AttentionPoint,
-    CollectiveKind,
     CollectivePoint,
     Device,
     Figure,
@@ -27,8 +25,6 @@ from meshwright.spec.machine.device import (
 
 # Fused AdamW reads parameter, gradient and both moments, and writes all but the gradient, in float32.
 _UPDATE_BYTES_PER_PARAMETER = 28
-# Below the resolution of a training step's clock.
-_SHORTEST_S, _LEAST_S_PER_BYTE = 1e-6, 1e-14
 
 
 @dataclass(frozen=True)
@@ -53,7 +49,7 @@ def describe(
 ) -> tuple[Device, Cluster]:
     """Return the device of one rank while all ranks work, and the cluster of all ranks.
 
-    `steps` are profiled training steps, if any.
+    `steps` are profiled training steps, if any. Raises MeshwrightError where no rate of a collective can be read.
     """
     device = machine.device.replace(
         measured_memory_bytes_per_s=_memory_rate(machine, measured),
@@ -170,12 +166,8 @@ def _op_lines(machine: CalibratedMachine, samples: Sequence[OpSample]) -> tuple[
 
 def _link(machine: CalibratedMachine, measured: Measurements, steps: Sequence[ProfiledStep]) -> Link:
     """Return the link between ranks: a line per collective, and ring-step bandwidth and latency from all-gathers."""
-    by_group: dict[tuple[CollectiveKind, int], list[tuple[int, float]]] = {}
-    for (kind, num_ranks, num_bytes), took_s in measured.collective_s.items():
-        by_group.setdefault((kind, num_ranks), []).append((num_bytes, took_s))
-    for kind, points in _unit_points(measured).items():
-        by_group[kind, machine.num_ranks] = points
-    lines = {group: _line(points) for group, points in by_group.items()}
+    memory = _memory_rate(machine, measured).value
+    lines = dict(collective_lines(measured, machine.num_ranks, memory).by_group)
     if steps:
         lines["exchange", machine.num_ranks] = exchange_line(steps)
     num_steps = machine.num_ranks - 1
@@ -196,28 +188,8 @@ def _link(machine: CalibratedMachine, measured: Measurements, steps: Sequence[Pr
     )
 
 
-def _unit_points(measured: Measurements) -> dict[CollectiveKind, list[tuple[int, float]]]:
-    """Return (bytes, seconds) of an FSDP unit's all-gather and reduction, as added to a step of blocks."""
-    step_s = measured.block_step_s
-    sizes = sorted({num_bytes for _, num_bytes in step_s})
-    # Each block is all-gathered in forward and in backward, and reduced once.
-    return {
-        "unshard": [(n, (step_s["gathered", n] - step_s["plain", n]) / (2 * NUM_BLOCKS)) for n in sizes],
-        "reduce-grads": [(n, (step_s["reduced", n] - step_s["gathered", n]) / NUM_BLOCKS) for n in sizes],
-    }
-
-
-def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """Return (latency, seconds per byte) of a line fitted to (bytes, seconds) by relative error.
-
-    A message faster than a smaller one, by noise, counts as equally long.
-    """
-    num_bytes, took_s = np.array(sorted(points), np.float64).T
-    took_s = np.maximum.accumulate(took_s)
-    is_real = took_s > _SHORTEST_S
-    num_bytes, took_s = num_bytes[is_real], took_s[is_real]
-    if len(took_s) == 0:
-        return _SHORTEST_S, _LEAST_S_PER_BYTE
-    columns = np.stack([1 / took_s, num_bytes / took_s], axis=1)
-    (latency_s, s_per_byte), *_ = np.linalg.lstsq(columns, np.ones(len(took_s)), rcond=None)
-    return max(float(latency_s), _SHORTEST_S), max(float(s_per_byte), _LEAST_S_PER_BYTE)
+def unread_rates(machine: CalibratedMachine, measured: Measurements) -> tuple[str, ...]:
+    """Return a sentence for each collective of which noise left no rate to read; raises as `describe` does."""
+    if machine.num_ranks == 1:
+        return ()
+    return collective_lines(measured, machine.num_ranks, _memory_rate(machine, measured).value).notes

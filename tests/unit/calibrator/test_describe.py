@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.calibrator.describe import CalibratedMachine, describe
+from meshwright.calibrator.describe import CalibratedMachine, describe, unread_rates
 from meshwright.calibrator.measure import Measurements, mean_of
 from meshwright.calibrator.profiled_step import OpSample, ProfiledStep
 from meshwright.calibrator.timing import CPU_SIZES
 from meshwright.cost.compute.op_time import op_seconds
+from meshwright.errors import MeshwrightError
 from meshwright.hardware.entry import build_cluster, cluster_toml, device_toml, read_cluster_values, read_device
 from meshwright.hardware.rates import matmul_rates, memory_op_rates
 from meshwright.spec.machine.cluster import Cluster
@@ -37,9 +38,9 @@ def measurements(latency_s: float = 3e-4, s_per_byte: float = 5e-10, num_ranks: 
         backward_memory_op_s={("norm", "float32", 1000): 2e-6},
         collective_s={("all-gather", num_ranks, size): latency_s + s_per_byte * size for size in sizes},
         block_step_s={
-            (how, size): seconds
+            (how, size): 1.0 + units * (0.1 + size * s_per_byte)
             for size in sizes
-            for how, seconds in (("plain", 1.0), ("gathered", 1.8), ("reduced", 2.2))
+            for how, units in (("plain", 0), ("gathered", 8), ("reduced", 12))
         },
         host_s={"kernel": 5e-6},
     )
@@ -70,7 +71,7 @@ def test_seconds_become_rates() -> None:
 
 
 @pytest.mark.slow
-@given(st.floats(2e-6, 1e-2), st.floats(1e-12, 1e-8))
+@given(st.floats(2e-6, 1e-2), st.floats(1e-11, 1e-8))
 def test_a_collective_that_is_a_line_is_that_line(latency_s: float, s_per_byte: float) -> None:
     _, cluster = described(measurements(latency_s, s_per_byte))
     gather = point(cluster, "all-gather")
@@ -81,7 +82,7 @@ def test_a_collective_that_is_a_line_is_that_line(latency_s: float, s_per_byte: 
 
 def test_an_fsdp_unit_costs_what_it_adds_to_a_step() -> None:
     _, cluster = described(measurements())
-    # 0.8 s for 8 gathers of 4 blocks, 0.4 s for 4 reductions, whatever the size.
+    # 0.8 s for 8 gathers of 4 blocks, 0.4 s for 4 reductions, and what the bytes take.
     assert point(cluster, "unshard").latency_s.value == pytest.approx(0.1)
     assert point(cluster, "reduce-grads").latency_s.value == pytest.approx(0.1)
 
@@ -93,6 +94,27 @@ def test_noise_never_makes_a_cluster_that_cannot_be(noise: list[float]) -> None:
     steps = dict(zip(measured.block_step_s, noise, strict=True))
     _, cluster = described(Measurements(**{**vars(measured), "block_step_s": steps}))
     assert all(point(cluster, kind).latency_s.value > 0 for kind in ("unshard", "reduce-grads"))
+
+
+def test_units_whose_time_does_not_grow_take_the_plain_collective() -> None:
+    steps = {at: 1.0 + 1.2 * (at[0] != "plain") for at in measurements().block_step_s}
+    noisy = Measurements(**{**vars(measurements()), "block_step_s": steps})
+    _, cluster = described(noisy)
+    gather = point(cluster, "all-gather")
+    for kind in ("unshard", "reduce-grads"):
+        assert point(cluster, kind).bytes_per_s == gather.bytes_per_s
+        assert point(cluster, kind).latency_s == gather.latency_s
+    notes = unread_rates(machine(), noisy)
+    assert [note.partition(",")[0] for note in notes] == [
+        "no rate can be read from unshard of 2",
+        "no rate can be read from reduce-grads of 2",
+    ]
+    assert not unread_rates(machine(), measurements())
+
+
+def test_a_collective_without_a_rate_is_refused() -> None:
+    with pytest.raises(MeshwrightError, match="no rate can be read from all-gather of 2, whose time does not grow"):
+        described(measurements(s_per_byte=0.0))
 
 
 def test_one_rank_has_no_link() -> None:
