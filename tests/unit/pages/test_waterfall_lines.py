@@ -78,6 +78,17 @@ def test_a_change_within_the_error_of_the_formulas_is_no_advice() -> None:
     assert "float8" not in words
 
 
+def test_no_advice_saves_more_than_the_step_or_less_than_the_prediction_is_wrong_by() -> None:
+    [words] = change_words(found(measured_s=0.19))
+    assert words == (
+        "No change of one key is advised: layout.microbatch_size=4 is predicted to save 200 ms, and the whole step "
+        "takes 190 ms."
+    )
+    [words] = change_words(found(measured_s=2.0))
+    assert words == "No change of one key is predicted to save more than the error of the prediction (±1.3 s)."
+    assert len(list(short_lines(found(measured_s=2.0), "do this"))) == 2
+
+
 def test_a_change_of_numerics_is_a_sentence_of_its_own() -> None:
     lower = BestChange(change="precision.float8=rowwise", step_s=0.4, saved_s=0.3, error_s=0.1, changes_numerics=True)
     kept, numerics = change_words(found(changes=(CHANGE, lower)))

@@ -112,15 +112,21 @@ def change_words(found: Waterfall) -> Iterator[str]:
     kept = next((one for one in found.changes if not one.changes_numerics), None)
     if kept is None:
         yield "No change of one layout key that is valid and fits is predicted to be faster."
-    elif kept.is_significant:
+    elif found.is_advised(kept):
         yield f"Largest potential speedup of one key: {_saving(kept)}, more than the error of the prediction."
+    elif kept.saved_s >= found.measured_s:
+        yield (
+            f"No change of one key is advised: {kept.change} is predicted to save {format_duration(kept.saved_s)}, and "
+            f"the whole step takes {format_duration(found.measured_s)}."
+        )
     else:
+        error_s = max(kept.error_s, found.error_s)
         yield (
             "No change of one key is predicted to save more than the error of the prediction "
-            f"(±{format_duration(kept.error_s)})."
+            f"(±{format_duration(error_s)})."
         )
     for one in found.changes:
-        if one.changes_numerics and one.is_significant:
+        if one.changes_numerics and found.is_advised(one):
             yield f"With other numerics: {_saving(one)}."
 
 
@@ -141,7 +147,7 @@ def short_lines(found: Waterfall, how_to_profile: str) -> Iterator[str]:
     origin = f"profiled, rank {found.rank}" if is_profiled else "predicted: no step was profiled"
     yield f"where the step goes ({origin}): {', '.join(parts)}"
     yield f"step {format_duration(found.measured_s)} measured (median of {found.timed}){predicted}"
-    kept = next((one for one in found.changes if one.is_significant and not one.changes_numerics), None)
+    kept = next((one for one in found.changes if found.is_advised(one) and not one.changes_numerics), None)
     if kept is not None and found.rates_of is None:
         yield f"largest potential speedup of one key: {_saving(kept)}"
 

@@ -115,6 +115,15 @@ class Waterfall(Frozen):
         return {who: step for who, step in columns.items() if step is not None}
 
     @property
+    def error_s(self) -> float:
+        """Return by how much prediction and measurement differ; 0 where there is no prediction."""
+        return 0.0 if self.predicted is None else abs(self.predicted.total_s - self.measured_s)
+
+    def is_advised(self, change: BestChange) -> bool:
+        """Return whether `change` saves more than the prediction may be, and is, wrong by, and less than the step."""
+        return change.is_significant and self.error_s < change.saved_s < self.measured_s
+
+    @property
     def profiling_s(self) -> float:
         """Return what the profiled step took longer than the median step; negative where it was shorter."""
         return self.measured.total_s - self.measured_s
