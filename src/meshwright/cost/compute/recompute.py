@@ -5,6 +5,8 @@
     half of matmul outputs kept: every second matmul, but not the last one
     outputs of cuDNN's attention not kept (torchtitan of 2025, on Blackwell): attention
     sums of row-parallel matmuls kept, not their terms (ours under tp): in eager code those matmuls, but for the last
+    compiled selective blocks of ours on a device: of memory-bound work, what kernels of its own repeat (recomputation),
+    and what kernels of backward repeat, which read the same tensors anyway (memory-bound ops)
     full, where it stops early: without the last matmul of the block, and the collective that follows it
 
 Collectives are done again where the whole forward pass is, and experts' all-to-alls wherever ours recompute. Source of
@@ -45,6 +47,7 @@ _SELECTIVE = {
     "core-attention": (0.0, 1.0, fixed_constant("selective_memory")),
 }
 """Shares of matmuls, attention and memory-bound ops by what a stack calls selective."""
+_OWN_KERNELS, _FUSED = fixed_constant("compiled_recompute.own_kernels"), fixed_constant("compiled_recompute.fused")
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,10 @@ class Recomputed:
     """Share of the row-parallel matmuls whose sum over tp ranks is kept in place of them."""
     exchanges: Floats
     """Share of experts' all-to-alls."""
+    own_kernels: Floats
+    """Share of memory-bound work in kernels that do nothing else."""
+    fused: Floats
+    """Share of memory-bound work that compiled kernels of backward take longer by, of what they repeat."""
 
     def of_matmuls(self, last_share: Floats, second_share: Floats, terms_share: Floats) -> Floats:
         """Return the share of a block's matmuls, the last of which is `last_share` of them, or 0 if it is needed, every
@@ -88,7 +95,20 @@ def recomputed_of(configs: Configurations) -> Recomputed:
     keeps_sums = configs.each(lambda s: float(s.stack.gathers_input_again and s.stack.selective == "matmul-outputs"))
     terms = selective * keeps_sums * ~configs.layouts.compiles_blocks
     exchanges = full + selective * keeps_sums
-    return Recomputed(matmul, attention, memory, full, stops.astype(np.float64), halves, terms, exchanges)
+    is_fused = configs.layouts.compiles_blocks & configs.has(_fuses_recomputed)
+    own_kernels = np.where(is_fused, full + selective * _OWN_KERNELS, memory)
+    fused = np.where(is_fused, selective * _FUSED, 0.0)
+    early = stops.astype(np.float64)
+    return Recomputed(matmul, attention, memory, full, early, halves, terms, exchanges, own_kernels, fused)
+
+
+def _fuses_recomputed(setup: TrainingSetup) -> bool:
+    """Return whether its compiled backward repeats memory-bound work as was counted: ours, on a device.
+
+    On a host evaluated functions take the time, not bytes; other software's whole share is what its runs were fitted
+    with.
+    """
+    return setup.is_own and setup.stack.selective == "matmul-outputs" and not setup.cluster.device.is_host
 
 
 def drops_attention(setup: TrainingSetup) -> bool:

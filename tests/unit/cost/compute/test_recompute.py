@@ -48,6 +48,18 @@ def test_flops_are_those_that_torch_counts(model: str, policy: Any) -> None:
     assert flops_of_pass(model, layout) - flops_of_pass(model, none) == priced_flops(model, again)
 
 
+def test_a_compiled_selective_backward_repeats_a_third_of_memory_bound_work() -> None:
+    selective = Layout(activation_checkpoint="selective")
+    ours = training_setup("llama3-8b", stack="meshwright")
+    eager, compiled, full = (
+        recomputed_of(configs(ours, selective.replace(**change)))
+        for change in ({}, {"compile": True}, {"compile": True, "activation_checkpoint": "full"})
+    )
+    assert (eager.own_kernels, eager.fused) == (1, 0)
+    assert 0.25 < compiled.own_kernels + compiled.fused < 0.4
+    assert (full.own_kernels, full.fused) == (1, 0)
+
+
 def test_a_stack_that_does_not_stop_early_does_all_of_a_block_again() -> None:
     layout = Layout(activation_checkpoint="full", tp=4)
     of = training_setup("llama3-8b")
