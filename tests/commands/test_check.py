@@ -416,3 +416,12 @@ def test_a_schedule_that_is_unknown_is_reported_with_other_problems(capsys: pyte
     text = '[model]\nsauce = "x"\n[layout]\npp = 2\ncp_method = "rings"\nschedule = "1F1"\n'
     shown = refusal(capsys, job_file(text))
     assert all(key in shown for key in ("3 problems", "model.sauce", "layout.cp_method", "layout.schedule = "))
+
+
+def test_memory_on_a_host_is_told_apart_from_what_train_prints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text('[model]\nsource = "llama-1m"\n[cluster]\nname = "cpu-local"\nnum_devices = 2\n')
+    assert run(["check", str(job)]) == 0
+    assert "`mem` of train is the whole process on a CPU" in capsys.readouterr().out
