@@ -425,3 +425,19 @@ def test_memory_on_a_host_is_told_apart_from_what_train_prints(
     job.write_text('[model]\nsource = "llama-1m"\n[cluster]\nname = "cpu-local"\nnum_devices = 2\n')
     assert run(["check", str(job)]) == 0
     assert "`mem` of train is the whole process on a CPU" in capsys.readouterr().out
+
+
+def test_the_line_of_the_model_has_the_format_that_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torchao", reason="needs meshwright[torchao]")
+    precision = '[precision]\ncompute = "bfloat16"\nfloat8 = "mxfp8"\n[run]\ndevice = "cpu"\n'
+    file = job_file(precision)
+    assert summary_of(capsys, file)["model"].endswith(", mxfp8")
+    for found, override in (
+        ("bfloat16", "precision.float8_filter=slower"),
+        ("bfloat16", "precision.float8_skip=['*']"),
+        ("bfloat16", "cluster.name=a100"),
+        ("float8-rowwise", "cluster.name=h100"),
+    ):
+        lines = summary_of(capsys, file, override)
+        assert lines["model"].endswith(f", {found}")
+        assert "precision.float8" in lines["note"]

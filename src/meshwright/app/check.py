@@ -11,6 +11,7 @@ from rich.text import Text
 from meshwright.app.arguments import JobSource, Positive, checked
 from meshwright.app.job.compile_choice import settled_on
 from meshwright.app.job.job_problems import check_job
+from meshwright.app.job.settle_float8 import settle_float8_for_check
 from meshwright.app.job.summary import summary
 from meshwright.app.results.result import Result
 from meshwright.config.load import ResolvedJob, inspect_job, raise_problems
@@ -80,7 +81,9 @@ def check(
     if (unsearchable := search_problem(resolved, ranks)) is not None:
         raise unsearchable
     predicted, misfit = estimate(resolved, ranks)
-    return Checked((*summary(resolved, ranks), *predicted), misfit)
+    settled, note = settle_float8_for_check(resolved, ranks)
+    notes = [("note", note)] if note else []
+    return Checked((*summary(settled, ranks), *predicted, *notes), misfit)
 
 
 def rate_problems(job: Job) -> list[str]:
@@ -114,14 +117,13 @@ def estimate(resolved: ResolvedJob, num_ranks: int | None) -> tuple[list[tuple[s
         found = verdict(replace(request, given=settled.job.layout.resolve(count)))
     except MeshwrightError as error:
         return [("step", f"not estimated: {error}")], None
-    notes = [("note", request.float8_note)] if request.float8_note else []
     step, usable = format_duration(found.candidate.estimate.step.total_s), format_bytes(found.usable_bytes)
     memory = f"{format_bytes(found.needed_bytes)} reserved of {usable} usable, on pipeline rank {found.fullest_rank}"
     if 0 <= found.candidate.free_bytes < found.margin_bytes:
         memory += f"; layouts that the planner chooses leave {format_bytes(found.margin_bytes)} free"
     if cluster.device.is_host:
         memory += "; `mem` of train is the whole process on a CPU, with torch itself"
-    return [("step", f"{step} predicted on {cluster.name}"), ("memory", memory), *notes], found.problem()
+    return [("step", f"{step} predicted on {cluster.name}"), ("memory", memory)], found.problem()
 
 
 def search_problem(resolved: ResolvedJob, num_ranks: int | None) -> InfeasibleLayout | None:

@@ -183,8 +183,9 @@ def settled(
     """Return the job with nothing left open, the ranks to start, and the estimate of a layout that was planned."""
     from meshwright.trainer.run.run_folder import read_manifest
 
-    found, resumed = None, read_manifest(run_folder(resolved)) if resume else None
-    if resolved.job.layout.search:
+    searches, found = resolved.job.layout.search, None
+    resumed = read_manifest(run_folder(resolved)) if resume else None
+    if searches:
         from meshwright.app.job.recompute_budget import plan_layout
 
         raise_problems(resolved.path, check_job(resolved, None, resume=resume, overwrite=overwrite))
@@ -206,7 +207,8 @@ def settled(
         from meshwright.app.job.compile_choice import settle_for_training
 
         resolved = settle_for_training(resolved, num_ranks, resumed)
-    resolved = settle_float8_for_training(resolved, resumed)
+    if not searches:
+        resolved = settle_float8_for_training(resolved, resumed)
     if resolved.job.layout.activation_checkpoint == "auto":
         from meshwright.app.job.recompute_budget import budget_layout
 

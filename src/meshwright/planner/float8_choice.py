@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from meshwright.cost.stack_factors import OURS, load_stack
 from meshwright.cost.training_setup import TrainingSetup
-from meshwright.planner.float8_filter import is_low, slower_layers
-from meshwright.spec.job.float8_ladder import experts_obstacle, fallback_text, recipe_of_device
+from meshwright.planner.float8_filter import experts_are_slower, is_low, slower_layers
+from meshwright.spec.job.float8_ladder import EMULATED, experts_obstacle, fallback_text, recipe_of_device
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import PrecisionSection
 from meshwright.spec.machine.cluster import Cluster
@@ -30,16 +30,24 @@ class Float8Choice(NamedTuple):
     """Why it differs from what the job asks for; "" where it does not."""
 
 
-def choose_float8(job: Job, cluster: Cluster, *, emulates: bool = False) -> Float8Choice:
-    """Return the choice for `job` on devices of `cluster`; `emulates` keeps the recipe on a host, as training does."""
+def choose_float8(job: Job, cluster: Cluster, *, emulates: bool = False, option: str = "") -> Float8Choice:
+    """Return the choice for `job` on devices of `cluster`; `emulates` keeps the recipe on a host, as training does.
+
+    `option` is what asked for the recipe in place of precision.float8, which the note then names.
+    """
     asked, device = job.precision, cluster.device
+    name = option or f'precision.float8 = "{asked.float8}"'
     if asked.float8 == "none":
         return Float8Choice(asked)
-    keeps = emulates and device.is_host and asked.float8_filter == "none"
+    if device.is_host and asked.float8_filter != "none":
+        # No prediction decides: emulation rounds, and then multiplies as without.
+        why = f"{device.name} {EMULATED}, so that every layer stays in {asked.compute}"
+        return Float8Choice(_without(asked), f'precision.float8_filter = "{asked.float8_filter}": {why}')
+    keeps = emulates and device.is_host
     recipe, why = (asked.float8, "") if keeps else recipe_of_device(asked.float8, device)
     if recipe == "none":
-        return Float8Choice(_without(asked), fallback_text(asked, recipe, device, why))
-    notes = [fallback_text(asked, recipe, device, why)] if why else []
+        return Float8Choice(_without(asked), f"{name}: {fallback_text(asked, recipe, device, why)}")
+    notes = [f"{name}: {fallback_text(asked, recipe, device, why)}"] if why else []
     runs = asked.replace(float8=recipe)
     if asked.float8_experts and (why := experts_obstacle(device)):
         notes.append(f"precision.float8_experts: {device.name} {why}; experts are computed in {asked.compute}")
@@ -48,17 +56,12 @@ def choose_float8(job: Job, cluster: Cluster, *, emulates: bool = False) -> Floa
     if architecture is None:
         return Float8Choice(runs, "; ".join(notes))
     model = with_wide_matmuls(model_spec(architecture), asked.float8_skip)
-    slower = _slower(job.replace(precision=runs), model, cluster)
-    if slower:
-        verb = "stays" if len(slower) == 1 else "stay"
-        notes.append(
-            f'precision.float8_filter = "slower": {first_of(slower)} {verb} in {asked.compute}, predicted to be '
-            f"slower in float8 on {device.name}"
-        )
-    runs = runs.replace(float8_skip=(*asked.float8_skip, *slower), float8_filter="none")
-    if not _has_low(with_wide_matmuls(model, slower), runs):
-        notes.append(f'precision.float8 = "{asked.float8}": no layer of a block is left; computed in {asked.compute}')
-        runs = _without(asked)
+    runs, of_layers = _without_slower(job.replace(precision=runs), model, cluster)
+    notes += of_layers
+    if not _has_low(with_wide_matmuls(model, runs.float8_skip), runs):
+        notes.append(f"{name}: no layer of a block is left; computed in {asked.compute}")
+        return Float8Choice(_without(asked), "; ".join(notes))
+    notes += [f"{name}: {device.name} {EMULATED}"] if keeps else []
     return Float8Choice(runs, "; ".join(notes))
 
 
@@ -66,15 +69,38 @@ def _without(precision: PrecisionSection) -> PrecisionSection:
     return precision.replace(float8="none", float8_skip=(), float8_filter="none", float8_experts=False)
 
 
-def _slower(job: Job, model: ModelSpec, cluster: Cluster) -> list[str]:
-    if job.precision.float8_filter == "none":
-        return []
+def _without_slower(job: Job, model: ModelSpec, cluster: Cluster) -> tuple[PrecisionSection, list[str]]:
+    """Return the precision without what the job's filter leaves in compute, and the sentences that say so."""
+    asked, device = job.precision, cluster.device
+    if device.is_host or (asked.float8_filter == "none" and not asked.float8_experts):
+        return asked, []
+    setup, microbatch_size = _setup(job, model, cluster), 1 if job.layout.search else job.layout.microbatch_size
+    slow_experts = asked.float8_experts and experts_are_slower(setup, microbatch_size)
+    if asked.float8_filter == "none":
+        advice = f'precision.float8_filter = "slower" leaves them in {asked.compute}'
+        text = f"precision.float8_experts: experts are predicted to be slower in float8 on {device.name}; {advice}"
+        return asked, [text] if slow_experts else []
+    slower = slower_layers(setup, microbatch_size)
+    kept = [*([first_of(slower)] if slower else []), *(["the experts"] if slow_experts else [])]
+    verb = "stays" if len(slower) == 1 and not slow_experts else "stay"
+    text = (
+        f'precision.float8_filter = "{asked.float8_filter}": {" and ".join(kept)} {verb} in {asked.compute}, predicted '
+        f"to be slower in float8 on {device.name}"
+    )
+    runs = asked.replace(
+        float8_skip=(*asked.float8_skip, *slower),
+        float8_filter="none",
+        float8_experts=asked.float8_experts and not slow_experts,
+    )
+    return runs, [text] if kept else []
+
+
+def _setup(job: Job, model: ModelSpec, cluster: Cluster) -> TrainingSetup:
     layout, stack = job.layout, load_stack(OURS)
     # Which kernels and microbatches a search finds is not known yet.
     compiles = layout.search or layout.compile is not False
     stack = stack.replace(kernels="compiled") if compiles else stack
-    setup = TrainingSetup(model, job.workload, cluster, stack)
-    return slower_layers(setup, 1 if layout.search else layout.microbatch_size)
+    return TrainingSetup(model, job.workload, cluster, stack)
 
 
 def _has_low(model: ModelSpec, precision: PrecisionSection) -> bool:

@@ -19,7 +19,7 @@ from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.cost.work import work_of
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.model_spec import BlockGroup, ModelSpec
-from meshwright.spec.model.op import Matmul, Op
+from meshwright.spec.model.op import GroupedMatmul, Matmul, Op
 
 Ops = tuple[Op, ...]
 
@@ -42,6 +42,17 @@ def slower_layers(setup: TrainingSetup, microbatch_size: int) -> list[str]:
         others |= {f"{group.name}.*.{op.name}" for op in group.ops if is_low(op) and op.name not in found}
         first += group.count
     return list(dict.fromkeys(name if pattern in others else pattern for name, pattern in slower))
+
+
+def experts_are_slower(setup: TrainingSetup, microbatch_size: int) -> bool:
+    """Return whether the blocks of `setup` that have experts are slower with their grouped matmuls in float8."""
+    wide = replace(setup, workload=setup.workload.replace(float8_experts=False))
+    groups = [group for group in setup.model.groups if any(isinstance(op, GroupedMatmul) for op in group.ops)]
+    if not groups:
+        return False
+    blocks, counts = [group.ops for group in groups], np.array([group.count for group in groups])
+    low_s, wide_s = (float(counts @ _block_s(blocks, one, microbatch_size)) for one in (setup, wide))
+    return wide_s < low_s
 
 
 def is_low(op: Op) -> bool:

@@ -42,7 +42,27 @@ def test_a_recipe_steps_down_to_what_the_device_runs(wanted: str, cluster: str, 
 
 def test_training_on_a_host_emulates() -> None:
     choice = choose_float8(job_of("rowwise"), with_example_rates(choose_cluster("local:1")), emulates=True)
-    assert (choice.precision.float8, choice.note) == ("rowwise", "")
+    assert choice.precision.float8 == "rowwise"
+    assert choice.note == 'precision.float8 = "rowwise": cpu-local computes float8 emulated, in more time than without'
+
+
+@pytest.mark.parametrize("emulates", [True, False])
+def test_a_filter_on_a_host_leaves_no_layer(emulates: bool) -> None:
+    host = with_example_rates(choose_cluster("local:1"))
+    choice = choose_float8(job_of("rowwise", float8_filter="slower"), host, emulates=emulates)
+    assert choice.precision.float8 == "none"
+    assert "emulated, in more time than without, so that every layer stays in bfloat16" in choice.note
+
+
+def test_experts_that_are_slower_are_named_and_a_filter_leaves_them() -> None:
+    h100 = choose_cluster("h100:8")
+    plain = choose_float8(job_of("tensorwise", model="mixtral-8x7b", float8_experts=True), h100)
+    assert plain.precision.float8_experts
+    assert "experts are predicted to be slower in float8 on h100-sxm" in plain.note
+    job = job_of("tensorwise", model="mixtral-8x7b", float8_experts=True, float8_filter="slower")
+    filtered = choose_float8(job, h100)
+    assert (filtered.precision.float8, filtered.precision.float8_experts) == ("tensorwise", False)
+    assert "the experts stay in bfloat16, predicted to be slower" in filtered.note
 
 
 def test_layers_that_are_slower_stay_and_large_ones_do_not() -> None:

@@ -2,13 +2,15 @@
 
 from dataclasses import replace
 
+from meshwright.app.job.compile_choice import settled_on
 from meshwright.config.load import ResolvedJob
-from meshwright.errors import ConfigError
-from meshwright.hardware.catalogue import LOCAL, with_example_rates
+from meshwright.errors import ConfigError, MeshwrightError
+from meshwright.hardware.catalogue import CALIBRATED, LOCAL, load_cluster
 from meshwright.hardware.choice import cluster_of_section
+from meshwright.hardware.machine import nvidia_driver
 from meshwright.log import logger, progress
 from meshwright.planner.float8_choice import Float8Choice, choose_float8
-from meshwright.spec.job.sections import PrecisionSection
+from meshwright.spec.job.sections import ClusterSection, PrecisionSection
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.run.run import Manifest
 
@@ -22,8 +24,8 @@ def settle_float8(resolved: ResolvedJob, cluster: Cluster) -> tuple[ResolvedJob,
 def settle_float8_for_training(resolved: ResolvedJob, resumed: Manifest | None = None) -> ResolvedJob:
     """Return the job with the float8 matmuls of this machine, and log what differs from what it asks for.
 
-    On a CPU float8 is emulated. A run that is resumed keeps the layers that its filter chose. Raises ConfigError where
-    a filter has no device to predict for.
+    On a CPU float8 is emulated, and a filter leaves none. A run that is resumed keeps the layers that its filter chose.
+    Raises ConfigError where a filter has no device to predict for.
     """
     asked = resolved.job.precision
     if asked.float8 == "none":
@@ -39,6 +41,32 @@ def settle_float8_for_training(resolved: ResolvedJob, resumed: Manifest | None =
     return with_precision(resolved, found.precision)
 
 
+def settle_float8_for_check(resolved: ResolvedJob, num_ranks: int | None) -> tuple[ResolvedJob, str]:
+    """Return the job with the float8 matmuls that it would train with, and why others were asked for; needs no torch.
+
+    As the job asks where that is unknown: on this machine's GPUs, unless cluster.device names them.
+    """
+    job, section = resolved.job, resolved.job.cluster
+    if job.precision.float8 == "none":
+        return resolved, ""
+    is_here = section.name == LOCAL
+    is_cpu = is_here and (job.run.device == "cpu" or (section.device is None and nvidia_driver() is None))
+    if is_here and section.device is None and not is_cpu:
+        return resolved, ""
+    if is_cpu:
+        found = choose_float8(job, _this_host(section), emulates=True)
+        return with_precision(resolved, found.precision), found.note
+    try:
+        cluster = cluster_of_section(section)
+        count = num_ranks or (None if job.layout.search or job.layout.rest_axis else job.layout.num_ranks)
+        cluster = cluster if count is None or is_here else cluster.with_num_devices(count)
+        found = choose_float8(settled_on(resolved, cluster).job, cluster)
+    except MeshwrightError:
+        # The line of the step says why nothing is predicted.
+        return resolved, ""
+    return with_precision(resolved, found.precision), found.note
+
+
 def with_precision(resolved: ResolvedJob, precision: PrecisionSection) -> ResolvedJob:
     """Return the job with another [precision]."""
     return replace(resolved, job=resolved.job.replace(precision=precision))
@@ -50,8 +78,7 @@ def _for_this_machine(resolved: ResolvedJob) -> Float8Choice:
     job = resolved.job
     section = job.cluster
     if choose_device_type(job.run) != "cuda":
-        section = section.replace(name=LOCAL, device=None)
-        return choose_float8(job, with_example_rates(cluster_of_section(section)), emulates=True)
+        return choose_float8(job, _this_host(section), emulates=True)
     if section.name == LOCAL and section.device is None:
         # The trainer tries the kernels of GPUs that the catalogue does not know.
         if job.precision.float8_filter != "none":
@@ -64,6 +91,14 @@ def _for_this_machine(resolved: ResolvedJob) -> Float8Choice:
     return choose_float8(job, cluster_of_section(section))
 
 
+def _this_host(section: ClusterSection) -> Cluster:
+    """Return this machine's processor; the shipped example where it is not calibrated, of which no rate is asked."""
+    cluster = cluster_of_section(section.replace(name=LOCAL, device=None))
+    return cluster if cluster.device.is_host else load_cluster(CALIBRATED)
+
+
 def _words(kept: PrecisionSection) -> str:
+    if kept.float8 == "none":
+        return f"every layer stays in {kept.compute}"
     skipped = f" without {', '.join(kept.float8_skip)}" if kept.float8_skip else ""
     return f'float8 = "{kept.float8}"{skipped}'

@@ -55,9 +55,11 @@ def convert_linears(stages: Sequence[nn.Module], meshes: Meshes, precision: Prec
         if recipe != "none":
             _convert(stage, chosen, recipe, meshes.device_type)
     parts = [f"{first_of(names)} ({why})" for why, names in kept.items()]
-    parts += _convert_experts(stages, precision.float8_experts and recipe != "none", meshes)
+    num_experts, of_experts = _convert_experts(stages, precision.float8_experts and recipe != "none", meshes)
+    parts += of_experts
     rest = f"; in {precision.compute} stay {', '.join(parts)}" if parts else ""
     layers = f"{counted(converted, 'linear layer')} of blocks"
+    layers += f" and the experts of {counted(num_experts, 'block')}, by rows" if num_experts else ""
     if recipe == precision.float8:
         return Float8Report(f"float8 {recipe}: {layers}{rest}", is_fallback=False)
     instead = precision.compute if recipe == "none" else f"float8 {recipe}"
@@ -79,20 +81,23 @@ def set_shard_groups(stage: nn.Module, meshes: Meshes) -> None:
             module.shard_groups = (tokens, inputs, outputs)  # type: ignore[assignment]
 
 
-def _convert_experts(stages: Sequence[nn.Module], converts: bool, meshes: Meshes) -> list[str]:
-    """Let the experts of `stages` multiply in float8, and return what is said of those that do not."""
+def _convert_experts(stages: Sequence[nn.Module], converts: bool, meshes: Meshes) -> tuple[int, list[str]]:
+    """Let the experts of `stages` multiply in float8; return of how many blocks, and what is said of the others."""
     # A collective: on all ranks, whether they have experts or not.
     problem = experts_problem(meshes.device_type) if converts else None
     experts = [module for stage in stages for module in stage.modules() if isinstance(module, Experts)]
     if not converts or problem is not None:
-        return ["the experts" + (f" ({problem})" if problem else "")] if experts else []
+        return 0, ["the experts" + (f" ({problem})" if problem else "")] if experts else []
     scaled_matmul()
     # Imported here: it imports torchao, an extra.
     float8_experts = import_module("meshwright.parallelism.float8.float8_experts")
-    for module in experts:
-        if min(module.gate.shape[1:]) % FLOAT8_ALIGNMENT == 0:
-            module.grouped_matmul = float8_experts.Float8GroupedMatmul(emulates=meshes.device_type == "cpu")
-    return []
+    aligned = [module for module in experts if min(module.gate.shape[1:]) % FLOAT8_ALIGNMENT == 0]
+    for module in aligned:
+        module.grouped_matmul = float8_experts.Float8GroupedMatmul(emulates=meshes.device_type == "cpu")
+    rest = len(experts) - len(aligned)
+    return len(aligned), [
+        f"the experts of {counted(rest, 'block')} (not multiples of {FLOAT8_ALIGNMENT})"
+    ] if rest else []
 
 
 def _convert(stage: nn.Module, names: set[str], recipe: Float8Recipe, device_type: str) -> None:

@@ -19,6 +19,10 @@ _BLOCK_SCALES = "blackwell"
 """How the names of architectures begin whose matmuls take a scale for each 32 elements."""
 
 
+EMULATED = "computes float8 emulated, in more time than without"
+"""What a processor does, as what follows its name."""
+
+
 def recipes_down_from(wanted: Float8Recipe) -> list[Float8Recipe]:
     """Return `wanted` and the recipes that may replace it, simplest last and without none."""
     found: list[Float8Recipe] = []
@@ -38,7 +42,7 @@ def recipe_of_device(wanted: Float8Recipe, device: Device) -> tuple[Float8Recipe
 def obstacle(recipe: Float8Recipe, device: Device) -> str:
     """Return why `device` does not run `recipe`, as what follows its name; "" where it does."""
     if device.is_host:
-        return "computes float8 emulated, in more time than without"
+        return EMULATED
     if device.vendor != "nvidia":
         return "was never tried in float8"
     if not any(rates.of("float8") for rates in (device.dense_flops_per_s, device.measured_matmul_flops_per_s)):
@@ -56,7 +60,7 @@ def experts_obstacle(device: Device) -> str:
 
 
 def fallback_text(asked: PrecisionSection, found: Float8Recipe, device: Device, why: str) -> str:
-    """Return the sentence that `found` runs on `device` in place of the recipe that is asked for."""
+    """Return that `found` runs on `device` in place of the recipe that is asked for, as what follows its name."""
     instead = f"in {asked.compute}" if found == "none" else f'by "{found}"'
     verb = "priced" if device.is_host else "computed"
-    return f'precision.float8 = "{asked.float8}": {device.name} {why}; {verb} {instead}'
+    return f"{device.name} {why}; {verb} {instead}"
