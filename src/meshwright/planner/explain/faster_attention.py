@@ -5,10 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshwright.cost.attention_rates import AttentionKernel, kernel_of
+from meshwright.cost.achieved_rates import is_blackwell
+from meshwright.cost.attention_rates import AttentionKernel, chooses_cudnn, kernel_of
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import ATTENTION_BACKENDS, CONTEXT_METHODS, LayoutTable, concatenate, layout_table
-from meshwright.planner.candidate import candidate_at
+from meshwright.cost.training_setup import TrainingSetup
+from meshwright.planner.candidate import candidate_at, layout_at
+from meshwright.planner.explain.explain import changes, listed
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.price import price
 from meshwright.planner.search.rules import is_valid
@@ -48,24 +51,40 @@ def attention_words(layout: Layout, request: PlanRequest) -> str:
 
 
 def faster_backends(finalists: LayoutTable, request: PlanRequest) -> Iterator[WhatIf]:
-    """Yield the fastest of `finalists` with another attention backend, if it is faster than the first of them."""
+    """Yield the fastest of `finalists` with another attention backend, if it is faster than the first of them.
+
+    Each layout is compared with itself, too: a gain is the backend's, not that of another layout.
+    """
     if not request.setup.is_own or request.cluster.device.is_host or "attention_backend" in request.fixed:
         return
     own = finalists.attention_backend[0]
-    codes = [code for code, name in enumerate(ATTENTION_BACKENDS) if name not in _UNPRICED and code != own]
+    chosen = {*_UNPRICED, ATTENTION_BACKENDS[own], _chosen_by_torch(request.setup)}
+    codes = [code for code, name in enumerate(ATTENTION_BACKENDS) if name not in chosen]
     whole = _on_whole_sequences(finalists)
-    tables = [replace(whole, attention_backend=np.full(len(whole), code)) for code in codes]
-    possible = concatenate(tables)
+    possible = concatenate([replace(whole, attention_backend=np.full(len(whole), code)) for code in codes])
     possible = possible.take(is_valid(possible, request))
+    # The same layouts with their own backend, by which they need not be valid.
+    plain = replace(possible, attention_backend=np.full(len(possible), own))
     # At once: a table of a few layouts takes as long as one of a thousand.
-    priced = price(concatenate([finalists.take(np.arange(1)), possible]), request, only_fitting=False)
-    is_better = priced.total_s < priced.total_s[0] * (1 - _LEAST_GAIN)
+    priced = price(concatenate([finalists.take(np.arange(1)), possible, plain]), request, only_fitting=False)
+    rows, limit = 1 + np.arange(len(possible)), 1 - _LEAST_GAIN
+    is_better = np.zeros(len(priced), np.bool_)
+    is_better[rows] = priced.total_s[rows] < limit * np.minimum(priced.total_s[0], priced.total_s[rows + len(possible)])
     fitting = priced.fastest(is_better & (priced.free_bytes >= request.margin_bytes))
     if len(fitting):
         best = candidate_at(priced, int(fitting[0]), request)
         backend = best.layout.attention_backend
+        others = changes(layout_at(finalists, 0, request), best.layout)
+        del others["attention_backend"]
+        change = ", ".join([f"attention_backend {backend}", *([listed(others)] if others else [])])
         note = f"layout.attention_backend: no run of ours has timed {backend} on {request.cluster.device.name}"
-        yield WhatIf(change=f"attention_backend {backend}", best=best, note=note)
+        yield WhatIf(change=change, best=best, note=note)
+
+
+def _chosen_by_torch(setup: TrainingSetup) -> str:
+    """Return the backend that auto is: cuDNN's where torch prefers it and it takes the heads, else flash."""
+    prefers = is_blackwell(setup.cluster.device) or chooses_cudnn(setup.cluster.device, fitted_constants())
+    return "cudnn" if prefers and setup.takes_cudnn else "flash"
 
 
 def _on_whole_sequences(layouts: LayoutTable) -> LayoutTable:
