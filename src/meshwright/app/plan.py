@@ -239,7 +239,7 @@ def answer(arguments: PlanArguments, resolved: ResolvedJob, request: PlanRequest
             return viewed(PlanResult, make_plan(request, num_runners_up=arguments.top - 1), note=note)
     from meshwright.app.simulated.simulated_plan import Finalists, simulated_plan
 
-    if arguments.precision is None:
+    if arguments.precision in (None, resolved.job.precision.matmuls):
         resolved, _ = settle_float8(resolved, request.cluster)
     finalists = Finalists(resolved, num_simulated, num_runners_up=arguments.top - 1)
     return viewed(PlanResult, simulated_plan(request, finalists), note=note)

@@ -24,7 +24,7 @@ from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.model.model_spec import model_spec
 from meshwright.spec.model.wide_matmuls import with_wide_matmuls
 from meshwright.spec.problem import did_you_mean
-from meshwright.spec.step.workload import Precision, Workload
+from meshwright.spec.step.workload import FLOAT8_PRECISIONS, Precision, Workload
 from meshwright.units import counted, format_count
 
 _BATCH_TOLERANCE = 0.05
@@ -139,7 +139,8 @@ def plan_request(resolved: ResolvedJob, options: Options) -> PlanRequest:
     layout = None if job.layout.search or not fixed else layout_on(cluster, job, options)
     float8 = _float8_choice(job, cluster, options)
     workload = job.replace(precision=float8.precision).workload
-    workload = workload if options.precision is None else workload.replace(precision=options.precision)
+    if options.precision is not None and not _is_own_float8(options):
+        workload = workload.replace(precision=options.precision)
     model = with_wide_matmuls(model_spec(architecture), float8.precision.float8_skip)
     request = PlanRequest(
         model_name=job.model.source,
@@ -160,12 +161,33 @@ def plan_request(resolved: ResolvedJob, options: Options) -> PlanRequest:
 
 
 def _float8_choice(job: Job, cluster: Cluster, options: Options) -> Float8Choice:
-    """Return what float8 the step is priced with: none of the job's where --precision names another format."""
-    if options.precision in (None, job.precision.matmuls) or job.precision.float8 == "none":
+    """Return what float8 the step is priced with: none of the job's where --precision names another format.
+
+    A recipe that --precision names runs where the job's own would, with the layers that the job leaves in compute.
+    """
+    asked = job.precision
+    if options.precision in (None, asked.matmuls):
         return choose_float8(job, cluster)
-    asked = f'precision.float8 = "{job.precision.float8}"'
-    plain = job.precision.replace(float8="none", float8_filter="none", float8_experts=False)
-    return Float8Choice(plain, f"{asked} of the job is not priced: --precision {options.precision} replaces it")
+    notes, option = [], f"--precision {options.precision}"
+    if asked.float8 != "none":
+        notes.append(f'precision.float8 = "{asked.float8}" of the job is not priced: {option} replaces it')
+    if not _is_own_float8(options):
+        if options.precision == "nvfp4" and options.stack == OURS:
+            notes.append(
+                f"{option}: Meshwright cannot train in it; the figure is what such kernels would reach in its step"
+            )
+        plain = asked.replace(float8="none", float8_filter="none", float8_experts=False)
+        return Float8Choice(plain, "; ".join(notes))
+    recipe = next(recipe for recipe, name in FLOAT8_PRECISIONS.items() if name == options.precision)
+    # As for a job without float8: what is not a matmul of a block is in bfloat16.
+    compute = "bfloat16" if asked.float8 == "none" else asked.compute
+    found = choose_float8(job.replace(precision=asked.replace(float8=recipe, compute=compute)), cluster, option=option)
+    return found._replace(note="; ".join(filter(None, (*notes, found.note))))
+
+
+def _is_own_float8(options: Options) -> bool:
+    """Return whether --precision names a recipe of our own trainer, which each device runs as far as it can."""
+    return options.stack == OURS and options.precision in FLOAT8_PRECISIONS.values()
 
 
 def set_layout_keys(resolved: ResolvedJob) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -117,8 +118,8 @@ def test_a_model_of_ones_own_cannot_be_planned(tmp_path: Path) -> None:
         ("h100:8", "int3", "--precision int3 is none of [^?]*$"),
         (
             "a100:8",
-            "float8-rowwise",
-            "has no float8 matmul rate in the catalogue .* give --precision float32 or bfloat16 or float16",
+            "nvfp4",
+            "has no float4 matmul rate in the catalogue .* give --precision float32 or bfloat16 or float16",
         ),
         ("h10:8", None, "did you mean 'h100'"),
     ],
@@ -127,3 +128,20 @@ def test_what_nobody_knows_is_refused(cluster: str, precision: str | None, messa
     resolved = resolve_named(named(global_batch_size=64), ())
     with pytest.raises((ConfigError, UnsupportedError), match=message):
         plan_request(resolved, Options(cluster=cluster, precision=precision))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "precision", "priced", "note"),
+    [
+        ("b200:8", "mxfp8", "mxfp8", ""),
+        ("h100:8", "mxfp8", "float8-rowwise", '--precision mxfp8: h100-sxm has no units .* computed by "rowwise"'),
+        ("a100:8", "mxfp8", "bfloat16", "--precision mxfp8: a100-sxm-80gb has no float8 units; computed in bfloat16"),
+        ("b200:8", "nvfp4", "nvfp4", "--precision nvfp4: Meshwright cannot train in it"),
+    ],
+)
+def test_a_recipe_of_the_command_line_runs_where_a_jobs_own_would(
+    cluster: str, precision: str, priced: str, note: str
+) -> None:
+    request = plan_request(resolve_named(named(global_batch_size=64), ()), Options(cluster, precision))
+    assert request.workload.precision == priced
+    assert re.match(note or "$", request.float8_note)
