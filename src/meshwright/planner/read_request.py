@@ -173,9 +173,7 @@ def _float8_choice(job: Job, cluster: Cluster, options: Options) -> Float8Choice
         notes.append(f'precision.float8 = "{asked.float8}" of the job is not priced: {option} replaces it')
     if not _is_own_float8(options):
         if options.precision == "nvfp4" and options.stack == OURS:
-            notes.append(
-                f"{option}: Meshwright cannot train in it; the figure is what such kernels would reach in its step"
-            )
+            notes.append(f"{option}: Meshwright cannot train in it; the figure is of its step with such kernels")
         plain = asked.replace(float8="none", float8_filter="none", float8_experts=False)
         return Float8Choice(plain, "; ".join(notes))
     recipe = next(recipe for recipe, name in FLOAT8_PRECISIONS.items() if name == options.precision)
