@@ -13,6 +13,7 @@ from meshwright.app.cuda import require_cuda
 from meshwright.app.job.jobs import as_job
 from meshwright.app.results.result import Result, viewed
 from meshwright.config.load import ResolvedJob
+from meshwright.errors import ConfigError
 from meshwright.prover.table import changes_text, notes, proof_table, reasons
 from meshwright.spec.layout.covering import covering_layouts
 from meshwright.spec.layout.layout import Layout
@@ -115,7 +116,21 @@ def split_words(words: Sequence[Layout | str]) -> tuple[list[Layout | str], tupl
             overrides.append(word)
         else:
             layouts.append(word)
+    _refuse_lone_key(layouts)
     return layouts, tuple(overrides)
+
+
+def _refuse_lone_key(layouts: Sequence[Layout | str]) -> None:
+    """Raise ConfigError for layout.KEY=VALUE next to another layout, which reads as a key of that one."""
+    lone = [one for one in layouts if isinstance(one, str) and one.strip().startswith("layout.") and "," not in one]
+    others = [one for one in layouts if isinstance(one, str) and one not in lone] or lone[1:]
+    if lone and len(layouts) > 1:
+        key = _bare(lone[0])
+        both = f"{_bare(others[0])},{key} for one with both" if others else f"{key},KEY=VALUE for one with more keys"
+        raise ConfigError(
+            f"{lone[0]} is a key of [layout] next to another layout, and each word is a layout of its own: write {both}, "
+            f"or {key} for a layout of that key alone"
+        )
 
 
 def layouts_of(resolved: ResolvedJob, layouts: Sequence[Layout | str]) -> list[Layout]:

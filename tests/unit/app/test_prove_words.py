@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from meshwright.app.prove import layouts_of, split_words
 from meshwright.config.load import load_job
+from meshwright.errors import ConfigError
 from meshwright.spec.layout.layout import Layout
 from repository import ROOT
 
@@ -16,3 +19,9 @@ def test_keys_of_the_job_are_distinguished_from_layouts() -> None:
     resolved = load_job(ROOT / "examples" / "tiny.toml", overrides)
     assert resolved.job.train.seed == 3
     assert layouts_of(resolved, layouts) == [Layout(dp_shard=2, tp=2), Layout(pp=2, schedule="GPipe"), Layout(tp=2)]
+
+
+def test_a_key_of_the_layout_next_to_another_layout_is_refused() -> None:
+    assert split_words(["layout.cp=2"]) == (["layout.cp=2"], ())
+    with pytest.raises(ConfigError, match="write cp=2,attention_backend=flash for one with both"):
+        split_words(["cp=2", "layout.attention_backend=flash"])

@@ -48,7 +48,7 @@ def command(
 
     The model of JOB_FILE is made small, its architecture kept; losses, gradients and updated weights are compared by
     name. Without LAYOUTs a set is proven in which every pair of axes is combined. SECTION.KEY=VALUE sets a key of the
-    job, as for train, but for [layout].
+    job, as for train; keys of [layout] are joined by commas: cp=2,attention_backend=flash.
 
     Exit code 0: all agree; 2: bad input; 70: one does not.
     """
