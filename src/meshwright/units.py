@@ -80,7 +80,9 @@ def format_interval(duration_s: float, relative_error: float) -> tuple[str, str]
     units = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"))
     size, unit = next((one for one in units if duration_s >= 0.9995 * one[0]), (1e-6, "us"))
     factors = (1.0, max(0.0, 1 - relative_error), 1 + relative_error)
-    value, low, high = (f"{duration_s * factor / size:.3g}" for factor in factors)
+    # Ends above 1000 stay in the unit of the duration, in whole numbers.
+    numbers = (duration_s * factor / size for factor in factors)
+    value, low, high = (f"{number:,.0f}" if number >= 999.5 else f"{number:.3g}" for number in numbers)
     return f"{value} {unit}", f"{low} to {high} {unit}"
 
 

@@ -128,7 +128,7 @@ def _refuse_lone_key(layouts: Sequence[Layout | str]) -> None:
         key = _bare(lone[0])
         both = f"{_bare(others[0])},{key} for one with both" if others else f"{key},KEY=VALUE for one with more keys"
         raise ConfigError(
-            f"{lone[0]} is a key of [layout] next to another layout, and each word is a layout of its own: write {both}, "
+            f"{lone[0]} is a key of [layout] next to another layout, and each word is one layout: write {both}, "
             f"or {key} for a layout of that key alone"
         )
 

@@ -31,6 +31,22 @@ def test_patterns_that_match_nothing_are_found(
     assert message in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("blocks.*.experts*", "matches experts alone, which precision.float8_experts takes into float8: leave it out"),
+        ("blocks.*.ffn.router", "matches routers alone, and those are never in float8: leave it out"),
+    ],
+)
+def test_patterns_of_float8_that_match_no_layer_it_takes_are_found(
+    pattern: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torchao", reason="needs meshwright[torchao]")
+    keys = ("model.source=mixtral-8x7b", "precision.float8=tensorwise", f'precision.float8_skip=["{pattern}"]')
+    assert run(["check", TINY, *keys]) == ExitCode.BAD_INPUT
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_folder_that_precompile_wrote_is_one_to_train_into(tmp_path: Path) -> None:
     (tmp_path / "run" / "compile_cache").mkdir(parents=True)
     assert run(["check", TINY, f"run.dir={tmp_path / 'run'}"]) == 0

@@ -22,6 +22,7 @@ def test_durations(seconds: float, text: str) -> None:
         (53.9, 0.25, "53.9 s", "40.4 to 67.4 s"),
         (2500.0, 0.2, "41.7 min", "33.3 to 50 min"),
         (0.9996, 0.1, "1 s", "0.9 to 1.1 s"),
+        (0.903, 0.25, "903 ms", "677 to 1,129 ms"),
     ],
 )
 def test_a_duration_and_its_interval_have_one_unit(duration_s: float, error: float, step: str, text: str) -> None:

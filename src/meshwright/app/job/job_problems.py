@@ -2,10 +2,10 @@
 
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
-from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
 
+from meshwright.app.job.float8_job_problems import NEEDS_TORCHAO, float8_job_problems
 from meshwright.app.job.initial_weights import weight_problems
 from meshwright.app.job.object_problems import object_problems
 from meshwright.app.job.remote_checkpoints import remote_problems
@@ -23,9 +23,8 @@ from meshwright.spec.layout.schedule.action import read_schedule
 from meshwright.spec.layout.schedule.schedule import build_schedule
 from meshwright.spec.model.hf.hf_config import hf_obstacles
 from meshwright.spec.model.model_source import resolve_architecture
-from meshwright.spec.model.moe_architecture import MoEArchitecture
 from meshwright.spec.model.weight_shapes import bias_names, weight_shapes
-from meshwright.spec.problem import Problem, did_you_mean, distinct
+from meshwright.spec.problem import Problem, distinct
 from meshwright.spec.run.run import Run
 from meshwright.units import counted
 
@@ -57,7 +56,7 @@ def check_job(
         *remote_problems(job, resume=resume),
         *_export_problems(job),
         *_optimizer_problems(job),
-        *_float8_problems(job),
+        *float8_job_problems(job),
         *run_folder_problems(run_folder(resolved), resume=resume, overwrite=overwrite),
     ]
     return [resolved.located(text) for text in distinct(problems)]
@@ -131,53 +130,16 @@ def _export_problems(job: Job) -> list[str]:
     return []
 
 
-_NEEDS_TORCHAO = "needs the package torchao: run pip install '.[torchao]' in Meshwright's checkout"
-
-
 def _optimizer_problems(job: Job) -> list[str]:
     """Return why the optimizer cannot be built: an extra that is missing, patterns that match no parameter."""
     problems: list[str] = []
     if job.optimizer.state_dtype == "int8" and find_spec("torchao") is None:
-        problems.append(f'optimizer.state_dtype = "int8" {_NEEDS_TORCHAO}, or set it to "bfloat16"')
+        problems.append(f'optimizer.state_dtype = "int8" {NEEDS_TORCHAO}, or set it to "bfloat16"')
     if not job.optimizer.groups or problems_raised_by(lambda: resolve_architecture(job.model)):
         return problems
     # The parameters of a class of the user's own are known once it is built.
     if (architecture := resolve_architecture(job.model)) is not None:
         problems += group_problems(job.optimizer, [*weight_shapes(architecture), *bias_names(architecture)])
-    return problems
-
-
-def _float8_problems(job: Job) -> list[str]:
-    """Return why float8 layers cannot be made: torchao is missing, patterns that match no linear layer of a block."""
-    section = job.precision
-    if section.float8 == "none":
-        return []
-    problems: list[str] = []
-    if find_spec("torchao") is None:
-        problems.append(f'precision.float8 = "{section.float8}" {_NEEDS_TORCHAO}, or set it to "none"')
-    architecture = (
-        None if problems_raised_by(lambda: resolve_architecture(job.model)) else resolve_architecture(job.model)
-    )
-    if section.float8_experts and architecture is not None and not isinstance(architecture, MoEArchitecture):
-        problems.append(
-            f"precision.float8_experts = true, but model.source = {job.model.source!r} has no experts: set it to false"
-        )
-    if architecture is None:
-        # The layers of a class of the user's own are known once it is built.
-        if section.float8_filter != "none" and is_object_source(job.model.source):
-            problems.append(
-                f'precision.float8_filter = "{section.float8_filter}" predicts layers, and those of {job.model.source}'
-                ", a class of your own, are not known before it is built: name them in precision.float8_skip"
-            )
-        return problems
-    shapes = weight_shapes(architecture)
-    layers = [
-        name.removesuffix(".weight") for name, shape in shapes.items() if name.startswith("blocks.") and len(shape) == 2
-    ]
-    for pattern in section.float8_skip:
-        if not any(fnmatchcase(layer, pattern) for layer in layers):
-            near = did_you_mean(pattern, layers) or f": names are such as {layers[0]}"
-            problems.append(f'precision.float8_skip has "{pattern}", which matches no linear layer of a block{near}')
     return problems
 
 

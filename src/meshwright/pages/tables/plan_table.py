@@ -215,7 +215,7 @@ def largest_speedup(plan: Plan) -> str:
     if not gains or min(gains.values()) > -0.001:
         return f"Largest potential speedup: none; no alternative evaluated for {plan.stack} shortens the step."
     best = min(gains, key=lambda name: gains[name])
-    return f"Largest potential speedup: {escape(best)}: {signed_percent(gains[best])}."
+    return f"Largest potential speedup: {escape(best)}: saves {percent(-gains[best])} of the step."
 
 
 _MAX_RANKS = 4
