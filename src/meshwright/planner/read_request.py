@@ -184,7 +184,7 @@ def _float8_choice(job: Job, cluster: Cluster, options: Options) -> Float8Choice
 
 
 def _is_own_float8(options: Options) -> bool:
-    """Return whether --precision names a recipe of our own trainer, which each device runs as far as it can."""
+    """Return whether --precision names a recipe of our own trainer, which a device runs or replaces."""
     return options.stack == OURS and options.precision in FLOAT8_PRECISIONS.values()
 
 
