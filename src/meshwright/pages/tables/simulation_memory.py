@@ -111,9 +111,14 @@ def _allocated_by(op: str, scope: str, line: str = "") -> str:
 
 
 def short_op(op: str) -> str:
-    """Return an operator's name without the library and the overload: c10d._allgather_base_.default is long."""
+    """Return an operator's name without the library and the overload: c10d._allgather_base_.default is long.
+
+    cuDNN's attention is called by the function of torch that chooses it.
+    """
     name = op.split(".")[1] if op.count(".") > 1 else op.rpartition(".")[2]
-    return name.strip("_")
+    name = name.strip("_")
+    # Traced as on compute capability 9.0; other devices take another kernel, whose tensors are equal.
+    return name.replace("scaled_dot_product_cudnn_attention", "scaled_dot_product_attention")
 
 
 def shown_ranks(rows: Sequence[Row]) -> list[Row]:

@@ -13,6 +13,7 @@ from rich.console import Console
 from meshwright.errors import UnsupportedError
 from meshwright.pages.html import html_page as html
 from meshwright.pages.html.simulation_html import write_html
+from meshwright.pages.tables.simulation_memory import short_op
 from meshwright.pages.tables.simulation_table import simulation_page
 from meshwright.spec.step.estimate import Estimate, MemoryUse, StepDecomposition
 from meshwright.spec.step.simulation_report import SimulationReport, Stragglers, Straggling
@@ -228,3 +229,8 @@ def test_a_step_that_fits_only_because_memory_is_given_back_is_called_tight(time
     )
     tight = run.replace(outcome=run.outcome.replace(predicted=estimate))
     assert "tight: predicted reserved memory 43 GiB, usable 40 GiB" in terminal(tight)
+
+
+def test_no_table_names_a_kernel_that_other_devices_lack() -> None:
+    assert short_op("aten._scaled_dot_product_cudnn_attention.default") == "scaled_dot_product_attention"
+    assert short_op("aten._scaled_dot_product_flash_attention.default") == "scaled_dot_product_flash_attention"
