@@ -122,15 +122,17 @@ def split_words(words: Sequence[Layout | str]) -> tuple[list[Layout | str], tupl
 
 def _refuse_lone_key(layouts: Sequence[Layout | str]) -> None:
     """Raise ConfigError for layout.KEY=VALUE next to another layout, which reads as a key of that one."""
-    lone = [one for one in layouts if isinstance(one, str) and one.strip().startswith("layout.") and "," not in one]
-    others = [one for one in layouts if isinstance(one, str) and one not in lone] or lone[1:]
-    if lone and len(layouts) > 1:
-        key = _bare(lone[0])
-        both = f"{_bare(others[0])},{key} for one with both" if others else f"{key},KEY=VALUE for one with more keys"
-        raise ConfigError(
-            f"{lone[0]} is a key of [layout] next to another layout, and each word is one layout: write {both}, "
-            f"or {key} for a layout of that key alone"
-        )
+    words = [one for one in layouts if isinstance(one, str)]
+    lone = next((one for one in words if one.strip().startswith("layout.") and "," not in one), None)
+    if lone is None or len(layouts) == 1:
+        return
+    key = _bare(lone)
+    name = key.partition("=")[0]
+    other = next((bare for bare in map(_bare, words) if f",{name}=" not in f",{bare}"), "KEY=VALUE")
+    raise ConfigError(
+        f"{lone} is a key of [layout] next to another layout, and each word is one layout: write {other},{key} for one "
+        f"with both, or {key} for a layout of that key alone"
+    )
 
 
 def layouts_of(resolved: ResolvedJob, layouts: Sequence[Layout | str]) -> list[Layout]:

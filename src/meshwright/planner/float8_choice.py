@@ -53,16 +53,16 @@ def choose_float8(job: Job, cluster: Cluster, *, emulates: bool = False, option:
         notes.append(f"precision.float8_experts: {device.name} {why}; experts are computed in {asked.compute}")
         runs = runs.replace(float8_experts=False)
     architecture = resolve_architecture(job.model)
+    emulated = [f"{name}: {device.name} {EMULATED}"] if keeps else []
     if architecture is None:
-        return Float8Choice(runs, "; ".join(notes))
+        return Float8Choice(runs, "; ".join([*notes, *emulated]))
     model = with_wide_matmuls(model_spec(architecture), asked.float8_skip)
     runs, of_layers = _without_slower(job.replace(precision=runs), model, cluster)
     notes += of_layers
     if not _has_low(with_wide_matmuls(model, runs.float8_skip), runs):
         notes.append(f"{name}: no layer of a block is left; computed in {asked.compute}")
         return Float8Choice(_without(asked), "; ".join(notes))
-    notes += [f"{name}: {device.name} {EMULATED}"] if keeps else []
-    return Float8Choice(runs, "; ".join(notes))
+    return Float8Choice(runs, "; ".join([*notes, *emulated]))
 
 
 def _without(precision: PrecisionSection) -> PrecisionSection:

@@ -34,7 +34,7 @@ def test_patterns_that_match_nothing_are_found(
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
-        ("blocks.*.experts*", "matches experts alone, which precision.float8_experts takes into float8: leave it out"),
+        ("blocks.*.experts*", "matches experts alone: leave it out, and set precision.float8_experts"),
         ("blocks.*.ffn.router", "matches routers alone, and those are never in float8: leave it out"),
     ],
 )

@@ -57,7 +57,7 @@ def _skip_problems(patterns: Sequence[str], layers: Sequence[str], experts: Sequ
         if any(fnmatchcase(layer, pattern) for layer in layers):
             yield f"{given} matches routers alone, and those are never in float8: leave it out"
         elif any(fnmatchcase(name, pattern) for name in experts):
-            yield f"{given} matches experts alone, which precision.float8_experts takes into float8: leave it out"
+            yield f"{given} matches experts alone: leave it out, and set precision.float8_experts"
         else:
             near = did_you_mean(pattern, taken) or f": names are such as {taken[0]}"
             yield f"{given} matches no linear layer of a block{near}"
