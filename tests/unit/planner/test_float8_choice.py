@@ -67,7 +67,7 @@ def test_experts_that_are_slower_are_named_and_a_filter_leaves_them() -> None:
 
 def test_layers_that_are_slower_stay_and_large_ones_do_not() -> None:
     h100 = choose_cluster("h100:8")
-    choice = choose_float8(job_of("rowwise", 4096, float8_filter="slower"), h100)
+    choice = choose_float8(job_of("rowwise", 2048, float8_filter="slower"), h100)
     assert choice.precision.float8 == "rowwise"
     assert "blocks.*.attention.key" in choice.precision.float8_skip
     assert "blocks.*.ffn.gate" not in choice.precision.float8_skip
@@ -89,13 +89,13 @@ def test_patterns_that_skip_every_layer_leave_no_float8() -> None:
 
 
 def test_a_degree_of_the_layout_changes_no_choice() -> None:
-    job, h100 = job_of("rowwise", 4096, float8_filter="slower"), choose_cluster("h100:8")
+    job, h100 = job_of("rowwise", 2048, float8_filter="slower"), choose_cluster("h100:8")
     split = job.replace(layout=job.layout.replace(tp=8))
     assert choose_float8(split, h100) == choose_float8(job, h100)
 
 
 def test_what_is_settled_settles_to_itself() -> None:
-    job, h100 = job_of("mxfp8", 4096, float8_filter="slower"), choose_cluster("h100:8")
+    job, h100 = job_of("mxfp8", 2048, float8_filter="slower"), choose_cluster("h100:8")
     settled = choose_float8(job, h100).precision
     assert choose_float8(job.replace(precision=settled), h100).precision == settled
 
