@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 
@@ -427,8 +428,8 @@ def test_memory_on_a_host_is_told_apart_from_what_train_prints(
     assert "`mem` of train is the whole process on a CPU" in capsys.readouterr().out
 
 
+@pytest.mark.skipif(find_spec("torchao") is None, reason="needs meshwright[torchao]")
 def test_the_line_of_the_model_has_the_format_that_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("torchao", reason="needs meshwright[torchao]")
     precision = '[precision]\ncompute = "bfloat16"\nfloat8 = "mxfp8"\n[run]\ndevice = "cpu"\n'
     file = job_file(precision)
     assert summary_of(capsys, file)["model"].endswith(", mxfp8")
