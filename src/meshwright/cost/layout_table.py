@@ -149,8 +149,12 @@ class LayoutTable:
     def has_eager_attention(self) -> Bools:
         """Return whether attention stays out of compiled blocks (Layout.has_eager_attention)."""
         is_ring = (self.cp > 1) & (self.cp_method == CONTEXT_METHODS.index("ring"))
-        is_sparse = np.isin(self.attention_backend, [ATTENTION_BACKENDS.index(name) for name in SPARSE_BACKENDS])
-        return np.asarray(is_ring | is_sparse)
+        return np.asarray(is_ring | self.has_sparse_attention)
+
+    @property
+    def has_sparse_attention(self) -> Bools:
+        """Return whether the attention backend skips scores that a mask hides."""
+        return np.isin(self.attention_backend, [ATTENTION_BACKENDS.index(name) for name in SPARSE_BACKENDS])
 
     def has_schedule(self, names: Collection[str]) -> Bools:
         """Return whether the schedule is one of `names`."""

@@ -11,7 +11,8 @@ from meshwright.planner.candidate import candidate_at, judge
 from meshwright.planner.explain.contrasts import contrasts, sensitivities, what_ifs
 from meshwright.planner.explain.explain import change_of, misfits
 from meshwright.planner.explain.faster_attention import attention_words, faster_backends
-from meshwright.planner.explain.infeasible import invalid_neighbours, invalid_reason, no_layout
+from meshwright.planner.explain.infeasible import invalid_neighbours, no_layout
+from meshwright.planner.explain.layout_rules import invalid_reason
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.finalists import (
     MEMORY_STEP,

@@ -5,36 +5,24 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import cast
 
 import numpy as np
 
 from meshwright.cost.layout_table import LayoutTable, layout_table
 from meshwright.errors import InfeasibleLayout
 from meshwright.hardware.catalogue import device_names, load_device
+from meshwright.planner.explain.layout_rules import invalid_reason, rules_broken_by, with_keys
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.bounds import leanest
 from meshwright.planner.search.menu import Menu, divisors, leaner_menus, menu_of
 from meshwright.planner.search.price import weigh
 from meshwright.planner.search.rules import is_valid
 from meshwright.planner.search.space import layout_space, model_splits, splits
-from meshwright.spec.job.attention_rules import (
-    attention_layout_problems,
-    attention_model_problems,
-    device_problem,
-    no_documents,
-)
-from meshwright.spec.job.float8_rules import float8_layout_problems
-from meshwright.spec.job.memory_rules import memory_layout_problems
-from meshwright.spec.job.optimizer_rules import block_problems, update_problems
-from meshwright.spec.job.sections import Float8Recipe, OptimizerSection
 from meshwright.spec.job.validity import split_problems
 from meshwright.spec.layout.layout import AXES, Layout
-from meshwright.spec.layout.schedule.schedule_rules import schedule_problems
 from meshwright.spec.model.moe_architecture import MoEArchitecture
-from meshwright.spec.problem import Fix, Problem, nearest_first, shown_value
+from meshwright.spec.problem import Problem, nearest_first, shown_value
 from meshwright.spec.run.layout_plan import Rejection
-from meshwright.spec.step.workload import FLOAT8_PRECISIONS
 from meshwright.units import counted, format_bytes, format_count
 
 _MAX_DEVICES = 2**17
@@ -50,7 +38,10 @@ def no_layout(request: PlanRequest, menu: Menu) -> InfeasibleLayout:
     if _has_layouts(request, menu):
         return InfeasibleLayout(_too_large(request, menu))
     problems = _problems(request, menu)
-    working = (problem.working(lambda fix: _has_layouts(_with_fix(request, fix))) for problem in problems)
+    working = (
+        problem.working(lambda fix: (changed := with_keys(request, fix)) is not None and _has_layouts(changed))
+        for problem in problems
+    )
     problem = next((one for one in working if one.fixes), problems[0].working(lambda _: False))
     return InfeasibleLayout(f"{_asked(request)}: {problem}{_kept(request)}")
 
@@ -68,15 +59,6 @@ def _has_layouts(request: PlanRequest, menu: Menu | None = None) -> bool:
     """Return whether any layout is valid, by default of the request's own menu, whether it fits or not."""
     menu = menu or menu_of(request)
     return len(layout_space(request, replace(menu, microbatch_size=menu.microbatch_size[:1]))) > 0
-
-
-def _with_fix(request: PlanRequest, fix: Fix) -> PlanRequest:
-    keys = {key.removeprefix(_LAYOUT): value for key, value in fix.items() if key.startswith(_LAYOUT)}
-    others = {key.partition(".")[2]: value for key, value in fix.items() if not key.startswith(_LAYOUT)}
-    if (recipe := others.pop("float8", None)) is not None:
-        others["precision"] = FLOAT8_PRECISIONS.get(recipe, request.workload.wide_dtype)
-    fixed = {key: value for key, value in {**request.fixed, **keys}.items() if value is not None}
-    return replace(request, fixed=fixed).with_setup(workload=request.workload.replace(**others))
 
 
 def _asked(request: PlanRequest) -> str:
@@ -98,7 +80,7 @@ def _usual_problems(candidates: LayoutTable, request: PlanRequest, menu: Menu) -
     choices = {"schedule": menu.pipelines[0][0]} if menu.pipelines else {}
     choices |= {"reshard_after_forward": "auto", "gradient_sync": "auto", **request.fixed}
     layouts = [candidates.layout(row).replace(**choices) for row in dict.fromkeys(rows.tolist())]
-    reasons = Counter(_broken_rules(layout, request)[0] for layout in layouts)
+    reasons = Counter(rules_broken_by(layout, request)[0] for layout in layouts)
 
     def num_not_set(problem: Problem) -> int:
         return len(set(_QUOTED_KEY.findall(problem.what)) - request.fixed.keys())
@@ -152,7 +134,7 @@ def _no_split(request: PlanRequest) -> list[Problem]:
         nearest = " or ".join(map(str, request.cluster.nearest_multiples(product)))
         advice = "change a degree" + (f", or take {nearest} devices" if nearest else "")
         return [Problem(f"{counted(count, 'device')} do not divide by {factors}", otherwise=advice)]
-    return _broken_rules(layout(count // product), request)
+    return rules_broken_by(layout(count // product), request)
 
 
 def _too_large(request: PlanRequest, menu: Menu) -> str:
@@ -242,62 +224,6 @@ def invalid_neighbours(layout: Layout, request: PlanRequest) -> Iterator[Rejecti
             domain = request.cluster.domain_size
             reason = f"reaches beyond the {domain} devices that {_link(request)} joins, which never pays: not searched"
             yield Rejection(change=change, reason=reason)
-
-
-def invalid_reason(layout: Layout, request: PlanRequest) -> str:
-    """Return the first rule that a layout breaks; empty if it is valid."""
-    return next(iter(_broken_rules(layout, request)), "")
-
-
-def _broken_rules(layout: Layout, request: PlanRequest) -> list[Problem]:
-    problems = split_problems(layout, request.architecture, request.workload.seq_len)
-    batch, per_pass = request.workload.global_batch_size, layout.dp * layout.microbatch_size
-    if layout.num_ranks != request.num_devices:
-        ranks, devices = counted(layout.num_ranks, "rank"), counted(request.num_devices, "device")
-        problems.insert(0, Problem(f"{ranks} on {devices}", otherwise="change a degree"))
-    if batch % per_pass:
-        return [
-            *problems,
-            Problem(
-                f"a global batch of {batch} sequences does not divide by {layout.dp} data-parallel ranks x "
-                f"layout.microbatch_size = {layout.microbatch_size}"
-            ),
-        ]
-    number = batch // per_pass
-    return [
-        *problems,
-        *schedule_problems(layout, number),
-        *_optimizer_problems(layout, request, number),
-        *_float8_problems(layout, request),
-        *_attention_problems(layout, request),
-        *memory_layout_problems(request.setup.memory, layout),
-    ]
-
-
-def _optimizer_problems(layout: Layout, request: PlanRequest, num_microbatches: int) -> Iterator[Problem]:
-    workload = request.workload
-    optimizer = OptimizerSection(
-        name=workload.optimizer, state_dtype=workload.optimizer_state_dtype, in_backward=workload.updates_in_backward
-    )
-    yield from block_problems(optimizer, layout, request.architecture)
-    yield from update_problems(optimizer, layout, num_microbatches)
-
-
-def _attention_problems(layout: Layout, request: PlanRequest) -> Iterator[Problem]:
-    backend, workload, device = layout.attention_backend, request.workload, request.cluster.device
-    if backend == "flash" and workload.masks_documents:
-        yield no_documents()
-    dtype = workload.activation_dtype
-    yield from attention_model_problems(backend, request.architecture, dtype, workload.seq_len)
-    if (missing := device_problem(backend, dtype, is_cpu=device.is_host)) is not None:
-        yield missing
-    yield from attention_layout_problems(layout)
-
-
-def _float8_problems(layout: Layout, request: PlanRequest) -> Iterator[Problem]:
-    for recipe, precision in FLOAT8_PRECISIONS.items():
-        if precision == request.setup.own_float8:
-            yield from float8_layout_problems(cast(Float8Recipe, recipe), layout, request.workload.seq_len)
 
 
 def _next(layout: Layout, axis: str, num_devices: int) -> Layout | None:

@@ -17,12 +17,14 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, CONTEXT_METHODS
+from meshwright.cost.optimizer_update import is_plain
 from meshwright.errors import UnsupportedError
 from meshwright.planner.request import PlanRequest
 from meshwright.spec.job.size_rules import ring_obstacles
 from meshwright.spec.layout.layout import LOOPED_SCHEDULES, SCHEDULES, SINGLE_STAGE_SCHEDULES, V_SCHEDULES
 from meshwright.spec.model.moe_architecture import MoEArchitecture
 from meshwright.spec.problem import shown_value
+from meshwright.spec.step.workload import FLOAT8_PRECISIONS
 
 _VIRTUAL_STAGES = (2, 3, 4, 6, 8)
 _MAX_MICROBATCH_SIZE = 64
@@ -100,7 +102,17 @@ def menu_of(request: PlanRequest) -> Menu:
         compile=(True, False) if is_accelerator else (False,),
         has_model_graph=(request.fixed.get("compile") == "model",),
     )
-    return _constrained(_with_backend(menu, request.fixed.get("attention_backend", "auto")), request.fixed)
+    menu = _with_graphs(_with_backend(menu, request.fixed.get("attention_backend", "auto")), request.fixed)
+    return _constrained(menu, request.fixed)
+
+
+def _with_graphs(menu: Menu, fixed: Mapping[str, Any]) -> Menu:
+    """Return the menu without what CUDA graphs (spec/job/cuda_graph_rules.py) and the set compiler do not go with."""
+    if fixed.get("cuda_graphs"):
+        menu = replace(menu, activation_checkpoint=("none",))
+    if fixed.get("compile") == "model" or fixed.get("compile_backend", "inductor") != "inductor":
+        menu = replace(menu, async_tp=(False,))
+    return menu
 
 
 def _with_backend(menu: Menu, backend: str) -> Menu:
@@ -119,13 +131,26 @@ def leaner_menus(menu: Menu, request: PlanRequest) -> list[Menu]:
     if "loss_chunks" not in request.fixed:
         menu = replace(menu, loss_chunks=(LOSS_CHUNKS,))
         menus.append(menu)
-    if "activation_offload" not in request.fixed and request.cluster.device.is_accelerator:
+    is_accelerator, is_graph = request.cluster.device.is_accelerator, _is_graph(request.fixed)
+    if "activation_offload" not in request.fixed and is_accelerator and not is_graph:
         menus.append(replace(menu, activation_offload=(True,)))
         menu = replace(menu, activation_offload=(False, True))
-    may_offload = "cpu_offload" not in request.fixed and not request.setup.memory.uses_managed_memory
-    if may_offload and request.cluster.device.is_accelerator:
+    if "cpu_offload" not in request.fixed and is_accelerator and not is_graph and _updates_on_the_host(request):
         menus.append(replace(menu, cpu_offload=(True,)))
     return menus
+
+
+def _is_graph(fixed: Mapping[str, Any]) -> bool:
+    """Return whether the forward is one graph, compiled or captured, into which no host moves anything."""
+    return bool(fixed.get("compile") == "model" or fixed.get("cuda_graphs"))
+
+
+def _updates_on_the_host(request: PlanRequest) -> bool:
+    """Return whether cpu_offload goes with what is asked besides the layout (search/rules.py)."""
+    workload, setup = request.workload, request.setup
+    gathers_float8 = setup.own_float8 == FLOAT8_PRECISIONS["tensorwise"]
+    is_usual = is_plain(workload) and not workload.updates_in_backward
+    return is_usual and not gathers_float8 and not setup.memory.uses_managed_memory
 
 
 def divisors(value: int) -> tuple[int, ...]:

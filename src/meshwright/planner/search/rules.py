@@ -19,6 +19,7 @@ from meshwright.cost.layout_table import (
 )
 from meshwright.cost.optimizer_update import is_plain
 from meshwright.planner.request import PlanRequest
+from meshwright.planner.search.graph_rules import captures_ranks, takes_graphs_and_pools
 from meshwright.spec.job.attention_rules import device_problem, model_obstacle, precision_obstacle
 from meshwright.spec.job.optimizer_rules import INT8_BLOCK_SIZE, quantized_columns
 from meshwright.spec.job.size_rules import ring_obstacles, sizes_over_tp
@@ -27,7 +28,8 @@ from meshwright.spec.layout.layout import SINGLE_STAGE_SCHEDULES, V_SCHEDULES
 from meshwright.spec.layout.schedule.schedule_rules import AS_MANY_AS_STAGES, IN_ROUNDS
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.moe_architecture import MoEArchitecture
-from meshwright.spec.model.op import FLOAT8_ALIGNMENT
+from meshwright.spec.model.op import float8_alignment
+from meshwright.spec.step.workload import FLOAT8_PRECISIONS
 
 
 def is_valid(layouts: LayoutTable, request: PlanRequest) -> Bools:
@@ -57,6 +59,7 @@ def splits_model(layouts: LayoutTable, request: PlanRequest) -> Bools:
         & _divides_experts(layouts, architecture)
         & _fills_stages(layouts, architecture)
         & _updates_shards(layouts, request)
+        & captures_ranks(layouts, request)
     )
 
 
@@ -71,31 +74,15 @@ def has_consistent_choices(layouts: LayoutTable, request: PlanRequest) -> Bools:
         ~(layouts.splits_backward & layouts.is_resharded)
         & ((layouts.activation_checkpoint_every == 1) | (layouts.activation_checkpoint != 0))
         & (~layouts.cpu_offload | (is_plain(request.workload) & (not request.workload.updates_in_backward)))
-        & (~layouts.cpu_offload | (not request.setup.memory.uses_managed_memory))
-        & (~layouts.async_tp | ((layouts.tp > 1) & layouts.compile))
+        & (~layouts.async_tp | ((layouts.tp > 1) & layouts.compile & _compiles_with_inductor(request)))
         & (layouts.loss_chunks <= layouts.microbatch_size * request.workload.seq_len // layouts.cp)
         & _keeps_parameters(layouts, request.fixed.get("reshard_after_forward"))
         & _keeps_default_sync(layouts, request.fixed.get("gradient_sync"))
         & _keeps_boundaries(layouts, request)
         & _takes_float8(layouts, request)
-        & (~layouts.compiles_model | _fits_one_graph(layouts, request))
+        & takes_graphs_and_pools(layouts, request)
         & _attends(layouts, request)
     )
-
-
-def _fits_one_graph(layouts: LayoutTable, request: PlanRequest) -> Bools:
-    """Return which layouts one graph of the model can hold (spec/job/compile_rules.py)."""
-    has_experts, workload = isinstance(request.architecture, MoEArchitecture), request.workload
-    is_ring = (layouts.cp > 1) & (layouts.cp_method == CONTEXT_METHODS.index("ring"))
-    recomputes = layouts.activation_checkpoint != 0
-    is_alone = (layouts.pp == 1) & (layouts.ep == 1) & ((layouts.tp == 1) | (not has_experts))
-    has_no_hooks = ~layouts.cpu_offload & ~layouts.activation_offload & (layouts.kept_on == 0)
-    is_tried = ~layouts.async_tp & ~is_ring
-    is_plain_sharding = (layouts.is_resharded | ~recomputes) & layouts.reduces_each_microbatch
-    takes_workload = not workload.updates_in_backward and workload.precision == workload.activation_dtype
-    is_sharded_plainly = (layouts.fsdp == 1) | is_plain_sharding
-    has_own_buffers = request.setup.memory.communication == "device"
-    return np.asarray(is_alone & has_no_hooks & is_tried & is_sharded_plainly & takes_workload & has_own_buffers)
 
 
 def runs_schedule(layouts: LayoutTable, request: PlanRequest) -> Bools:
@@ -167,6 +154,10 @@ def _keeps_parameters(layouts: LayoutTable, group: Any) -> Bools | bool:
     return np.asarray((layouts.pp * layouts.tp == 1) & is_group)
 
 
+def _compiles_with_inductor(request: PlanRequest) -> bool:
+    return bool(request.fixed.get("compile_backend", "inductor") == "inductor")
+
+
 def _keeps_default_sync(layouts: LayoutTable, sync: Any) -> Bools | bool:
     """Return whether gradients are reduced as the request's "auto" has it; other values are the menu's only ones."""
     if sync != "auto":
@@ -177,11 +168,11 @@ def _keeps_default_sync(layouts: LayoutTable, sync: Any) -> Bools | bool:
 def _takes_float8(layouts: LayoutTable, request: PlanRequest) -> Bools | bool:
     """Return whether our trainer computes float8 matmuls in a layout, if it is to (spec/job/float8_rules.py)."""
     recipe = request.setup.own_float8
-    if not recipe:
+    if recipe not in FLOAT8_PRECISIONS.values():
         return True
     tokens = layouts.microbatch_size * request.workload.seq_len // layouts.cp
-    gathers = ~layouts.cpu_offload & (layouts.kept_on == 0) | (recipe != "float8-tensorwise")
-    return np.asarray((tokens % FLOAT8_ALIGNMENT == 0) & ~layouts.async_tp & gathers)
+    gathers = ~layouts.cpu_offload & (layouts.kept_on == 0) | (recipe != FLOAT8_PRECISIONS["tensorwise"])
+    return np.asarray((tokens % float8_alignment(recipe) == 0) & ~layouts.async_tp & gathers)
 
 
 def _attends(layouts: LayoutTable, request: PlanRequest) -> Bools | bool:

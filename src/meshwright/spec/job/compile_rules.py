@@ -8,13 +8,11 @@ optimizer (layout.compile_optimizer) is AdamW with float32 states.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from meshwright.spec.job.sections import Float8Recipe, OptimizerSection
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.problem import Fix, Problem, shown_value
-
-if TYPE_CHECKING:
-    from meshwright.spec.job.job import Job
 
 _KEY = "layout.compile"
 _BLOCKS: Fix = {_KEY: True}
@@ -54,17 +52,17 @@ def _rules(layout: Layout, *, has_experts: bool) -> Iterator[tuple[str, bool, An
     yield "gradient_sync", is_once, "auto", "whose backward reduces the gradients of each microbatch"
 
 
-def model_graph_problems(job: Job, layout: Layout) -> Iterator[Problem]:
+def model_graph_problems(float8: Float8Recipe, optimizer: OptimizerSection, layout: Layout) -> Iterator[Problem]:
     """Yield what of a job, other than its layout, one graph cannot hold."""
     if layout.compile != "model":
         return
-    if job.precision.float8 != "none":
+    if float8 != "none":
         yield Problem(
             f'{_KEY} = "model" gathers parameters in precision.compute, and precision.float8 = '
-            f'"{job.precision.float8}" reads them from FSDP2',
+            f'"{float8}" reads them from FSDP2',
             [_BLOCKS, {"precision.float8": "none"}],
         )
-    if job.optimizer.in_backward:
+    if optimizer.in_backward:
         yield Problem(
             f'{_KEY} = "model" returns all gradients when its backward has finished, so optimizer.in_backward = true '
             "would free none of them early",
@@ -72,18 +70,18 @@ def model_graph_problems(job: Job, layout: Layout) -> Iterator[Problem]:
         )
 
 
-def compiled_optimizer_problems(job: Job, layout: Layout) -> Iterator[Problem]:
+def compiled_optimizer_problems(optimizer: OptimizerSection, layout: Layout) -> Iterator[Problem]:
     """Yield what of [optimizer] a compiled update does not do."""
     if not layout.compile_optimizer:
         return
-    section, key = job.optimizer, "layout.compile_optimizer"
+    key = "layout.compile_optimizer"
     for name, is_ruled_out, default, why in (
-        ("name", section.name != "adamw", "adamw", "AdamW's update alone"),
-        ("state_dtype", section.state_dtype != "float32", "float32", "the update of float32 states alone"),
-        ("in_backward", section.in_backward, False, "one update after backward, not one for each parameter in it"),
+        ("name", optimizer.name != "adamw", "adamw", "AdamW's update alone"),
+        ("state_dtype", optimizer.state_dtype != "float32", "float32", "the update of float32 states alone"),
+        ("in_backward", optimizer.in_backward, False, "one update after backward, not one for each parameter in it"),
     ):
         if is_ruled_out:
-            value = shown_value(getattr(section, name))
+            value = shown_value(getattr(optimizer, name))
             yield Problem(
                 f"{key} = true compiles {why} (optimizer.{name} = {value})",
                 [{key: False}, {f"optimizer.{name}": default}],

@@ -7,14 +7,12 @@ refused here, each with its reason.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from meshwright.spec.job.sections import Float8Recipe, OptimizerSection
 from meshwright.spec.layout.attention_backend import SPARSE_BACKENDS
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.problem import Fix, Problem, shown_value
-
-if TYPE_CHECKING:
-    from meshwright.spec.job.job import Job
 
 _KEY = "layout.cuda_graphs"
 _OFF: Fix = {_KEY: False}
@@ -51,17 +49,17 @@ def _rules(layout: Layout) -> Iterator[tuple[str, bool, Any, str]]:
     yield "attention_backend", is_sparse, "auto", "this backend makes its mask on the host in each forward"
 
 
-def cuda_graph_problems(job: Job, layout: Layout) -> Iterator[Problem]:
+def cuda_graph_problems(float8: Float8Recipe, optimizer: OptimizerSection, layout: Layout) -> Iterator[Problem]:
     """Yield what of a job, other than its layout, a graph cannot hold."""
     if not layout.cuda_graphs:
         return
-    if job.precision.float8 != "none":
+    if float8 != "none":
         yield Problem(
             f"{_KEY} = true reads parameters in precision.compute, and precision.float8 = "
-            f'"{job.precision.float8}" reads them from FSDP2',
+            f'"{float8}" reads them from FSDP2',
             [_OFF, {"precision.float8": "none"}],
         )
-    if job.optimizer.in_backward:
+    if optimizer.in_backward:
         yield Problem(
             f"{_KEY} = true adds gradients to buffers that live through a step, so optimizer.in_backward = true would "
             "free none of them",

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from meshwright.spec.job.memory_section import MemorySection
 from meshwright.spec.job.sections import OptimizerSection
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.problem import Problem
 
-if TYPE_CHECKING:
-    from meshwright.spec.job.job import Job
-
 _STATE, _COMMUNICATION = "memory.optimizer_state", "memory.communication"
 
 
-def memory_problems(job: Job, layout: Layout) -> list[Problem]:
-    """Return why the pools of `job` cannot be used with `layout` and its optimizer."""
-    return [*_state_problems(job.memory, job.optimizer), *memory_layout_problems(job.memory, layout)]
-
-
-def memory_layout_problems(memory: MemorySection, layout: Layout) -> list[Problem]:
-    """Return why the pools of `memory` cannot be used with `layout`, whatever the optimizer is."""
-    return [*_offload_problems(memory, layout), *_communication_problems(memory, layout)]
+def memory_problems(memory: MemorySection, optimizer: OptimizerSection, layout: Layout) -> list[Problem]:
+    """Return why the pools of `memory` cannot be used with `layout` and `optimizer`."""
+    of_optimizer = _state_problems(memory, optimizer)
+    return [*of_optimizer, *_offload_problems(memory, layout), *_communication_problems(memory, layout)]
 
 
 def _offload_problems(memory: MemorySection, layout: Layout) -> Iterator[Problem]:

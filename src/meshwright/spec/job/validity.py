@@ -78,9 +78,16 @@ def broken_rules(job: Job, layout: Layout) -> list[Problem]:
     if (architecture := _architecture(job)) is not None:
         of_optimizer += block_problems(job.optimizer, layout, architecture)
     schedule = schedule_problems(layout, num_microbatches, job.batch_key)
-    of_model = [*attention_problems(job, layout, _architecture(job)), *model_graph_problems(job, layout)]
-    of_model += [*compiled_optimizer_problems(job, layout), *cuda_graph_problems(job, layout)]
-    of_model += memory_problems(job, layout)
+    float8 = job.precision.float8
+    of_model = [
+        *attention_problems(job, layout, _architecture(job)),
+        *model_graph_problems(float8, job.optimizer, layout),
+    ]
+    of_model += [
+        *compiled_optimizer_problems(job.optimizer, layout),
+        *cuda_graph_problems(float8, job.optimizer, layout),
+    ]
+    of_model += memory_problems(job.memory, job.optimizer, layout)
     return [*batch, *split, *schedule, *float8_problems(job, layout), *of_optimizer, *of_model]
 
 

@@ -11,6 +11,7 @@ import pytest
 from meshwright.errors import InfeasibleLayout, UnsupportedError
 from meshwright.planner.plan import find, make_plan
 from meshwright.planner.request import PlanRequest
+from meshwright.spec.job.memory_section import MemorySection
 from questions import ask
 
 
@@ -45,6 +46,40 @@ from questions import ask
 def test_a_rule_that_is_broken_is_named(question: PlanRequest, message: str) -> None:
     with pytest.raises(InfeasibleLayout, match=re.escape(message)):
         make_plan(question)
+
+
+@pytest.mark.parametrize(
+    ("question", "memory", "message"),
+    [
+        (
+            ask("llama3-8b", 8, dp_shard=8, compile="model"),
+            {"communication": "nccl"},
+            'set memory.communication to "device", or layout.compile to true',
+        ),
+        (
+            ask("llama3-8b", 8, cpu_offload=True),
+            {"optimizer_state": "uvm"},
+            'set memory.optimizer_state to "device", or layout.cpu_offload to false',
+        ),
+        (ask("llama3-8b", 1, compile="model"), {}, "fits in no layout: the leanest needs"),
+        (ask("llama3-8b", 1, cuda_graphs=True), {}, "fits in no layout: the leanest needs"),
+        (ask("llama3-8b", 8, cuda_graphs=True), {}, "captures a step of one rank, and the layout has 8"),
+        (ask("llama3-8b", 8, compile="model", separate_reduce_group=True), {}, "or layout.separate_reduce_group to"),
+    ],
+)
+def test_what_graphs_and_pools_rule_out_is_said_as_check_says_it(
+    question: PlanRequest, memory: dict[str, str], message: str
+) -> None:
+    with pytest.raises(InfeasibleLayout, match=re.escape(message)):
+        find(question.with_setup(memory=MemorySection.from_dict(memory)), min_scored=0)
+
+
+def test_a_fix_of_another_section_is_tried_on_the_request() -> None:
+    question = ask("llama3-8b", 8)
+    workload = question.workload.replace(optimizer_state_dtype="int8")
+    question = question.with_setup(workload=workload, memory=MemorySection(optimizer_state="uvm"))
+    with pytest.raises(InfeasibleLayout, match=re.escape('set memory.optimizer_state to "device", or optimizer.state')):
+        find(question, min_scored=0)
 
 
 def test_what_is_too_large_names_the_memory_and_what_would_do() -> None:

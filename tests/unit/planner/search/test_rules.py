@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.cost.layout_table import layout_table
-from meshwright.planner.explain.infeasible import invalid_reason
+from meshwright.planner.explain.layout_rules import invalid_reason
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.rules import is_valid
-from meshwright.spec.job.attention_rules import (
-    attention_layout_problems,
-    attention_model_problems,
-    device_problem,
-)
-from meshwright.spec.job.memory_rules import memory_layout_problems
+from meshwright.spec.job.job import Job
 from meshwright.spec.job.memory_section import MemorySection
-from meshwright.spec.job.optimizer_rules import block_problems, update_problems
-from meshwright.spec.job.sections import OptimizerSection
-from meshwright.spec.job.validity import split_problems
+from meshwright.spec.job.validity import broken_rules
 from meshwright.spec.layout.layout import SCHEDULES, SPLIT_BACKWARD_SCHEDULES, Layout
-from meshwright.spec.layout.schedule.schedule_rules import schedule_problems
 from meshwright.spec.model.moe_architecture import MoEArchitecture
+from meshwright.spec.model.presets import PRESETS
+from meshwright.spec.step.workload import FLOAT8_PRECISIONS
 from questions import ask
 
 SMALL = st.sampled_from((1, 1, 1, 2, 2, 3, 4))
 OPTIMIZERS = (
-    *[("adamw", "float32", False)] * 3,
+    *[("adamw", "float32", False)] * 6,
     ("muon", "bfloat16", False),
     ("adamw", "int8", False),
     ("adamw", "bfloat16", True),
 )
 
+PRECISIONS = (*("bfloat16", "float32") * 3, "float8-tensorwise", "float8-rowwise", "mxfp8")
 POOLS: tuple[dict[str, str], ...] = (
     {},
     {},
@@ -44,12 +40,37 @@ POOLS: tuple[dict[str, str], ...] = (
 )
 
 
+ODD: tuple[dict[str, Any], ...] = (
+    *[{}] * 3,
+    {"compile": "model"},
+    {"cuda_graphs": True},
+    {"compile_optimizer": True},
+    {"separate_reduce_group": True},
+    {"cpu_offload": True},
+    {"activation_offload": True},
+    {"async_tp": True},
+    {"loss_chunks": 16},
+    {"gradient_sync": "step"},
+    {"activation_checkpoint": "full"},
+    {"reshard_after_forward": "never"},
+)
+"""Keys that each rule out much else."""
+
+
 @st.composite
 def layouts(draw: st.DrawFn) -> Layout:
-    """Draw a layout that breaks few rules: most choices are usual ones, and each may be an odd one."""
+    """Draw a layout that breaks few rules: most choices are usual ones, and two may be odd ones."""
+    odd = draw(st.sampled_from(ODD)) | draw(st.sampled_from(ODD))
+    usual = draw(st.sampled_from((Layout(), Layout(dp_shard=4), None)))
+    return (draw(wide_layouts()) if usual is None else usual.replace(compile=draw(st.booleans()))).replace(**odd)
+
+
+@st.composite
+def wide_layouts(draw: st.DrawFn) -> Layout:
+    """Draw a layout of any degrees."""
     pp, tp = draw(SMALL), draw(st.sampled_from((1, 1, 2, 4, 8, 16, 3)))
     schedule = draw(st.sampled_from(SCHEDULES))
-    is_split, compile = schedule in SPLIT_BACKWARD_SCHEDULES, draw(st.booleans())
+    is_split = schedule in SPLIT_BACKWARD_SCHEDULES
     usual = None if pp > 1 else 1
     return Layout(
         pp=pp,
@@ -64,12 +85,10 @@ def layouts(draw: st.DrawFn) -> Layout:
         virtual_stages=draw(st.sampled_from((usual, usual, usual, 1, 2, 3, 12))),
         cp_method=draw(st.sampled_from(("all-gather", "ring", "ulysses"))),
         attention_backend=draw(st.sampled_from(("auto", "auto", "auto", "auto", "flash", "cudnn", "flex", "varlen"))),
-        async_tp=draw(st.sampled_from((False, False, False, True))),
         activation_checkpoint=draw(st.sampled_from(("none", "selective", "full"))),
         activation_checkpoint_every=draw(st.sampled_from((1, 1, 1, 2))),
         reshard_after_forward=draw(st.sampled_from(("never", "never", "always") if is_split else ("never", "always"))),
-        compile=compile,
-        cpu_offload=draw(st.sampled_from((False, False, False, True))),
+        compile=draw(st.booleans()),
     )
 
 
@@ -85,7 +104,7 @@ def cases(draw: st.DrawFn) -> tuple[PlanRequest, Layout]:
     question = ask(model, 8, seq_len=seq_len, batch=batch)
     name, dtype, in_backward = draw(st.sampled_from(OPTIMIZERS))
     kept = {"optimizer": name, "optimizer_state_dtype": dtype, "updates_in_backward": in_backward}
-    kept |= {"masks_documents": draw(st.booleans()), "precision": draw(st.sampled_from(("bfloat16", "float32")))}
+    kept |= {"masks_documents": draw(st.booleans()), "precision": draw(st.sampled_from(PRECISIONS))}
     memory = draw(st.sampled_from(POOLS))
     question = question.with_setup(workload=question.workload.replace(**kept), memory=MemorySection.from_dict(memory))
     num_ranks = layout.num_ranks if draw(st.integers(0, 9)) else layout.num_ranks + 8
@@ -93,24 +112,34 @@ def cases(draw: st.DrawFn) -> tuple[PlanRequest, Layout]:
 
 
 def problems(layout: Layout, question: PlanRequest) -> list[str]:
-    """Return what the rules in words say, the way the checks of a job put them together."""
-    batch, per_pass = question.workload.global_batch_size, layout.dp * layout.microbatch_size
-    found = split_problems(layout, question.architecture, question.workload.seq_len)
-    found += ["ranks"] if layout.num_ranks != question.num_devices else []
-    workload = question.workload
-    optimizer = OptimizerSection(
-        name=workload.optimizer, state_dtype=workload.optimizer_state_dtype, in_backward=workload.updates_in_backward
+    """Return what the check of a job says of the same question."""
+    ranks = ["ranks"] if layout.num_ranks != question.num_devices else []
+    return [*ranks, *broken_rules(job_of(question), layout)]
+
+
+def job_of(question: PlanRequest) -> Job:
+    """Return the job that asks `question`, as far as a layout's rules read it."""
+    workload, recipes = question.workload, {precision: recipe for recipe, precision in FLOAT8_PRECISIONS.items()}
+    optimizer = {
+        "name": workload.optimizer,
+        "state_dtype": workload.optimizer_state_dtype,
+        "in_backward": workload.updates_in_backward,
+    }
+    changed = {}
+    if question.architecture != PRESETS[question.model_name]:
+        assert isinstance(question.architecture, MoEArchitecture)
+        changed = {"expert_ffn_dim": question.architecture.expert_ffn_dim}
+    return Job.from_dict(
+        {
+            "model": {"source": question.model_name, "options": changed},
+            "train": {"seq_len": workload.seq_len, "global_batch_size": workload.global_batch_size},
+            "precision": {"compute": workload.activation_dtype, "float8": recipes.get(workload.precision, "none")},
+            "optimizer": optimizer,
+            "data": {"mask_documents": workload.masks_documents},
+            "memory": question.setup.memory.to_dict(),
+            "run": {"device": "cuda"},
+        }
     )
-    found += [*block_problems(optimizer, layout, question.architecture), *attention_layout_problems(layout)]
-    found += memory_layout_problems(question.setup.memory, layout)
-    backend, dtype = layout.attention_backend, workload.activation_dtype
-    found += [*attention_model_problems(backend, question.architecture, dtype, workload.seq_len)]
-    found += ["documents"] if backend == "flash" and workload.masks_documents else []
-    found += ["device"] if device_problem(backend, dtype, is_cpu=False) is not None else []
-    if batch % per_pass:
-        return [*found, "batch"]
-    found += update_problems(optimizer, layout, batch // per_pass)
-    return [*found, *schedule_problems(layout, batch // per_pass)]
 
 
 @pytest.mark.slow
