@@ -13,6 +13,7 @@ from meshwright.planner.explain.explain import change_of, misfits
 from meshwright.planner.explain.faster_attention import attention_words, faster_backends
 from meshwright.planner.explain.infeasible import invalid_neighbours, no_layout
 from meshwright.planner.explain.layout_rules import invalid_reason
+from meshwright.planner.explain.managed_states import managed_states_what_if
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.finalists import (
     MEMORY_STEP,
@@ -66,7 +67,10 @@ def make_plan(
         usable_memory_bytes=int(request.cluster.device.usable_memory_bytes),
         workload=request.workload,
         stack=request.setup.stack.name,
-        kept=tuple(change_of(pick.layout, key) for key in request.fixed),
+        kept=(
+            *(change_of(pick.layout, key) for key in request.fixed),
+            *(f"memory.{key}={value}" for key, value in request.setup.memory.changed.items()),
+        ),
         layouts_scored=found.num_scored,
         layouts_that_fit=len(found.priced),
         memory_margin=request.memory_margin,
@@ -82,7 +86,11 @@ def make_plan(
         alternatives=tuple(page.contrasts.values()),
         rejections=tuple(rejections),
         sensitivities=tuple(sensitivities(table, request)),
-        what_ifs=(*what_ifs(table, request), *faster_backends(table, request)),
+        what_ifs=(
+            *what_ifs(table, request),
+            *faster_backends(table, request),
+            *managed_states_what_if(pick, request),
+        ),
         attention=attention_words(pick.layout, request),
     )
 

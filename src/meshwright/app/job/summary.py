@@ -105,7 +105,8 @@ def _layout_line(job: Job, layout: Layout | None) -> str:
         return f"{rest} is the number of ranks{others}; the batch is checked when ranks are given"
     degrees = [f"{axis} {getattr(layout, axis)}" for axis in AXES if getattr(layout, axis) != 1]
     ranks = counted(layout.num_ranks, "rank")
-    choices = ", ".join([*_split_choices(layout), *_step_choices(layout)])
+    pools = [f"memory.{key} {value}" for key, value in job.memory.changed.items()]
+    choices = ", ".join([*_split_choices(layout), *_step_choices(layout), *pools])
     return f"{' x '.join(degrees) or 'no split'} = {ranks}; {choices}" + _cluster_words(job)
 
 

@@ -12,6 +12,7 @@ from meshwright.cost.layout_table import LayoutTable, layout_table
 from meshwright.errors import InfeasibleLayout
 from meshwright.hardware.catalogue import device_names, load_device
 from meshwright.planner.explain.layout_rules import invalid_reason, rules_broken_by, with_keys
+from meshwright.planner.explain.managed_states import with_managed_states
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.bounds import leanest
 from meshwright.planner.search.menu import Menu, divisors, leaner_menus, menu_of
@@ -21,7 +22,7 @@ from meshwright.planner.search.space import layout_space, model_splits, splits
 from meshwright.spec.job.validity import split_problems
 from meshwright.spec.layout.layout import AXES, Layout
 from meshwright.spec.model.moe_architecture import MoEArchitecture
-from meshwright.spec.problem import Problem, nearest_first, shown_value
+from meshwright.spec.problem import Fix, Problem, nearest_first, shown_value
 from meshwright.spec.run.layout_plan import Rejection
 from meshwright.units import counted, format_bytes, format_count
 
@@ -38,10 +39,7 @@ def no_layout(request: PlanRequest, menu: Menu) -> InfeasibleLayout:
     if _has_layouts(request, menu):
         return InfeasibleLayout(_too_large(request, menu))
     problems = _problems(request, menu)
-    working = (
-        problem.working(lambda fix: (changed := with_keys(request, fix)) is not None and _has_layouts(changed))
-        for problem in problems
-    )
+    working = (problem.working(lambda fix: _has_layouts_with(fix, request)) for problem in problems)
     problem = next((one for one in working if one.fixes), problems[0].working(lambda _: False))
     return InfeasibleLayout(f"{_asked(request)}: {problem}{_kept(request)}")
 
@@ -59,6 +57,11 @@ def _has_layouts(request: PlanRequest, menu: Menu | None = None) -> bool:
     """Return whether any layout is valid, by default of the request's own menu, whether it fits or not."""
     menu = menu or menu_of(request)
     return len(layout_space(request, replace(menu, microbatch_size=menu.microbatch_size[:1]))) > 0
+
+
+def _has_layouts_with(fix: Fix, request: PlanRequest) -> bool:
+    changed = with_keys(request, fix)
+    return changed is not None and _has_layouts(changed)
 
 
 def _asked(request: PlanRequest) -> str:
@@ -171,6 +174,7 @@ def _remedies(request: PlanRequest, needed_bytes: float) -> str:
     spare = 1 - needed_bytes / request.cluster.device.usable_memory_bytes
     if spare >= 0:
         found.append(f"set planner.memory_margin to {math.floor(100 * spare) / 100:g} or less")
+    found += [f"set {key} to {shown_value(value)}" for key, value in _other_pools(request)]
     free = replace(request, fixed={})
     if request.fixed and _fits(free):
         found.append("leave out what is set in [layout]")
@@ -183,6 +187,19 @@ def _remedies(request: PlanRequest, needed_bytes: float) -> str:
     if devices := _larger_devices(needed_bytes, request):
         found.append(f"or as many devices with more memory ({', '.join(devices)})")
     return ", ".join(found)
+
+
+def _other_pools(request: PlanRequest) -> Iterator[tuple[str, str]]:
+    """Yield the keys of [memory] and the values with which a layout fits."""
+    managed = with_managed_states(request)
+    if managed is not None and _has_layouts(managed) and _fits(managed):
+        yield "memory.optimizer_state", "uvm"
+    # State that waits in the host's memory goes with none of these.
+    for key in ("embedding", "optimizer_state"):
+        if getattr(request.setup.memory, key) == "uvm":
+            usual = request.with_setup(memory=request.setup.memory.replace(**{key: "device"}))
+            if _fits(usual):
+                yield f"memory.{key}", "device"
 
 
 def _smallest_count(request: PlanRequest) -> int | None:

@@ -10,6 +10,7 @@ from meshwright.cost.layout_table import concatenate, layout_table
 from meshwright.errors import InfeasibleLayout
 from meshwright.planner.candidate import candidate_at, judge, layout_at
 from meshwright.planner.explain.explain import changes, listed, neighbours
+from meshwright.planner.explain.managed_states import MANAGED_STATES, with_managed_states
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.menu import menu_of
 from meshwright.planner.search.price import memory_of_ranks, price
@@ -77,7 +78,7 @@ def verdict(request: PlanRequest) -> Verdict:
 
 
 def memory_fixes(layout: Layout, request: PlanRequest, missing_bytes: float) -> tuple[Fix, ...]:
-    """Return the changes of one key that free `missing_bytes` or more of the fullest rank's memory."""
+    """Return the changes of one key that free `missing_bytes` or more of the fullest rank's memory, fastest first."""
     free = replace(request, fixed={})
     nearby = neighbours(layout, free, menu_of(free))
     priced = price(concatenate([layout_table([layout]), nearby]), free, only_fitting=False)
@@ -88,7 +89,11 @@ def memory_fixes(layout: Layout, request: PlanRequest, missing_bytes: float) -> 
             other = layout_at(priced.layouts, row, free)
             # Another degree takes its ranks from dp_shard, which a job has to say, too.
             ranks = {} if other.dp_shard == layout.dp_shard else {"dp_shard": other.dp_shard}
-            change = listed(changes(layout, other) | ranks)
+            change = listed({f"layout.{key}": value for key, value in (changes(layout, other) | ranks).items()})
             step_s = candidate_at(priced, row, free, max_actions=0).step_s
             fixes.setdefault(change, Fix(change=change, step_s=step_s))
-    return tuple(fixes.values())
+    if (managed := with_managed_states(request)) is not None and not layout.cpu_offload:
+        moved = judge(layout, managed)
+        if moved.free_bytes - priced.free_bytes[0] >= missing_bytes:
+            fixes[MANAGED_STATES] = Fix(change=MANAGED_STATES, step_s=moved.step_s)
+    return tuple(sorted(fixes.values(), key=lambda fix: fix.step_s))

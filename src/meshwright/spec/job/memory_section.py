@@ -21,6 +21,11 @@ class MemorySection(Frozen):
     """Allocator of FSDP2's communication buffers: the device's, NCCL's with registration, or symmetric memory."""
 
     @property
+    def changed(self) -> dict[str, str]:
+        """Return the keys whose use is not left to the caching allocator, with their pools."""
+        return {key: value for key, value in self.to_dict().items() if value != "device"}
+
+    @property
     def uses_managed_memory(self) -> bool:
         """Return whether anything is in managed memory."""
         return "uvm" in (self.embedding, self.optimizer_state)

@@ -124,7 +124,7 @@ class Plan(Frozen):
     stack: str
     """The software that the prediction is for."""
     kept: tuple[str, ...] = Field((), strict=False)
-    """What was not the planner's to choose: keys of the layout with the values that were set, such as tp=8."""
+    """What was not the planner's to choose: keys of layout and memory with the values that were set, such as tp=8."""
     layouts_scored: NonNegativeInt
     """Valid layouts whose memory was compared with the device's, and which, where they fit, were given a step time."""
     layouts_that_fit: NonNegativeInt

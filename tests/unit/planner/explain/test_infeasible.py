@@ -74,6 +74,15 @@ def test_what_graphs_and_pools_rule_out_is_said_as_check_says_it(
         find(question.with_setup(memory=MemorySection.from_dict(memory)), min_scored=0)
 
 
+def test_pools_that_would_make_it_fit_are_named() -> None:
+    question = ask("llama3-8b", 1, cluster="h200-ib400", batch=8)
+    with pytest.raises(InfeasibleLayout) as raised:
+        find(question.with_setup(memory=MemorySection(embedding="uvm")), min_scored=0)
+    assert 'set memory.optimizer_state to "uvm", set memory.embedding to "device", take 2 devices' in str(raised.value)
+    for memory in (MemorySection(embedding="uvm", optimizer_state="uvm"), MemorySection()):
+        assert len(find(question.with_setup(memory=memory), min_scored=0).priced)
+
+
 def test_a_fix_of_another_section_is_tried_on_the_request() -> None:
     question = ask("llama3-8b", 8)
     workload = question.workload.replace(optimizer_state_dtype="int8")
