@@ -19,6 +19,7 @@ from meshwright.app.job.settle_float8 import settle_float8_for_training
 from meshwright.app.results.result import Result
 from meshwright.app.train import num_ranks_of
 from meshwright.config.load import raise_problems
+from meshwright.cost.compile_time import shared_graphs
 from meshwright.errors import ConfigError, MeshwrightError
 from meshwright.log import logger, progress
 from meshwright.units import counted, format_duration
@@ -33,6 +34,8 @@ class CompiledJob(Result):
     """Graphs that the rank with most of them compiled."""
     wall_s: float
     """Seconds that the slowest rank spent in the compiler."""
+    shared: str
+    """Which graphs count once, as a note on their number; "" where no blocks are compiled one by one."""
     saved: str
     """Folder, number of artifacts and size, in words."""
 
@@ -41,7 +44,7 @@ class CompiledJob(Result):
         return json.dumps(self._rows()[0], indent=2)
 
     def _summary(self) -> str:
-        graphs = f"{counted(self.num_graphs, 'graph')} (equal blocks share one)"
+        graphs = f"{counted(self.num_graphs, 'graph')}{self.shared}"
         return f"Compiled {graphs} in {format_duration(self.wall_s)}; {self.saved}"
 
     def _page(self) -> Iterator[RenderableType]:
@@ -90,4 +93,5 @@ def precompile(
     except RanksFailed as failure:
         logger.error("%s", failure)
         raise MeshwrightError(f"precompile failed: {failure.reason}") from None
-    return CompiledJob(folder, max(one.num_graphs for one in found), max(one.wall_s for one in found), found[0].saved)
+    shared, wall_s = shared_graphs(resolved.job.layout), max(one.wall_s for one in found)
+    return CompiledJob(folder, max(one.num_graphs for one in found), wall_s, shared, found[0].saved)

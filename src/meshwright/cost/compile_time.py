@@ -40,5 +40,12 @@ def num_kinds(architecture: LlamaArchitecture) -> int:
 
 
 def num_compiled(architecture: LlamaArchitecture, layout: Layout) -> int:
-    """Return the blocks that are compiled: one of each kind, or all where the model is one graph."""
+    """Return the blocks that are compiled: one of each kind, all where the model is one graph, or none."""
+    if not layout.compiles_blocks:
+        return 0
     return architecture.num_layers if layout.compile == "model" else num_kinds(architecture)
+
+
+def shared_graphs(layout: Layout) -> str:
+    """Return which graphs count once, as a note on their number; "" where no blocks are compiled one by one."""
+    return " (equal blocks share one)" if layout.compiles_blocks and layout.compile != "model" else ""

@@ -11,6 +11,8 @@ class CompileCount(NamedTuple):
     """Graphs of forwards: blocks that share a graph count once, a graph's backward not at all."""
     wall_s: float
     """Seconds in the compiler, of forwards and backwards."""
+    reads_cache: bool = False
+    """Whether any compiled code came from a cache: one that was given, or Inductor's own folder."""
 
 
 def compile_count() -> CompileCount:
@@ -18,4 +20,6 @@ def compile_count() -> CompileCount:
     utils = sys.modules.get("torch._dynamo.utils")
     if utils is None:
         return CompileCount(0, 0.0)
-    return CompileCount(utils.counters["stats"]["unique_graphs"], utils.calculate_time_spent()["total_wall_time"])
+    hits = utils.counters["inductor"]["fxgraph_cache_hit"] + utils.counters["aot_autograd"]["autograd_cache_hit"]
+    num_graphs = utils.counters["stats"]["unique_graphs"]
+    return CompileCount(num_graphs, utils.calculate_time_spent()["total_wall_time"], hits > 0)

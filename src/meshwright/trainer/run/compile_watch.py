@@ -2,7 +2,7 @@
 
 import time
 
-from meshwright.cost.compile_time import compile_s, num_compiled
+from meshwright.cost.compile_time import compile_s, num_compiled, shared_graphs
 from meshwright.hardware.machine import num_usable_cores
 from meshwright.log import logger
 from meshwright.parallelism.torch_private.torch_compile_count import compile_count
@@ -30,11 +30,12 @@ class CompileWatch:
         if self._num_steps == 1:
             took_s = time.perf_counter() - self._started_s
             logger.info(
-                "first step done after %s, of which the compiler took %s for %s (equal blocks share one)%s",
+                "first step done after %s, of which the compiler took %s for %s%s%s",
                 format_duration(took_s),
                 format_duration(count.wall_s),
                 counted(count.num_graphs, "graph"),
-                _predicted(training),
+                shared_graphs(training.layout),
+                " (from a cache)" if count.reads_cache else _predicted(training),
             )
         elif self._num_steps > _NUM_STEADY and count.num_graphs > self._num_graphs:
             logger.warning(
@@ -50,9 +51,11 @@ class CompileWatch:
 
 
 def _predicted(training: Training) -> str:
-    """Return what was expected of the compiler, on a processor."""
+    """Return what was expected of the compiler, on a processor; "" where only the loss or the update is compiled."""
     architecture, ranks = resolve_architecture(training.job.model), training.ranks
     if architecture is None or ranks.device.type != "cpu" or training.layout.compile_backend != "inductor":
         return ""
-    predicted_s = compile_s(num_compiled(architecture, training.layout), ranks.num_ranks, num_usable_cores())
+    if not (num_blocks := num_compiled(architecture, training.layout)):
+        return ""
+    predicted_s = compile_s(num_blocks, ranks.num_ranks, num_usable_cores())
     return f" (predicted from an empty cache: {format_duration(predicted_s)})"
