@@ -34,6 +34,8 @@ from meshwright.spec.layout.layout import Layout
 from meshwright.spec.run.layout_plan import Candidate, Contrast, Plan
 
 _PARETO_LENGTH = 12
+_NUM_COMPARED = 9
+"""Layouts of other splits that are asked what hardware and choices beyond the planner's would change."""
 _MOST_SPLITS_REPLAYED = 64
 _STEP_S = attrgetter("step_s")
 
@@ -46,14 +48,16 @@ def make_plan(
     Raises InfeasibleLayout where nothing fits.
     """
     found = find(request, min_scored)
-    page = _page(found, request, num_runners_up, chosen)
+    # How many are shown changes no figure.
+    num_compared = max(num_runners_up, _NUM_COMPARED)
+    page = _page(found, request, num_compared, chosen)
     for count in ROUNDS:
-        more = complete(found, _known(page, num_runners_up), count, request)
+        more = complete(found, _known(page, num_compared), count, request)
         if more is found:
             break
-        found, page = more, _page(more, request, num_runners_up, chosen)
-    pick, fastest, runners = page.pick, page.fastest, page.runners_up
-    table = layout_table([pick.layout, *(runner.layout for runner in runners)])
+        found, page = more, _page(more, request, num_compared, chosen)
+    pick, fastest, runners = page.pick, page.fastest, page.runners_up[:num_runners_up]
+    table = layout_table([pick.layout, *(runner.layout for runner in page.runners_up[:_NUM_COMPARED])])
     refusal = "" if request.given is None else invalid_reason(request.given, request)
     given = None if request.given is None or refusal else judge(request.given, request)
     fsdp_alone, fsdp_alone_refusal = _plain_layout(request)

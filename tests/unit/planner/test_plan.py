@@ -315,3 +315,11 @@ def test_a_pipeline_of_one_microbatch_takes_all_its_stages_and_both_transfers() 
     assert transfer_s > 0.001 * steady_s
     # Of steady_s, the mean of both ranks, all is done one after the other.
     assert step.pipeline_bubble_s + step.pipeline_p2p_s == pytest.approx(steady_s + 2 * transfer_s, rel=5e-3)
+
+
+def test_how_many_layouts_are_shown_changes_no_figure() -> None:
+    few, many = (make_plan(ask(num_devices=8, batch=32), number, min_scored=0) for number in (0, 7))
+    assert (len(few.runners_up), len(many.runners_up)) == (0, 7)
+    assert few.what_ifs == many.what_ifs
+    assert few.sensitivities == many.sensitivities
+    assert few.pareto_front == many.pareto_front
