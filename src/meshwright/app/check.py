@@ -23,6 +23,7 @@ from meshwright.planner.plan import find
 from meshwright.planner.read_request import Options, plan_request
 from meshwright.planner.request import rate_problem
 from meshwright.spec.job.job import Job
+from meshwright.spec.job.memory_rules import pool_device_problems
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.problem import distinct
 from meshwright.units import counted, format_bytes, format_duration
@@ -75,7 +76,7 @@ def check(
     if ranks is None and (layout.rest_axis is not None or (layout.is_open and layout.num_ranks > 1)):
         ranks = resolved.job.cluster.num_devices
     found = check_job(resolved, ranks, resume=resume, overwrite=overwrite, unknown=unknown)
-    found += [resolved.located(text) for text in rate_problems(resolved.job)]
+    found += [resolved.located(text) for text in device_problems(resolved.job)]
     problems = [*inspection.problems, *(text for text in found if not inspection.is_about_wrong(text))]
     raise_problems(resolved.path, distinct(problems))
     if (unsearchable := search_problem(resolved, ranks)) is not None:
@@ -86,8 +87,9 @@ def check(
     return Checked((*summary(settled, ranks), *predicted, *notes), misfit)
 
 
-def rate_problems(job: Job) -> list[str]:
-    """Return that the device of the cluster has no rate for the job's precision, without which no verb predicts it.
+def device_problems(job: Job) -> list[str]:
+    """Return which memory pools the device of the cluster lacks, and that it has no rate for the job's precision,
+    without which no verb predicts it.
 
     Empty for this machine, and for a cluster that is unknown. Training itself needs no rate, and is not refused.
     """
@@ -98,7 +100,7 @@ def rate_problems(job: Job) -> list[str]:
     except MeshwrightError:
         return []
     problem = rate_problem(device, job.precision.compute)
-    return [] if problem is None else [problem]
+    return [*pool_device_problems(job.memory, device), *([] if problem is None else [problem])]
 
 
 def estimate(resolved: ResolvedJob, num_ranks: int | None) -> tuple[list[tuple[str, str]], InfeasibleLayout | None]:

@@ -16,6 +16,7 @@ from meshwright.planner.request import PlanRequest, rate_problem
 from meshwright.planner.search.menu import divisors
 from meshwright.spec.job.attention_rules import device_problem
 from meshwright.spec.job.job import Job
+from meshwright.spec.job.memory_rules import pool_device_problems
 from meshwright.spec.job.sections import ModelSection
 from meshwright.spec.job.size_rules import length_problems
 from meshwright.spec.layout.layout import AXES, Layout, LayoutRequest
@@ -154,6 +155,8 @@ def plan_request(resolved: ResolvedJob, options: Options) -> PlanRequest:
     backend = job.layout.attention_backend
     if (missing := device_problem(backend, job.precision.compute, is_cpu=cluster.device.is_host)) is not None:
         raise UnsupportedError(f"device {cluster.device.name}: {missing}")
+    for lacking in pool_device_problems(job.memory, cluster.device) if request.setup.is_own else ():
+        raise UnsupportedError(lacking)
     _check_batch(request.workload)
     if problem := rate_problem(cluster.device, workload.precision, is_option=options.precision is not None):
         raise UnsupportedError(problem)

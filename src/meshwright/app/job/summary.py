@@ -9,6 +9,7 @@ from meshwright.hardware.catalogue import LOCAL, load_device
 from meshwright.hardware.choice import named_cluster
 from meshwright.hardware.machine import free_disk_bytes, nearest_existing
 from meshwright.spec.job.job import Job
+from meshwright.spec.job.memory_rules import idle_group_keys
 from meshwright.spec.job.user_object import is_object_source
 from meshwright.spec.layout.layout import AXES, Layout
 from meshwright.spec.layout.layout_text import checkpoint_words
@@ -215,6 +216,13 @@ def _notes(resolved: ResolvedJob, layout: Layout | None) -> Iterator[tuple[str, 
             "note",
             f"data.document_tokens = {job.data.document_tokens:g} does nothing without data.mask_documents = true: "
             "attention crosses documents, and is priced so",
+        )
+    if layout is not None and (idle := list(idle_group_keys(job.memory, layout))):
+        verb = "does" if len(idle) == 1 else "do"
+        yield (
+            "note",
+            f"{' and '.join(idle)} {verb} nothing in this layout: FSDP2 communicates where dp_shard, cp or "
+            "dp_replicate share parameters among ranks",
         )
     device = _named_device(job)
     if device is not None and (note := precision_note(resolved, device)) is not None:

@@ -7,8 +7,12 @@ from collections.abc import Iterator
 from meshwright.spec.job.memory_section import MemorySection
 from meshwright.spec.job.sections import OptimizerSection
 from meshwright.spec.layout.layout import Layout
+from meshwright.spec.machine.device import Device
 from meshwright.spec.problem import Problem
 
+_NVIDIA = "nvidia"
+_WITH_MULTICAST = ("hopper", "blackwell", "blackwell-ultra")
+"""Architectures whose switch NCCL's allocator registers buffers with; torch takes none from it on others."""
 _STATE, _COMMUNICATION = "memory.optimizer_state", "memory.communication"
 
 
@@ -16,6 +20,31 @@ def memory_problems(memory: MemorySection, optimizer: OptimizerSection, layout: 
     """Return why the pools of `memory` cannot be used with `layout` and `optimizer`."""
     of_optimizer = _state_problems(memory, optimizer)
     return [*of_optimizer, *_offload_problems(memory, layout), *_communication_problems(memory, layout)]
+
+
+def pool_device_problems(memory: MemorySection, device: Device) -> Iterator[Problem]:
+    """Yield which pools the catalogue's `device` lacks; a host has one memory, and takes every key without effect."""
+    if device.is_host:
+        return
+    for key, value in memory.changed.items():
+        asked, needs = f'memory.{key} = "{value}"', ""
+        if device.vendor != _NVIDIA:
+            needs = "an NVIDIA GPU"
+        elif value == "nccl" and device.architecture not in _WITH_MULTICAST:
+            needs = "a GPU with multicast (Hopper or newer)"
+        if needs:
+            maker = f"{device.vendor}'s {device.architecture or device.title}"
+            yield Problem(f"{asked} needs {needs}, and {device.name} is {maker}", [{f"memory.{key}": "device"}])
+
+
+def idle_group_keys(memory: MemorySection, layout: Layout) -> Iterator[str]:
+    """Yield the keys about FSDP2's communication that are set where no ranks share parameters."""
+    if layout.fsdp * layout.dp_replicate > 1:
+        return
+    if memory.communication != "device":
+        yield f'{_COMMUNICATION} = "{memory.communication}"'
+    if layout.separate_reduce_group:
+        yield "layout.separate_reduce_group = true"
 
 
 def _offload_problems(memory: MemorySection, layout: Layout) -> Iterator[Problem]:

@@ -4,7 +4,10 @@ from typing import Any
 
 import pytest
 
+from meshwright.hardware.catalogue import load_device
 from meshwright.spec.job.job import Job
+from meshwright.spec.job.memory_rules import idle_group_keys, pool_device_problems
+from meshwright.spec.job.memory_section import MemorySection
 from meshwright.spec.job.validity import layout_problems, with_fix
 from meshwright.spec.layout.layout_text import parse_layout
 
@@ -33,6 +36,32 @@ def test_what_cannot_be_is_refused_and_each_fix_is_valid(
         changed = with_fix(job, {key: value for key, value in fix.items() if not key.startswith("layout.")})
         keys = {key.removeprefix("layout."): value for key, value in fix.items() if key.startswith("layout.")}
         assert not layout_problems(changed, parse_layout(layout).replace(**keys))
+
+
+@pytest.mark.parametrize(
+    ("memory", "device", "said"),
+    [
+        ({"communication": "nccl"}, "a100-sxm-80gb", "needs a GPU with multicast (Hopper or newer)"),
+        ({"communication": "symmetric"}, "a100-sxm-80gb", ""),
+        ({"communication": "nccl"}, "h100-sxm", ""),
+        ({"optimizer_state": "uvm"}, "mi300x", 'memory.optimizer_state = "uvm" needs an NVIDIA GPU, and mi300x is amd'),
+        ({"embedding": "uvm"}, "v100-sxm-16gb", ""),
+        ({"embedding": "uvm"}, "cpu-local", ""),
+    ],
+)
+def test_what_a_device_of_the_catalogue_lacks_is_said_before_it_runs(
+    memory: dict[str, str], device: str, said: str
+) -> None:
+    found = list(pool_device_problems(MemorySection.from_dict(memory), load_device(device)))
+    assert len(found) == bool(said)
+    assert all(said in one and one.fixes for one in found)
+
+
+def test_keys_of_groups_that_no_rank_shares_are_idle() -> None:
+    memory = MemorySection(communication="nccl")
+    layout = parse_layout("tp=2,separate_reduce_group=true")
+    assert len(list(idle_group_keys(memory, layout))) == 2
+    assert not list(idle_group_keys(memory, layout.replace(dp_shard=2)))
 
 
 @pytest.mark.parametrize(
