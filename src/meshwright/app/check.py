@@ -120,7 +120,8 @@ def estimate(resolved: ResolvedJob, num_ranks: int | None) -> tuple[list[tuple[s
     except MeshwrightError as error:
         return [("step", f"not estimated: {error}")], None
     step, usable = format_duration(found.candidate.estimate.step.total_s), format_bytes(found.usable_bytes)
-    memory = f"{format_bytes(found.needed_bytes)} reserved of {usable} usable, on pipeline rank {found.fullest_rank}"
+    where = f", on pipeline rank {found.fullest_rank}" if job.layout.pp > 1 else ""
+    memory = f"{format_bytes(found.needed_bytes)} reserved of {usable} usable{where}"
     if 0 <= found.candidate.free_bytes < found.margin_bytes:
         memory += f"; layouts that the planner chooses leave {format_bytes(found.margin_bytes)} free"
     if cluster.device.is_host:

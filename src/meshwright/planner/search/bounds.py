@@ -54,14 +54,16 @@ class Bounds:
 def bounds_of(candidates: LayoutTable, request: PlanRequest, menu: Menu) -> Bounds:
     """Return the bounds of each split and each way to spend memory; none for a split that cannot fit."""
     candidates = candidates.take(_may_fit(leanest(candidates, menu), request, menu))
-    # The methods of cp differ most where most is recomputed, in what attention computes as in what it exchanges, and
-    # where least is gathered and reduced on the same links.
-    most = {
-        "activation_checkpoint": max(map(ACTIVATION_CHECKPOINTS.index, menu.activation_checkpoint)),
+    # The methods of cp differ most where most is recomputed, in what attention computes as in what it exchanges, or
+    # where blocks that recompute some of it are fused, and where least is gathered and reduced on the same links.
+    codes = {ACTIVATION_CHECKPOINTS.index(way) for way in menu.activation_checkpoint}
+    least_sent = {
         "is_resharded": all(menu.is_resharded),
         "reduces_each_microbatch": all(menu.reduces_each_microbatch),
     }
-    gains_s = _gain_of_cp_method_s(_with_columns(_fastest(candidates, menu), most), request, menu)
+    fastest = _fastest(candidates, menu)
+    differing = [_with_columns(fastest, {"activation_checkpoint": code, **least_sent}) for code in codes]
+    gains_s = np.max([_gain_of_cp_method_s(table, request, menu) for table in differing], axis=0)
     layouts = with_ways(candidates, menu)
     gains_s = np.repeat(gains_s, len(layouts) // max(1, len(candidates)))
     useful = ~reduces_needlessly(layouts, request, menu)
