@@ -99,6 +99,7 @@ def test_quiet_prints_no_progress(
     assert "pick" in captured.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("option", "is_shown"), [((), True), (("-q",), False)])
 def test_a_notice_is_wrapped_and_quiet_leaves_it_out(option: tuple[str, ...], is_shown: bool) -> None:
     command = [sys.executable, "-m", "meshwright", "plan", TINY, *option]

@@ -29,6 +29,7 @@ def test_part_of_an_interval_is_rounded_up(value: float, meant: int) -> None:
     assert nearest_allowed(job_keys()["checkpoint.interval"], value) == meant
 
 
+@pytest.mark.slow
 @given(st.sampled_from(KEYS), VALUES)
 def test_a_suggestion_is_always_allowed(key: Key, value: object) -> None:
     repair = nearest_allowed(key, value)

@@ -96,6 +96,7 @@ def test_a_ring_is_made_of_flash_attention() -> None:
     assert attention_s(own(), "flash", Layout(cp=2, cp_method="ulysses")) > ulysses
 
 
+@pytest.mark.slow
 def test_a_plan_names_the_kernel_and_a_faster_backend() -> None:
     request = ask("llama3-8b", 8, seq_len=8192, batch=64, cluster="dgx-a100")
     assert "a kernel of torch's SDPA, as torch chooses on a100" in attention_words(Layout(dp_shard=8), request)
@@ -111,12 +112,14 @@ def test_a_plan_names_the_kernel_and_a_faster_backend() -> None:
     assert "of 600 tokens in the mean are skipped" in own_words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", ["h100-ib400", "dgx-a100", "dgx-b200"])
 def test_what_torch_takes_anyway_is_no_faster_backend(cluster: str) -> None:
     plan = make_plan(ask("llama3-8b", 8, cluster=cluster, seq_len=8192, batch=16))
     assert not [one for one in plan.what_ifs if "attention_backend" in one.change]
 
 
+@pytest.mark.slow
 def test_a_search_keeps_the_backend_that_is_set() -> None:
     plan = make_plan(ask("llama3-8b", 8, seq_len=8192, batch=64, attention_backend="flex"))
     assert plan.pick.layout.attention_backend == "flex"

@@ -72,6 +72,7 @@ def test_gradients_are_those_without_offload() -> None:
         assert torch.equal(one, other)
 
 
+@pytest.mark.slow
 def test_the_device_holds_what_two_blocks_saved_at_most() -> None:
     held: list[int] = []
     blocks = _blocks(6, lambda: held.append(_on_device()))

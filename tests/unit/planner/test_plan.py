@@ -198,6 +198,7 @@ def test_a_layout_that_was_set_and_does_not_fit_is_the_first_to_be_rejected() ->
     assert answer.rejections[0].fixes
 
 
+@pytest.mark.slow
 def test_a_layout_that_was_set_and_is_invalid_has_a_reason_and_no_step() -> None:
     answer = make_plan(ask("llama3-8b", 32, batch=16, given=Layout(dp_shard=32)), min_scored=0)
     assert answer.given is None
@@ -209,6 +210,7 @@ def test_a_plan_can_be_written_and_read() -> None:
     assert Plan.from_json(plan().to_json()) == plan()
 
 
+@pytest.mark.slow
 def test_the_loss_is_in_chunks_only_if_nothing_fits_without() -> None:
     roomy = find(ask("llama3-8b", 24, seq_len=8192, batch=24), min_scored=0)
     assert (roomy.priced.layouts.loss_chunks == 1).all()
@@ -317,6 +319,7 @@ def test_a_pipeline_of_one_microbatch_takes_all_its_stages_and_both_transfers() 
     assert step.pipeline_bubble_s + step.pipeline_p2p_s == pytest.approx(steady_s + 2 * transfer_s, rel=5e-3)
 
 
+@pytest.mark.slow
 def test_how_many_layouts_are_shown_changes_no_figure() -> None:
     few, many = (make_plan(ask(num_devices=8, batch=32), number, min_scored=0) for number in (0, 7))
     assert (len(few.runners_up), len(many.runners_up)) == (0, 7)

@@ -32,6 +32,7 @@ def points(plan: Plan) -> dict[str, list[tuple[float, float]]]:
     return {one.name: list(zip(one.x, one.y, strict=True)) for one in traces if one.mode != "lines"}
 
 
+@pytest.mark.slow
 def test_each_layout_is_one_point_where_its_figures_are(plan: Plan) -> None:
     shown, drawn = shown_layouts(plan), points(plan)
     assert sum(map(len, drawn.values())) == len(shown)

@@ -91,6 +91,7 @@ def test_a_fix_of_another_section_is_tried_on_the_request() -> None:
         find(question, min_scored=0)
 
 
+@pytest.mark.slow
 def test_what_is_too_large_names_the_memory_and_what_would_do() -> None:
     question = ask("llama3.1-405b", 8, batch=128)
     with pytest.raises(InfeasibleLayout) as raised:
@@ -117,6 +118,7 @@ def test_what_is_set_may_be_what_does_not_fit() -> None:
         make_plan(question)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("question", "message"),
     [
@@ -163,6 +165,7 @@ def test_what_each_block_saves_is_not_searched(key: str) -> None:
         find(ask(**{key: value}))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fixed",
     [
