@@ -161,6 +161,7 @@ def test_a_run_is_reported(tmp_path: Path) -> None:
     assert found.predicted_s == found.predicted.estimate.step.total_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_result_is_one_line_a_table_and_html(kind: str, results: dict[str, Callable[[], Result]]) -> None:
     found = results[kind]()

@@ -81,6 +81,7 @@ def test_a_call_that_does_not_fit_the_signature_is_a_type_error() -> None:
         check(rank=2)
 
 
+@pytest.mark.slow
 def test_a_table_has_a_least_width(monkeypatch: pytest.MonkeyPatch) -> None:
     found = plan()
     assert max(map(len, found.table(20).splitlines())) <= 20

@@ -19,6 +19,7 @@ GPT2 = GPT2Architecture.from_dict(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_transformers_wrote_is_accepted(tmp_path: Path, kind: str) -> None:
     write_hf(tmp_path, kind, **({"pad_token_id": None} if kind == "phi3" else {}))

@@ -48,6 +48,7 @@ def test_a_rule_that_is_broken_is_named(question: PlanRequest, message: str) -> 
         make_plan(question)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("question", "memory", "message"),
     [
@@ -83,6 +84,7 @@ def test_pools_that_would_make_it_fit_are_named() -> None:
         assert len(find(question.with_setup(memory=memory), min_scored=0).priced)
 
 
+@pytest.mark.slow
 def test_a_fix_of_another_section_is_tried_on_the_request() -> None:
     question = ask("llama3-8b", 8)
     workload = question.workload.replace(optimizer_state_dtype="int8")

@@ -161,6 +161,7 @@ def assert_is_valid_where_no_rule_has_words(case: tuple[PlanRequest, Layout]) ->
     assert is_valid(layout_table([layout]), question)[0] == (not problems(layout, question))
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(cases())
 def test_what_is_invalid_has_a_reason(case: tuple[PlanRequest, Layout]) -> None:

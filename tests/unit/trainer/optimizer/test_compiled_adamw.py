@@ -7,6 +7,7 @@ from torch import nn
 from meshwright.trainer.optimizer.compiled_adamw import CompiledAdamW
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_updates_are_those_of_adamw(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
