@@ -92,12 +92,14 @@ def test_a_layout_changes_no_number(
 ) -> None:
     for (recipe, layout), finished in zip(cases, _finished(tmp_path, num_ranks, cases), strict=True):
         for step, loss in one_process[recipe].losses.items():
-            # Rounding of sums makes some numbers round to another one in float8, from the first update on: a scale that
-            # moves by one unit moves the grid of its whole tensor (1.7e-4 of a loss and 4.3e-3 of a norm in step 3 on
-            # processors with AVX-512, 2e-7 without). Ranks that share a key head round their parts of its gradient
-            # before they are summed.
+            # Rounding of sums makes some numbers round to another one in float8, from the first update on. Ranks that
+            # share a key head round their parts of its gradient before they are summed.
             shares_heads = layout.get("tp", 1) > MODEL["options"]["num_kv_heads"]
-            later = (2e-3, 1e-2) if shares_heads else (5e-4, 1e-2)
+            later = (2e-3, 1e-2) if shares_heads else (1e-4, 2e-3)
+            if step == 3 and not shares_heads:
+                # A scale that moves by one unit moves the grid of its whole tensor: on processors with AVX-512 1.7e-4 of
+                # a loss and 4.3e-3 of a norm, with AVX2 2e-7.
+                later = (5e-4, 1e-2)
             loss_bar, norm_bar = (2e-6, 5e-3 if shares_heads else 1e-4) if step == 1 else later
             assert finished.losses[step] == pytest.approx(loss, rel=loss_bar), (recipe, layout)
             norm = one_process[recipe].grad_norms[step]

@@ -13,7 +13,7 @@ from meshwright.planner.search.finalists import SPLIT_KEYS
 from meshwright.spec.run.layout_plan import Candidate, Plan
 from questions import ask
 
-TOLERANCE = 0.015
+TOLERANCE = 0.01
 """Share of a step: a plan that keeps a key plays more pipelines of its kind than one that compares all kinds."""
 
 QUESTIONS: dict[str, dict[str, Any]] = {
