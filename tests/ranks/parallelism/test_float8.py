@@ -97,8 +97,8 @@ def test_a_layout_changes_no_number(
             shares_heads = layout.get("tp", 1) > MODEL["options"]["num_kv_heads"]
             later = (2e-3, 1e-2) if shares_heads else (1e-4, 2e-3)
             if step == 3 and not shares_heads:
-                # A scale that moves by one unit moves the grid of its whole tensor: on processors with AVX-512 1.7e-4 of
-                # a loss and 4.3e-3 of a norm, with AVX2 2e-7.
+                # A scale that moves by one unit moves the grid of its whole tensor: on processors with AVX-512 by
+                # 1.7e-4 of a loss and 4.3e-3 of a norm, with AVX2 by 2e-7.
                 later = (5e-4, 1e-2)
             loss_bar, norm_bar = (2e-6, 5e-3 if shares_heads else 1e-4) if step == 1 else later
             assert finished.losses[step] == pytest.approx(loss, rel=loss_bar), (recipe, layout)
