@@ -21,6 +21,7 @@ from meshwright.parallelism.float8.float8_kernels import experts_problem, scaled
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.tensor.sharding_plan import ShardingRole, sharding_plan_of
 from meshwright.parallelism.torch_private.torch_compat import import_torchao
+from meshwright.parallelism.torch_private.torch_compiler import reduce_one_way
 from meshwright.spec.job.sections import Float8Recipe, PrecisionSection
 from meshwright.spec.model.op import FLOAT8_ALIGNMENT, float8_alignment
 from meshwright.units import counted, first_of
@@ -43,6 +44,8 @@ def convert_linears(stages: Sequence[nn.Module], meshes: Meshes, precision: Prec
     if precision.float8 == "none":
         return None
     recipe, reason = supported_recipe(precision.float8, meshes.device_type)
+    if recipe != "none" and meshes.layout.compile:
+        reduce_one_way()
     converted, kept = 0, defaultdict[str, list[str]](list)
     for stage in stages:
         features, chosen = _features_by_rank(stage, meshes), set()
