@@ -123,7 +123,10 @@ class ModelMemory:
         compiled = layouts.compiles_blocks
         by_kernels = {"eager": ~compiled, "compiled": compiled} if name == "eager" else {name: compiled | True}
         stay_eager = setup.stack.eager_mixtures & ((layouts.ep > 1) | (layouts.tp > 1))
-        for (kernels, chosen), has_eager in product(by_kernels.items(), (False, True)):
+        # Measured on one GPU; sharded over tp, a compiled block was traced to keep what bfloat16 keeps.
+        is_low = setup.workload.matmul_dtype in ("float8", "float4") and name == "eager"
+        casts_again = is_low & compiled & (layouts.tp == 1)
+        for (kernels, chosen), has_eager, casts in product(by_kernels.items(), (False, True), {False, is_low}):
             formats = Formats.of(
                 setup.workload,
                 setup.stack,
@@ -131,8 +134,9 @@ class ModelMemory:
                 has_eager_mixtures=has_eager,
                 drops_attention=drops_attention(setup),
                 repeats_keys=setup.is_own and self.is_wide and not self.has_wide_flash_attention,
+                casts_again=casts,
             )
-            yield formats, chosen & (stay_eager == has_eager)
+            yield formats, chosen & (stay_eager == has_eager) & (casts_again == casts)
 
     def _block(self, group: BlockGroup) -> BlockMemory:
         # Mixtures are compiled in parts.

@@ -71,6 +71,10 @@ class Formats(NamedTuple):
     """Whether selective recomputation runs attention again (recompute.py)."""
     repeats_keys: bool
     """Whether keys and values get as many heads as queries have, as causal_attention.py does in 32 bits."""
+    low_bytes: float
+    """Of a matmul's input as the matmul reads it."""
+    casts_again: bool
+    """Whether backward makes inputs of matmuls again, as Inductor does where it casts them to float8."""
 
     @classmethod
     def of(
@@ -82,6 +86,7 @@ class Formats(NamedTuple):
         has_eager_mixtures: bool = False,
         drops_attention: bool = False,
         repeats_keys: bool = False,
+        casts_again: bool = False,
     ) -> Formats:
         """Return those of `stack` with the `kernels` that a layout makes of its own."""
         wide = float(workload.activation_element_bytes)
@@ -98,6 +103,8 @@ class Formats(NamedTuple):
             workload.seq_len,
             drops_attention,
             repeats_keys,
+            low,
+            casts_again,
         )
 
 
@@ -156,9 +163,9 @@ def _everything(ops: tuple[Op, ...], formats: Formats) -> _Parts:
             yield from _kept_by_attention(op, ops, formats)
             yield from _other_keys(op, formats)
             yield "mask", formats.seq_len / 2 * formats.element_bytes
-            if formats.matmul_bytes < formats.element_bytes:
+            if formats.matmul_bytes < formats.element_bytes or formats.casts_again:
                 # Attention needs its output as it was, the next matmul in its own format.
-                yield "heads", op.num_heads * op.value_head_dim * formats.matmul_bytes
+                yield "heads", op.num_heads * op.value_head_dim * formats.low_bytes
         elif isinstance(op, Elementwise):
             yield from _kept_by_elementwise(op, after, formats)
         elif isinstance(op, Matmul) and op.part == "router":
@@ -186,7 +193,7 @@ def _kept_by_norm(op: Norm, is_read: bool, formats: Formats) -> _Parts:
         yield "heads", size * formats.element_bytes + statistics
         return
     yield op.input, size * formats.element_bytes + statistics
-    if is_read:
+    if is_read and not formats.casts_again:
         yield "latent" if op.input == "latent" else "gathered", size * formats.matmul_bytes
 
 
@@ -238,6 +245,8 @@ def _kept_by_elementwise(op: Elementwise, after: Op | None, formats: Formats) ->
             yield split, op.writes_per_token * formats.element_bytes
     if is_read:
         is_dense = split == "heads" and isinstance(after, Matmul)
+        if is_dense and formats.casts_again:
+            return
         yield "product" if is_dense else split, op.writes_per_token * formats.matmul_bytes
 
 
