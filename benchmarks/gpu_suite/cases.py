@@ -15,10 +15,6 @@ MODULES = {OURS: "own_rank", HF: "hf_trainer_rank", HF_COMPILED: "hf_trainer_ran
 """The program of a rank, of benchmarks.peers.ranks, by who trains."""
 
 
-SEQUENCES = 4
-"""Of a step."""
-
-
 @dataclass(frozen=True)
 class Shape:
     """A model and the tokens of its step on one device."""
@@ -30,16 +26,20 @@ class Shape:
     """None for all of the model's."""
     at_once: int = 1
     """Sequences of a microbatch."""
+    sequences: int = 4
+    """Of a step."""
+    needed_bytes: float = 0
+    """Of the device's memory: rows are left out where it has less."""
 
     @property
     def num_microbatches(self) -> int:
         """Return how many of them a step has."""
-        return SEQUENCES // self.at_once
+        return self.sequences // self.at_once
 
     @property
     def tokens_per_step(self) -> int:
         """Return the tokens of all sequences of a step."""
-        return self.seq_len * SEQUENCES
+        return self.seq_len * self.sequences
 
     @property
     def model(self) -> dict[str, Any]:
@@ -56,6 +56,12 @@ class Shape:
 ONE_B = Shape("Llama 3.2 1B", "llama3.2-1b", 8192, at_once=4)
 EIGHT_B = Shape("Llama 3 8B, 6 of 32 blocks", "llama3-8b", 8192, num_layers=6, at_once=2)
 """2.36 billion parameters with embedding and head: all 32 blocks with float32 states are 128 GB."""
+HALF_EIGHT_B = Shape("Llama 3 8B, 16 of 32 blocks", "llama3-8b", 8192, num_layers=16, at_once=2, needed_bytes=135e9)
+"""With 6 blocks the head, which stays in bfloat16, has a quarter of the FLOPs; with 16 an eighth, with 32 a 16th."""
+SHORT = Shape("Llama 3.2 1B, 2,048 tokens", "llama3.2-1b", 2048, at_once=16, sequences=16)
+LONG = Shape("Llama 3.2 1B, 32,768 tokens", "llama3.2-1b", 32_768, sequences=1)
+MIXTURE = Shape("Qwen3 30B A3B, 4 of 48 blocks", "qwen3-30b-a3b", 8192, num_layers=4)
+"""3.1 billion parameters, 0.9 billion of which a token meets."""
 TOY = Shape("llama-1m", "llama-1m", 64)
 
 
@@ -100,6 +106,13 @@ CASES = [
     )
     for shape in (ONE_B, EIGHT_B)
 ]
+CASES[2:2] = [_case(HALF_EIGHT_B, precision, OURS) for precision in ("bfloat16", "float8")]
+MORE_CASES = [
+    *(_case(shape, precision, OURS) for shape in (SHORT, LONG, MIXTURE) for precision in ("bfloat16", "float8")),
+    *(_case(shape, "bfloat16", HF_COMPILED) for shape in (SHORT, LONG)),
+    _case(MIXTURE, "bfloat16", HF),
+]
+"""Rows of --all: other lengths, and a mixture of experts."""
 TOY_CASES = [_case(TOY, "bfloat16", OURS), _case(TOY, "bfloat16", HF), _case(TOY, "float8", OURS)]
 
 
@@ -113,4 +126,4 @@ def suite_job(shape: Shape, folder: Path, device: str) -> Job:
         "layout": {"microbatch_size": shape.at_once, "dp_shard": 1, "compile": device == "cuda"},
         "run": {"device": device},
     }
-    return job_of(folder, sections, SEQUENCES)
+    return job_of(folder, sections, shape.sequences)
