@@ -44,7 +44,9 @@ def contrasts(priced: Priced, best: list[Candidate], pick: Candidate, request: P
         others += _idle(priced, own, key, request)
         if others:
             other = min(others, key=lambda candidate: candidate.step_s)
-            change = _change_of(pick.layout, other.layout, key)
+            change = _change_of(
+                pick.layout, other.layout, key, is_idle_faster=_is_idle_faster(priced, best, key, other)
+            )
             found[key] = Contrast(change=change, other=other, change_by_component_s=extra_s(pick, other))
     return dict(sorted(found.items(), key=lambda item: item[1].other.step_s))
 
@@ -79,10 +81,23 @@ def _is_idle(table: LayoutTable, key: str, request: PlanRequest) -> Bools:
     return keeps_alike(table) if key == "is_resharded" else reduces_alike(table, request)
 
 
-def _change_of(pick: Layout, other: Layout, key: str) -> str:
-    """Return a column's value in `other` as a job would write it, behind the axis that it needs if that changes too."""
+def _is_idle_faster(priced: Priced, best: list[Candidate], key: str, other: Candidate) -> bool:
+    """Return whether a layout that a key does nothing for, without its axis, is faster than `other`."""
+    if key not in _AXIS_OF:
+        return False
+    axis = _AXIS_OF[key]
+    replayed = any(getattr(one.layout, axis) == 1 and one.step_s < other.step_s for one in best)
+    return replayed or bool((priced.total_s[getattr(priced.layouts, axis) == 1] < other.step_s).any())
+
+
+def _change_of(pick: Layout, other: Layout, key: str, *, is_idle_faster: bool) -> str:
+    """Return a column's value in `other` as a job would write it, behind the axis that it needs if that changes too.
+
+    The axis is also named where a plan that keeps the key alone would drop the axis and so the key's effect.
+    """
     axis = _AXIS_OF.get(key)
-    needed = [] if axis is None or getattr(pick, axis) == getattr(other, axis) else [change_of(other, axis)]
+    is_kept = axis is None or (getattr(pick, axis) == getattr(other, axis) and not is_idle_faster)
+    needed = [] if is_kept or axis is None else [change_of(other, axis)]
     return ", ".join([*needed, change_of(other, key)])
 
 
