@@ -69,6 +69,7 @@ def layouts(draw: st.DrawFn) -> Layout:
         gradient_sync=draw(some("auto", "step", "microbatch")),
         prefetch=draw(some(1, 0, 2)),
         separate_reduce_group=draw(some(False, False, True)),
+        communication_sms=draw(some(None, None, 4)),
         cpu_offload=draw(some(False, False, True)),
         # Compiling takes seconds, as long as all the rest.
         compile=draw(some(*[False] * 5, True)),

@@ -24,6 +24,7 @@ from meshwright.planner.read_request import Options, plan_request
 from meshwright.planner.request import rate_problem
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.memory_rules import pool_device_problems
+from meshwright.spec.layout.communication_sms import communication_sms_problems
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.problem import distinct
 from meshwright.units import counted, format_bytes, format_duration
@@ -88,8 +89,8 @@ def check(
 
 
 def device_problems(job: Job) -> list[str]:
-    """Return which memory pools the device of the cluster lacks, and that it has no rate for the job's precision,
-    without which no verb predicts it.
+    """Return which memory pools the device of the cluster lacks, that it cannot limit the SMs of communication so, and
+    that it has no rate for the job's precision, without which no verb predicts it.
 
     Empty for this machine, and for a cluster that is unknown. Training itself needs no rate, and is not refused.
     """
@@ -100,7 +101,8 @@ def device_problems(job: Job) -> list[str]:
     except MeshwrightError:
         return []
     problem = rate_problem(device, job.precision.compute)
-    return [*pool_device_problems(job.memory, device), *([] if problem is None else [problem])]
+    lacking = [*pool_device_problems(job.memory, device), *communication_sms_problems(job.layout, device)]
+    return [*lacking, *([] if problem is None else [problem])]
 
 
 def estimate(resolved: ResolvedJob, num_ranks: int | None) -> tuple[list[tuple[str, str]], InfeasibleLayout | None]:

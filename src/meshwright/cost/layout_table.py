@@ -83,6 +83,8 @@ class LayoutTable:
     """Whether gradients are reduce-scattered after each microbatch, not once a step."""
     async_tp: Bools
     separate_reduce_group: Bools
+    communication_sms: Ints
+    """Most SMs of a collective's kernel; 0 for NCCL's own choice."""
     cpu_offload: Bools
     activation_offload: Bools
     loss_chunks: Ints
@@ -188,6 +190,7 @@ class LayoutTable:
         values["virtual_stages"] = values.pop("stages_per_rank")
         if values.pop("has_model_graph") and values["compile"]:
             values["compile"] = "model"
+        values["communication_sms"] = values["communication_sms"] or None
         group = values.pop("kept_on") or "always"
         values["reshard_after_forward"] = group if values.pop("is_resharded") else "never"
         values["gradient_sync"] = "microbatch" if values.pop("reduces_each_microbatch") else "step"
@@ -261,6 +264,8 @@ def _value(layout: Layout, name: str) -> Any:
         return layout.reshard_after_forward if isinstance(layout.reshard_after_forward, int) else 0
     if name == "has_model_graph":
         return layout.compile == "model"
+    if name == "communication_sms":
+        return layout.communication_sms or 0
     return bool(layout.compile) if name == "compile" else getattr(layout, name)
 
 

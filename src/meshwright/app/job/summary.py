@@ -224,6 +224,11 @@ def _notes(resolved: ResolvedJob, layout: Layout | None) -> Iterator[tuple[str, 
             f"{' and '.join(idle)} {verb} nothing in this layout: FSDP2 communicates where dp_shard, cp or "
             "dp_replicate share parameters among ranks",
         )
+    if layout is not None and layout.num_ranks == 1 and layout.communication_sms is not None:
+        yield (
+            "note",
+            f"layout.communication_sms = {layout.communication_sms} does nothing on one rank: none communicates",
+        )
     device = _named_device(job)
     if device is not None and (note := precision_note(resolved, device)) is not None:
         yield "note", note

@@ -72,6 +72,8 @@ class Layout(Degrees):
     """Blocks whose parameters FSDP2 gathers ahead of the one that computes."""
     separate_reduce_group: bool = False
     """Whether FSDP2 reduces gradients in a process group of its own, which need not wait for all-gathers."""
+    communication_sms: PositiveInt | None = Field(None, examples=[16])
+    """Most SMs that the kernel of a collective takes next to matmuls (NCCL's max_ctas); default: NCCL's own choice."""
     cpu_offload: bool = False
     """Whether parameters, gradients and optimizer state wait in the host's memory between uses (FSDP2)."""
     activation_offload: bool = False

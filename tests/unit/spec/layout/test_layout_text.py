@@ -34,6 +34,7 @@ layouts = st.builds(
         ),
         st.booleans(),
     ),
+    communication_sms=st.none() | numbers,
     compile_backend=st.sampled_from(["inductor", "aot_eager", "eager"]),
 )
 
