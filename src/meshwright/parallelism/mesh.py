@@ -8,11 +8,14 @@ FSDP2 requires that its mesh and that of tensor or expert parallelism have the s
 mesh of all ranks.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from meshwright.parallelism.torch_private.torch_nccl import limited_options
 from meshwright.spec.layout.layout import AXES, Layout
 
 _VIEWS = {
@@ -72,6 +75,15 @@ def build_meshes(layout: Layout, device_type: str) -> Meshes:
     """Return the meshes of `layout` over all ranks of the process group; a collective."""
     world = init_device_mesh(device_type, (layout.num_ranks,), mesh_dim_names=("world",))
     views = {
-        name: world._unflatten(0, tuple(getattr(layout, axis) for axis in axes), axes) for name, axes in _VIEWS.items()
+        name: world._unflatten(
+            0, tuple(getattr(layout, axis) for axis in axes), axes, backend_override=_options(layout, axes)
+        )
+        for name, axes in _VIEWS.items()
     }
     return Meshes(layout, **views)
+
+
+def _options(layout: Layout, axes: Sequence[str]) -> dict[str, Any] | None:
+    """Return the options of each axis' groups; None for the default group's, which an axis of all ranks then shares."""
+    options = {axis: limited_options(layout.communication_sms) for axis in axes}
+    return None if None in options.values() else options

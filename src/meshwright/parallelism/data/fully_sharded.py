@@ -30,6 +30,7 @@ from meshwright.parallelism.torch_private.torch_fsdp import (
     separate_reductions,
     start_unshard,
 )
+from meshwright.parallelism.torch_private.torch_nccl import meshes_limited_like
 from meshwright.spec.job.sections import DType, PrecisionSection
 from meshwright.spec.layout.layout import Layout
 
@@ -52,7 +53,8 @@ def shard_model(model: nn.Module, layout: Layout, precision: PrecisionSection, m
         # Partial resharding needs parameters sharded along dim 0 (torch 2.13).
         place = _placement_of_experts(block, layout.fsdp) if isinstance(reshard, bool) else None
         mesh = meshes.sharding("fsdp")
-        shard(block, mesh=mesh, mp_policy=block_policy, reshard_after_forward=reshard, shard_placement_fn=place)
+        with meshes_limited_like(meshes.group("fsdp")):
+            shard(block, mesh=mesh, mp_policy=block_policy, reshard_after_forward=reshard, shard_placement_fn=place)
     # Backward starts with the root's own parameters (embedding, head).
     shard(model, mesh=meshes.sharding("fsdp"), mp_policy=root_policy, reshard_after_forward=False)
     for module in _units(model):

@@ -33,6 +33,7 @@ from meshwright.parallelism.tensor.layers import (
 )
 from meshwright.parallelism.tensor.sharding_plan import ShardingPlan, ShardingRole, sharding_plan_of
 from meshwright.parallelism.torch_private.torch_compiler import has_symmetric_memory, pipeline_matmuls
+from meshwright.parallelism.torch_private.torch_nccl import new_group_like
 
 _SHARD_DIMS: Mapping[ShardingRole, Mapping[str, int]] = {
     "column": {"weight": 0, "bias": 0},
@@ -140,11 +141,10 @@ class _Sharder:
     def _head_group(self, num_ranks: int) -> dist.ProcessGroup:
         """Return the group of `num_ranks` consecutive ranks of the mesh that this rank is in."""
         if num_ranks not in self._head_groups:
-            ranks = dist.get_process_group_ranks(self._mesh.get_group())
+            tp_group = self._mesh.get_group()
+            ranks = dist.get_process_group_ranks(tp_group)
             first = self._mesh.get_local_rank() // num_ranks * num_ranks
-            group = dist.new_group(ranks[first : first + num_ranks], use_local_synchronization=True)
-            assert isinstance(group, dist.ProcessGroup)
-            self._head_groups[num_ranks] = group
+            self._head_groups[num_ranks] = new_group_like(tp_group, ranks[first : first + num_ranks])
         return self._head_groups[num_ranks]
 
 

@@ -23,6 +23,7 @@ from torch.utils.checkpoint import _CachedTorchDispatchMode, _CachingTorchDispat
 
 from meshwright.errors import UnsupportedError
 from meshwright.parallelism.torch_private.torch_dispatch import storage_bytes
+from meshwright.parallelism.torch_private.torch_nccl import new_group_like
 from meshwright.spec.job.memory_section import CommunicationPool
 from meshwright.spec.trace.timeline import OWN_REDUCE_GROUP
 
@@ -113,9 +114,7 @@ def separate_reductions(units: Sequence[FSDPModule]) -> None:
                 continue
             if ranks not in groups:
                 axis = group.mesh_info.mesh.mesh_dim_names[-1]
-                groups[ranks] = dist.new_group(
-                    list(ranks), use_local_synchronization=True, group_desc=f"mesh_{axis}{OWN_REDUCE_GROUP}"
-                )
+                groups[ranks] = new_group_like(shards, list(ranks), f"mesh_{axis}{OWN_REDUCE_GROUP}")
             of_unit.set_custom_reduce_scatter(_ReduceScatterIn(groups[ranks]))
 
 

@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from meshwright.parallelism.collectives import all_to_all_rows
 from meshwright.parallelism.torch_private.torch_compat import boxes_along, local_box
+from meshwright.parallelism.torch_private.torch_nccl import new_group_like
 
 _MATRIX_DIMS = 2
 
@@ -157,9 +158,7 @@ def _group_of(parameter: Tensor, dims: Sequence[int], ranks: tuple[int, ...]) ->
         return mesh.get_group(dims[0])
     # As DeviceMesh describes its own, so that profiles and traces name the axes.
     name = f"mesh_{'_'.join((mesh.mesh_dim_names or ())[dim] for dim in dims)}"
-    group = dist.new_group([*ranks], use_local_synchronization=True, group_desc=name)
-    assert isinstance(group, dist.ProcessGroup)
-    return group
+    return new_group_like(mesh.get_group(dims[0]), [*ranks], name)
 
 
 def _matrices(parameter: Tensor, dims: Sequence[int]) -> Iterator[ShardedMatrix]:

@@ -143,6 +143,8 @@ def announce(training: Training, step: int, peak_name: str | None) -> None:
         logger.warning("layout.activation_offload saves nothing on a CPU: activations are copied within its own memory")
     if layout.cuda_graphs and ranks.device.type == "cpu":
         logger.warning("layout.cuda_graphs has no effect on a CPU: there are no kernel launches to save")
+    if layout.communication_sms is not None and ranks.device.type == "cpu":
+        logger.warning("layout.communication_sms has no effect on a CPU: gloo runs no kernels that take SMs")
     if peak_name is not None:
         logger.info("MFU is of %s for each rank", peak_name)
     if step >= training.job.train.steps:
