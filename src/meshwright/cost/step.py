@@ -92,7 +92,7 @@ class StepPricer:
         self.peaks = peaks_of(setups)
         self.pricer = BlockPricer(self.work, setups, self.peaks)
         fabrics = [fabric_of(setup.cluster, FabricConstants()) for setup in setups]
-        self.fabric = stack_fabrics(fabrics, configs.setup_index)
+        self.fabric = stack_fabrics(fabrics, configs.setup_index).limited(configs.layouts.communication_sms)
         self.stacks = stacks_of(configs)
         self.microbatches = configs.num_microbatches
         self.stage = blocks_per_rank(configs, self.work)

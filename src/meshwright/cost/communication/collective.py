@@ -45,6 +45,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from meshwright.cost.communication.fabric import Fabric
+from meshwright.cost.communication.nccl_ctas import CTAS_PER_CARD
 from meshwright.cost.constants import fixed_constant
 from meshwright.cost.layout_table import Bools, Floats
 from meshwright.errors import UnsupportedError
@@ -139,6 +140,14 @@ def group_of(stride: ArrayLike, num_ranks: ArrayLike, fabric: Fabric) -> RankGro
     ranks, apart = np.asarray(num_ranks, np.float64), np.asarray(stride, np.float64)
     per_domain = np.clip(np.floor(fabric.domain_size / apart), 1, ranks)
     return RankGroup(*np.broadcast_arrays(ranks, np.ceil(ranks / per_domain), apart))
+
+
+def slowdown_share(group: RankGroup, fabric: Fabric) -> Floats:
+    """Return by how much less a group's kernels slow down computation than usual ones: 1 without a limit on them."""
+    in_domain = np.ceil(group.ranks_per_domain)
+    across = np.minimum(fabric.usual_ctas, CTAS_PER_CARD * in_domain)
+    usual = np.maximum(np.where(group.num_domains > 1, across, fabric.usual_ctas), 1.0)
+    return np.where(fabric.usual_ctas > 0, np.minimum(fabric.max_ctas, usual) / usual, 1.0)
 
 
 def lacks_link(group: RankGroup, fabric: Fabric) -> Bools:

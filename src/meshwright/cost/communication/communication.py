@@ -29,6 +29,7 @@ from meshwright.cost.communication.collective import (
     group_of,
     neighbour_shares,
     reduce_scatter_s,
+    slowdown_share,
     spread_shares,
 )
 from meshwright.cost.communication.contention import LinkShares
@@ -113,8 +114,9 @@ class Communication:
         num_exposed = num_again * c["tp_again_exposed"] + recomputed
         usual = exposed * count, exposed * (count + num_exposed)
         whole = one * count, one * (count + num_again + recomputed)
+        slowdown = c["overlap_slowdown"] * slowdown_share(group, fabric)
         compiled = tuple(
-            left + c["overlap_slowdown"] * (all_of - left)
+            left + slowdown * (all_of - left)
             for all_of, left in zip(whole, self._compiled(row, one, num_again + recomputed, matmul_s), strict=True)
         )
         is_compiled = self.orders_collectives & self.layouts.compiles_blocks & (blocks.kind[row] == BLOCK)

@@ -26,6 +26,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from meshwright.cost.communication.nccl_ctas import CTAS_PER_CARD, ctas_of
 from meshwright.cost.constants import fixed_constant
 from meshwright.cost.layout_table import Floats, Ints
 from meshwright.spec.machine.cluster import Cluster, Link
@@ -133,6 +134,12 @@ class Fabric:
     """Position of the configuration's cluster in `measured`."""
     measured_slowdown: Floats
     """Collectives that share what was measured with one."""
+    usual_ctas: Floats
+    """CTAs, of one SM each, that a collective's kernel takes inside a domain; 0 where that is unknown (ctas.py)."""
+    saturating_ctas: Floats
+    """Those of them that the links inside a domain need for their full rate."""
+    max_ctas: Floats
+    """Limit on a kernel's CTAs (layout.communication_sms), by which the rates are reduced already; inf for none."""
 
     def shared(self, inter: ArrayLike = 1.0, intra: ArrayLike = 1.0) -> Fabric:
         """Return what one of several collectives gets that run at once: `inter` over the network, `intra` inside."""
@@ -145,6 +152,16 @@ class Fabric:
             inter_bytes_per_s=self.inter_bytes_per_s / network,
             measured_slowdown=self.measured_slowdown * inside,
         )
+
+    def limited(self, max_ctas: ArrayLike) -> Fabric:
+        """Return what kernels of at most `max_ctas` CTAs reach, 0 for no limit (nccl_ctas.py)."""
+        given = np.asarray(max_ctas, np.float64)
+        if not given.any():
+            return self
+        ctas = np.where(given > 0, given, np.inf)
+        inside = np.maximum(1.0, self.saturating_ctas / ctas)
+        card = np.where(self.usual_ctas > 0, np.maximum(1.0, CTAS_PER_CARD / ctas), 1.0)
+        return replace(self.shared(inter=card, intra=inside), max_ctas=ctas)
 
     def take(self, rows: NDArray[Any]) -> Fabric:
         """Return the configurations at `rows` (positions or a mask); one cluster for all configurations stays that."""
@@ -161,7 +178,9 @@ def fabric_of(cluster: Cluster, constants: FabricConstants) -> Fabric:
     """Return the links of `cluster`, every field a 0-d array."""
     values: dict[str, float] = {name: getattr(constants, name) for name in _TAKEN_OVER}
     values |= _inside(cluster.intra_node, constants) | _network(cluster, constants)
+    usual, saturating = ctas_of(cluster)
     values |= {"domain_size": cluster.domain_size, "measured_slowdown": 1.0}
+    values |= {"usual_ctas": usual, "saturating_ctas": saturating, "max_ctas": np.inf}
     return Fabric(
         cluster=np.asarray(cluster.name),
         measured=measured_collectives(cluster.intra_node.collectives if cluster.intra_node else ()),

@@ -21,7 +21,7 @@ more than one block hides besides; casts of shards; that copies take bandwidth f
 
 import numpy as np
 
-from meshwright.cost.communication.collective import all_gather_s, all_reduce_s, reduce_scatter_s
+from meshwright.cost.communication.collective import all_gather_s, all_reduce_s, reduce_scatter_s, slowdown_share
 from meshwright.cost.communication.contention import joint_load, ring_shares
 from meshwright.cost.communication.data_parallel import (
     DataParallel,
@@ -59,6 +59,8 @@ class _Exchanges:
         own_load = joint_load(ring_shares(shards, fabric), ring_shares(shards, fabric), fabric) if own.any() else 2.0
         self.load: Floats = np.where(is_kept, load, np.where(own, own_load, 2.0))
         """Of the links that it is gathered again over next to a reduction; 2 where one waits for the other."""
+        self.slows = slowdown_share(shards, fabric)
+        """By how much less they slow down computation than usual (layout.communication_sms)."""
         # FSDP2 reduces over replicas on a stream of its own, and over other links where each node has all shards.
         self.sums_overlap = dp.is_own & (shards.num_domains == 1) & (replicas.num_domains > 1)
 
@@ -78,6 +80,7 @@ def fsdp_exposed_s(
     """
     layouts, last = dp.layouts, 1.0 / dp.num_microbatches
     unit = _Exchanges(dp, row, fabric)
+    computes = computes[0] * unit.slows, computes[1] * unit.slows
     # Shares of microbatches: what is freed is gathered for each, what is kept for one.
     gathered = np.where(unit.is_freed, 1.0, last)
     forward = gathered * _exposed(np.maximum(unit.gather, unit.copied), block[0], c, computes[0])
@@ -100,7 +103,7 @@ def _backward_exposed_s(dp: DataParallel, unit: _Exchanges, c: Constants, block_
     # Sums over replicas, which follow the last microbatch, are of what the device holds.
     copied_out = np.where(layouts.dp_replicate == 1, unit.copied, 0.0)
     behind = np.where(layouts.splits_backward, 0.0, block_s)
-    after_stage = _hidden_after_stage(dp, unit.scatter + copied_out, block_s, c)
+    after_stage = _hidden_after_stage(dp, unit, unit.scatter + copied_out, block_s, c)
     gathered = _exposed(unit.again + unit.copied_again, block_s, c, computes)
     reduced = _exposed(_at_once(unit, copied_out), behind, c, computes) - after_stage
     exchanged = _at_once(unit, unit.copied)
@@ -144,7 +147,9 @@ def _last_of_stage(dp: DataParallel) -> Floats:
     return np.minimum(dp.layouts.num_stages / dp.num_blocks, 1.0)
 
 
-def _hidden_after_stage(dp: DataParallel, scatter: Floats, backward_s: Floats, c: Constants) -> Floats:
+def _hidden_after_stage(
+    dp: DataParallel, unit: _Exchanges, scatter: Floats, backward_s: Floats, c: Constants
+) -> Floats:
     """Return the seconds of a block's reduction that hide where a backward has two parts, in the mean over blocks.
 
     A stage reduces its blocks one by one when its backward is done. The last one hides behind what is computed next,
@@ -152,7 +157,8 @@ def _hidden_after_stage(dp: DataParallel, scatter: Floats, backward_s: Floats, c
     """
     last_of_stage = _last_of_stage(dp)
     weights_s = backward_s / 2 / last_of_stage
-    return np.where(dp.layouts.splits_backward, last_of_stage * (scatter - _exposed(scatter, weights_s, c)), 0.0)
+    hidden_s = scatter - _exposed(scatter, weights_s, c, unit.slows)
+    return np.where(dp.layouts.splits_backward, last_of_stage * hidden_s, 0.0)
 
 
 def first_block_exposed_s(
@@ -177,8 +183,9 @@ def first_block_exposed_s(
     # What the host waits for is exposed of all blocks, as is what is queued.
     reduces = np.where(layouts.reduces_each_microbatch & ~sums_on_host(layouts), 1.0, last)
     reduces = np.where(gathers_in_line(layouts), 0.0, reduces)
+    slows = slowdown_share(dp.shard_group(fabric), fabric)
     longer = [
-        np.maximum(_exposed(own_s, end_s, c) - _exposed(own_s, block_s, c), 0)
+        np.maximum(_exposed(own_s, end_s, c, slows) - _exposed(own_s, block_s, c, slows), 0)
         for own_s, end_s, block_s in zip((gather, scatter), ends, block, strict=True)
     ]
     is_alone = dp.shards_parameters & dp.is_own & (layouts.dp * layouts.cp > 1) & (layouts.pp == 1)
@@ -202,6 +209,6 @@ def ends_exposed_s(dp: DataParallel, row: Ints, fabric: Fabric) -> Floats:
     return np.where(dp.shards_parameters, gathers * whole + reduces * scatter + last * summed + copied, 0.0)
 
 
-def _exposed(own_s: Floats, hidden_behind_s: Floats, c: Constants, computes: Floats | float = 1.0) -> Floats:
+def _exposed(own_s: Floats, hidden_behind_s: Floats, c: Constants, computes: Floats) -> Floats:
     longer_by_s = np.maximum(own_s - hidden_behind_s, 0)
     return np.asarray(longer_by_s + c["overlap_slowdown"] * computes * np.minimum(own_s, hidden_behind_s))

@@ -114,7 +114,8 @@ class PipelineP2P:
 def hops_of(configs: Configurations, constants: Constants) -> list[Hops]:
     """Return how long messages are on their way between the pipeline ranks of each configuration."""
     fabrics = [fabric_of(setup.cluster, FabricConstants()) for setup in configs.setups]
-    fabric = stacks_of(configs).slowed(stack_fabrics(fabrics, configs.setup_index), constants)
+    limited = stack_fabrics(fabrics, configs.setup_index).limited(configs.layouts.communication_sms)
+    fabric = stacks_of(configs).slowed(limited, constants)
     return PipelineP2P(configs, work_of(configs)).hops(fabric, constants)
 
 
