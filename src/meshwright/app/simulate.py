@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from meshwright.app.arguments import JobSource, NotNegative, Positive, checked
@@ -73,7 +72,7 @@ def simulated(
     """Return the simulation of what a command line says; `traced` is called with the traces and their seconds."""
     conditions, start_s = conditions_of(given), time.monotonic()
     subject, traces = (trace_of_program if given["build"] else trace_of_job)(words, given, conditions)
-    conditions = replace(conditions, replays_microbatches=subject.layout is not None and subject.layout.cuda_graphs)
+    conditions = conditions if subject.layout is None else conditions.under(subject.layout)
     traced(traces, time.monotonic() - start_s)
     with elapsed("checking and simulating"), kept_garbage():
         traces = split_classes(traces, [fault.rank for fault in conditions.faults])

@@ -98,7 +98,8 @@ class DeviceModel(ABC):
 
     def costs(self, traces: Traces, comm_ops: CommOps, conditions: Conditions = USUAL) -> Costs:
         """Return the durations of all records and communication ops; raises UnsupportedError for an unknown rate."""
-        costs = self._costs(traces, comm_ops, comm_op_times(traces, comm_ops, self.cluster))
+        times = comm_op_times(traces, comm_ops, self.cluster, conditions.communication_sms)
+        costs = self._costs(traces, comm_ops, times)
         return replace(
             costs,
             records=records_under(conditions, traces, costs.records),

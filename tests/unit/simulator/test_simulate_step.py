@@ -115,6 +115,17 @@ def test_a_group_across_nodes_loads_the_network_and_one_of_neighbours_does_not()
     assert (spans.end_s - spans.start_s).max() == pytest.approx(alone_s)
 
 
+def test_a_limit_on_the_sms_of_communication_is_priced_as_the_planner_prices_it() -> None:
+    traces, limited = _classes(), reached_fabric(CLUSTER).limited(4)
+    times = comm_op_times(traces, match(traces), CLUSTER, communication_sms=4)
+    whole_s = float(all_reduce_s(NUM_BYTES, group_of(1, 16, limited), limited))
+    np.testing.assert_allclose(times.latency_s + times.wire_s, whole_s, rtol=1e-12)
+    assert set(times.slows.tolist()) == {4 / 16}
+    assert (
+        _step(Conditions(communication_sms=16)).step_s == _step().step_s < _step(Conditions(communication_sms=4)).step_s
+    )
+
+
 @pytest.mark.parametrize(
     ("op", "kind"),
     [

@@ -107,5 +107,4 @@ def _simulated(run: Run, job: Job, layout: Layout) -> Timeline:
     cluster = with_example_rates(cluster_of(job, Options(), {})).with_num_devices(layout.num_ranks)
     device = device_type_of(cluster.device)
     traces = trace_job(TRAINER_STEP, resolved, layout.num_ranks, device=device)
-    conditions = Conditions(replays_microbatches=layout.cuda_graphs)
-    return simulate(traces, cluster, str(run.folder), conditions)
+    return simulate(traces, cluster, str(run.folder), Conditions().under(layout))

@@ -129,7 +129,7 @@ def _outcome(subject: Subject, traces: Traces, timeline: Timeline, conditions: C
 def _stragglers(subject: Subject, traces: Traces, timeline: Timeline, conditions: Conditions) -> Stragglers | None:
     if not conditions.has_stragglers:
         return None
-    return stragglers_of(timeline, simulate(traces, subject.cluster, subject.name), traces)
+    return stragglers_of(timeline, simulate(traces, subject.cluster, subject.name, conditions.nominal), traces)
 
 
 def _formulas(subject: Subject, timeline: Timeline, memory: Sequence[RankMemory]) -> dict[str, Any]:

@@ -196,7 +196,7 @@ def simulate_layout(steps: Steps, layout: Layout, num_processes: int = 1) -> Sim
         problems = mismatches(traces)
         if problems:
             return SimulatedStep(problem="; ".join(str(problem) for problem in problems))
-        timeline = simulate(traces, steps.cluster, conditions=Conditions(replays_microbatches=layout.cuda_graphs))
+        timeline = simulate(traces, steps.cluster, conditions=Conditions().under(layout))
     except MeshwrightError as error:
         return SimulatedStep(problem=str(error))
     return SimulatedStep(step_s=timeline.step_s, reserved_bytes=_reserved(timeline, traces, layout))

@@ -29,6 +29,7 @@ from meshwright.cost.communication.collective import (
     neighbour_shares,
     reduce_scatter_s,
     require_links,
+    slowdown_share,
     spread_crossing,
     spread_shares,
 )
@@ -81,25 +82,31 @@ class CommOpTimes:
     """By channel; a channel inside pods has none."""
     peers: Mapping[int, Peers] = field(default_factory=dict)
     """By channel, where every pair of devices has a direct link; else a rank's peers share one."""
+    slows: Floats = field(default_factory=lambda: np.ones(1))
+    """By how much less each slows down computation than usual, 1 for all without a limit on its SMs."""
 
 
-def comm_op_times(traces: Traces, comm_ops: CommOps, cluster: Cluster) -> CommOpTimes:
-    """Return the times of all comm ops on `cluster`; raises UnsupportedError for an unknown operator, or for ranks that
-    communicate over a link without a rate.
+def comm_op_times(
+    traces: Traces, comm_ops: CommOps, cluster: Cluster, communication_sms: int | None = None
+) -> CommOpTimes:
+    """Return the times of all comm ops on `cluster`, whose kernels take at most so many SMs; None for no limit.
+
+    Raises UnsupportedError for an unknown operator, or for ranks that communicate over a link without a rate.
     """
-    fabric = reached_fabric(cluster)
-    columns = np.zeros((5, len(comm_ops)))
+    fabric = reached_fabric(cluster).limited(communication_sms or 0)
+    columns, slows = np.zeros((5, len(comm_ops))), np.ones(len(comm_ops))
     pod_ways, peers = {}, {}
     for number, channel in enumerate(comm_ops.channels):
         at = channel.first + np.arange(channel.num_comm_ops)
         priced = _message_times if channel.is_message else _collective_times
         columns[:, at], ways = priced(channel, traces, fabric)
+        slows[at] = slowdown_share(_group_of(channel, traces, fabric), fabric)
         if ways:
             pod_ways[number] = ways
         if joins_pairs(fabric):
             peers[number] = peers_of(channel, traces, int(fabric.domain_size))
     latency_s, wire_s, inside, network, spine = columns
-    return CommOpTimes(latency_s, wire_s, inside, network, spine, pod_ways, peers)
+    return CommOpTimes(latency_s, wire_s, inside, network, spine, pod_ways, peers, slows)
 
 
 def reached_fabric(cluster: Cluster) -> Fabric:
@@ -126,6 +133,16 @@ def group_at(ranks: tuple[int, ...], fabric: Fabric) -> RankGroup:
     return RankGroup(np.array(float(len(places))), np.array(float(num_domains)), np.array(max(stride, 1.0)))
 
 
+def _group_of(channel: Channel, traces: Traces, fabric: Fabric) -> RankGroup:
+    """Return the position of a channel's ranks; of messages the pairs that are farthest apart."""
+    if not channel.is_message:
+        return group_at(channel.ranks, fabric)
+    hops = hops_of(channel, traces)
+    domains = hops // int(fabric.domain_size)
+    crosses = bool((domains[:, 0] != domains[:, 1]).any())
+    return RankGroup(np.array(2.0), np.array(1.0 + crosses), np.array(float(np.abs(np.diff(hops)).max())))
+
+
 def kind_of(op: str) -> str:
     """Return what kind of collective an operator is; raises UnsupportedError for an unknown one."""
     name = op.split("::")[-1].split(".")[1].replace("_", "") if "." in op else op.replace("_", "")
@@ -140,10 +157,8 @@ def kind_of(op: str) -> str:
 
 def _message_times(channel: Channel, traces: Traces, fabric: Fabric) -> tuple[Floats, PodWays]:
     """Return the columns of CommOpTimes [5, comm_ops] of a channel of messages, and its links between pods."""
-    num_bytes, hops = _num_bytes(channel, traces), hops_of(channel, traces)
-    domains = hops // int(fabric.domain_size)
-    crosses = bool((domains[:, 0] != domains[:, 1]).any())
-    group = RankGroup(np.array(2.0), np.array(1.0 + crosses), np.array(float(np.abs(np.diff(hops)).max())))
+    num_bytes, hops, group = _num_bytes(channel, traces), hops_of(channel, traces), _group_of(channel, traces, fabric)
+    crosses = bool(group.num_domains > 1)
     require_links(group, fabric)
     spine = spine_of_hops(hops, fabric)
     latency_s, whole_s = (hop_s(size, group, spine.crossing, fabric) for size in (np.zeros_like(num_bytes), num_bytes))
@@ -154,7 +169,7 @@ def _message_times(channel: Channel, traces: Traces, fabric: Fabric) -> tuple[Fl
 def _collective_times(channel: Channel, traces: Traces, fabric: Fabric) -> tuple[Floats, PodWays]:
     """Return the same for a channel of collectives."""
     num_bytes, kinds = _num_bytes(channel, traces), _kinds(channel, traces)
-    group = group_at(channel.ranks, fabric)
+    group = _group_of(channel, traces, fabric)
     require_links(group, fabric)
     columns = np.zeros((5, len(num_bytes)))
     for kind in np.unique(kinds):

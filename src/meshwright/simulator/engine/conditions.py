@@ -12,6 +12,7 @@ separates its rank. Ignored: correlation between slow moments of one rank.
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from meshwright.errors import ConfigError
 from meshwright.simulator.engine.collective_times import CommOpTimes
 from meshwright.simulator.engine.matching import CommOps
 from meshwright.simulator.engine.program import RecordTimes
+from meshwright.spec.layout.layout import Layout
 from meshwright.spec.trace.fault import Fault
 from meshwright.spec.trace.timeline import Floats
 from meshwright.spec.trace.trace import NONE, Ints, RecordKind, Trace
@@ -40,10 +42,22 @@ class Conditions:
     replays_microbatches: bool = False
     """Whether the host launches a forward or backward at once, as a CUDA graph (layout.cuda_graphs)."""
 
+    communication_sms: int | None = None
+    """Most SMs that a collective's kernel takes (layout.communication_sms)."""
+
     @property
     def is_noisy(self) -> bool:
         """Return whether ranks of one class take different times."""
         return self.jitter > 0 or self.rank_spread > 0
+
+    def under(self, layout: Layout) -> Self:
+        """Return the same of a job in `layout`: what its keys change that no trace holds."""
+        return replace(self, replays_microbatches=layout.cuda_graphs, communication_sms=layout.communication_sms)
+
+    @property
+    def nominal(self) -> Self:
+        """Return the same without what makes stragglers."""
+        return replace(self, jitter=0.0, rank_spread=0.0, faults=())
 
     @property
     def has_stragglers(self) -> bool:

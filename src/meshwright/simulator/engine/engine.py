@@ -16,7 +16,8 @@ Slowdown of concurrent computation and communication:
 
 The comm op ends later by the delay, and so does the rank's default stream: C seconds of computation over M of
 communication take max(C, M) + slowdown x min(C, M), as in the planner (cost/communication/data_parallel.py) and with
-the same constant. Source: Galvatron (arXiv:2211.13878); both kernels share the device's SMs and memory bandwidth.
+the same constant, reduced where a limit is set on the SMs of communication (cost/communication/nccl_ctas.py). Source:
+Galvatron (arXiv:2211.13878); both kernels share the device's SMs and memory bandwidth.
 Ignored: which operations are delayed; computation on other streams; that a delayed comm op holds its links longer.
 """
 
@@ -62,7 +63,7 @@ def _late_s(comm_op: int, at_s: float, state: EngineState, hosts: Sequence[Host]
     for member in state.members[comm_op]:
         default = hosts[member].streams[0]
         if default.now_s > began_s:
-            late_s = max(late_s, default.slow_down(comm_op, began_s, at_s, state.slowdown))
+            late_s = max(late_s, default.slow_down(comm_op, began_s, at_s, state.slowdown[comm_op]))
     return late_s
 
 
@@ -80,8 +81,8 @@ class EngineState:
     is_first: list[bool]
     members: list[tuple[int, ...]]
     """Positions of the programs that take part in each communication op."""
-    slowdown: float
-    """Of concurrent computation and communication (engine.py)."""
+    slowdown: list[float]
+    """Of computation next to each communication op (engine.py)."""
     arrived_at: list[float]
     """When the last rank so far arrived."""
     began_at: list[float]

@@ -24,7 +24,7 @@ class Costs:
     """By representative."""
     comm_ops: CommOpTimes
     slowdown: float = 0.0
-    """Of concurrent computation and communication (engine.py)."""
+    """Of concurrent computation and usual communication (engine.py), without a limit on its SMs."""
     adapt_program: Callable[[RankProgram], RankProgram] = lambda program: program
     """Adapts a rank's program to the device."""
 
@@ -72,7 +72,7 @@ def _engine_state(programs: list[RankProgram], comm_ops: CommOps, costs: Costs, 
         completed_at=completed_at,
         missing=[len(one) for one in members],
         members=members,
-        slowdown=costs.slowdown,
+        slowdown=np.broadcast_to(costs.slowdown * times.slows, len(comm_ops)).tolist(),
         is_last=is_last.tolist(),
         is_first=is_first.tolist(),
         arrived_at=[0.0] * len(comm_ops),
