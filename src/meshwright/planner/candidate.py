@@ -136,6 +136,8 @@ def unmeasured_features(layout: Layout, setup: TrainingSetup) -> tuple[str, ...]
         found.append(f"cp_method={layout.cp_method}")
     if layout.tp > 1 and layout.async_tp:
         found.append("async_tp=true (measured with torchtitan only)")
+    if layout.communication_sms is not None and layout.num_ranks > 1 and not setup.cluster.device.is_host:
+        found.append(f"communication_sms={layout.communication_sms}")
     if layout.activation_offload:
         found.append("activation_offload=true")
     return tuple(found)

@@ -11,6 +11,7 @@ from meshwright.planner.candidate import candidate_at, judge
 from meshwright.planner.explain.contrasts import contrasts, sensitivities, what_ifs
 from meshwright.planner.explain.explain import change_of, misfits
 from meshwright.planner.explain.faster_attention import attention_words, faster_backends
+from meshwright.planner.explain.fewer_sms import fewer_sms_what_if
 from meshwright.planner.explain.infeasible import invalid_neighbours, no_layout
 from meshwright.planner.explain.layout_rules import invalid_reason
 from meshwright.planner.explain.managed_states import managed_states_what_if
@@ -94,6 +95,7 @@ def make_plan(
             *what_ifs(table, request),
             *faster_backends(table, request),
             *managed_states_what_if(pick, request),
+            *fewer_sms_what_if(pick, request),
         ),
         attention=attention_words(pick.layout, request),
     )

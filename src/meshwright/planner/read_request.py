@@ -19,6 +19,7 @@ from meshwright.spec.job.job import Job
 from meshwright.spec.job.memory_rules import pool_device_problems
 from meshwright.spec.job.sections import ModelSection
 from meshwright.spec.job.size_rules import length_problems
+from meshwright.spec.layout.communication_sms import communication_sms_problems
 from meshwright.spec.layout.layout import AXES, Layout, LayoutRequest
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.model.model_source import resolve_architecture
@@ -155,8 +156,12 @@ def plan_request(resolved: ResolvedJob, options: Options) -> PlanRequest:
     backend = job.layout.attention_backend
     if (missing := device_problem(backend, job.precision.compute, is_cpu=cluster.device.is_host)) is not None:
         raise UnsupportedError(f"device {cluster.device.name}: {missing}")
-    for lacking in pool_device_problems(job.memory, cluster.device) if request.setup.is_own else ():
-        raise UnsupportedError(lacking)
+    lacking = [
+        *pool_device_problems(job.memory, cluster.device),
+        *communication_sms_problems(job.layout, cluster.device),
+    ]
+    if lacking and request.setup.is_own:
+        raise UnsupportedError(lacking[0])
     _check_batch(request.workload)
     if problem := rate_problem(cluster.device, workload.precision, is_option=options.precision is not None):
         raise UnsupportedError(problem)

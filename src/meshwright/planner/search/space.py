@@ -54,6 +54,7 @@ def model_splits(request: PlanRequest, menu: Menu) -> LayoutTable:
         "compile_loss",
         "compile_optimizer",
         "separate_reduce_group",
+        "communication_sms",
         "cuda_graphs",
     )
     as_set = {key: request.fixed[key] for key in set_alone if key in request.fixed}

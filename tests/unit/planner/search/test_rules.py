@@ -46,6 +46,7 @@ ODD: tuple[dict[str, Any], ...] = (
     {"cuda_graphs": True},
     {"compile_optimizer": True},
     {"separate_reduce_group": True},
+    {"communication_sms": 8},
     {"cpu_offload": True},
     {"activation_offload": True},
     {"async_tp": True},
