@@ -9,6 +9,7 @@ from meshwright.cost.layout_table import concatenate, layout_table
 from meshwright.hardware.catalogue import LOCAL
 from meshwright.planner.candidate import candidate_at, judge, layout_at
 from meshwright.planner.explain.explain import changes, listed, neighbours
+from meshwright.planner.explain.managed_states import MANAGED_STATES, with_managed_states
 from meshwright.planner.read_request import Options, plan_request
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.finalists import SHORT_PIPELINE
@@ -24,10 +25,11 @@ from meshwright.spec.step.estimate import MemoryUse
 
 
 class SmallerLayout(Frozen):
-    """A change of one key of the layout, as the planner predicts it."""
+    """A change of one key of a job, as the planner predicts it."""
 
     change: str
-    """As a job would write it."""
+    """As a job would write it in `section`."""
+    section: str = "layout"
     memory_bytes: float
     """Of the fullest rank's device, with the allocator's gaps and the context."""
     step_s: float
@@ -57,11 +59,13 @@ def memory_advice(job: Job, layout: Layout, pp_rank: int, missing_bytes: float, 
     now = judge(layout, request)
     memory_bytes = now.estimate.memory.reserved_bytes
     most_bytes = memory_bytes - max(missing_bytes, -now.free_bytes, 1.0)
+    changes_that_free = (_smaller(now, request, most_bytes), _managed(layout, request, most_bytes))
+    found = [one for one in changes_that_free if one is not None]
     return MemoryAdvice(
         rank=memory_of_ranks(layout, request)[pp_rank],
         memory_bytes=now.estimate.memory.device_bytes,
         step_s=now.step_s,
-        smaller=_smaller(now, request, most_bytes),
+        smaller=min(found, key=lambda one: one.step_s, default=None),
     )
 
 
@@ -76,3 +80,14 @@ def _smaller(now: Candidate, request: PlanRequest, most_bytes: float) -> Smaller
             taken = found.estimate.memory.device_bytes
             return SmallerLayout(change=listed(change), memory_bytes=taken, step_s=found.step_s)
     return None
+
+
+def _managed(layout: Layout, request: PlanRequest, most_bytes: float) -> SmallerLayout | None:
+    """Return what optimizer states in managed memory take, if that frees enough."""
+    managed = with_managed_states(request)
+    found = None if managed is None else judge(layout, managed)
+    if found is None or found.estimate.memory.reserved_bytes > most_bytes:
+        return None
+    section, _, change = MANAGED_STATES.partition(".")
+    taken = found.estimate.memory.device_bytes
+    return SmallerLayout(change=change, section=section, memory_bytes=taken, step_s=found.step_s)

@@ -181,7 +181,8 @@ def change_line(advice: MemoryAdvice, present: MemoryByClass | None = None) -> s
     taken, step_s = format_bytes(advice.smaller.memory_bytes + beyond), format_duration(advice.smaller.step_s)
     counted = ", what is unaccounted included" if present is not None and present.unaccounted else ""
     return (
-        f"set layout.{advice.smaller.change}: predicted to take {taken} and {step_s} a step in place of {now}{counted}"
+        f"set {advice.smaller.section}.{advice.smaller.change}: predicted to take {taken} and {step_s} a step in place "
+        f"of {now}{counted}"
     )
 
 

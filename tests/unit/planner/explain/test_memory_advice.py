@@ -48,6 +48,15 @@ def test_the_fastest_change_that_frees_enough_is_named() -> None:
     assert little.smaller.step_s <= much.smaller.step_s
 
 
+@pytest.mark.slow
+def test_states_leave_the_device_where_that_is_the_fastest_that_frees_enough() -> None:
+    layout = Layout(dp_shard=8, activation_checkpoint="full", loss_chunks=8)
+    advice = memory_advice(_job(), layout, 0, 4 * GiB, is_host=False)
+    assert advice.smaller is not None
+    assert (advice.smaller.section, advice.smaller.change) == ("memory", "optimizer_state=uvm")
+    assert advice.smaller.memory_bytes <= advice.memory_bytes - 4 * GiB
+
+
 def test_what_cannot_be_priced_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedError, match="class of your own"):
         memory_advice(_job(model={"source": "mine:Model"}), Layout(), 0, 0, is_host=False)
