@@ -76,7 +76,9 @@ def _tokens(logits_TV: Tensor, target_T: Tensor, group: dist.ProcessGroup) -> _T
 def _gradient(logits_TV: Tensor, tokens: _Tokens, of_loss_T: Tensor) -> Tensor:
     """Return the gradient of the logits, in their dtype, from that of each token's loss."""
     columns_V = torch.arange(logits_TV.shape[1], device=logits_TV.device)
-    exp_TV = (at_least_float32(logits_TV) - tokens.max_T[:, None]).exp()
+    # The exponentials of _tokens, to the bit, in other words: as one value for both passes the compiler would keep them,
+    # in float32, where a collective stands between the two.
+    exp_TV = (tokens.max_T[:, None] - at_least_float32(logits_TV)).neg().exp()
     is_target_TV = columns_V == tokens.column_T[:, None]
     of_target_TV = is_target_TV * of_loss_T[:, None]
     return (exp_TV * (of_loss_T / tokens.sum_T)[:, None] - of_target_TV).to(logits_TV.dtype)

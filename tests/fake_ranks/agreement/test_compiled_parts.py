@@ -23,16 +23,16 @@ train = { steps = 10, seq_len = 4096, global_batch_size = 2 }
 precision = { compute = "bfloat16" }
 layout = { compile = true, microbatch_size = 2, compile_loss = true, compile_optimizer = true }
 """
-MOST_OFF = 0.08
+MOST_OFF, MOST_MEMORY_OFF = 0.08, 0.03
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("override", ["layout.loss_chunks=1", "layout.loss_chunks=8", "layout.tp=2"])
+@pytest.mark.parametrize("override", ["layout.loss_chunks=1", "layout.loss_chunks=8", "layout.tp=2", "layout.tp=4"])
 def test_formula_and_simulation_agree(tmp_path: Path, override: str) -> None:
     file = tmp_path / "job.toml"
     file.write_text(JOB, encoding="utf-8")
-    num_ranks = 2 if "tp" in override else 1
+    num_ranks = int(override[-1]) if "tp" in override else 1
     resolved = load_job(file, (override,))
     question = plan_request(resolved, Options(f"h100-ib400:{num_ranks}"))
     estimate = judge(layout_of(resolved.job, num_ranks), question).estimate
@@ -44,4 +44,4 @@ def test_formula_and_simulation_agree(tmp_path: Path, override: str) -> None:
     off = {part: (getattr(expected, part) - getattr(step, part)) / timeline.step_s for part in COMPONENTS}
     assert {part: share for part, share in off.items() if abs(share) > MOST_OFF} == {}
     allocated = max(float(curve.allocated_bytes.max()) for curve in timeline.memory)
-    assert allocated == pytest.approx(estimate.memory.allocated_bytes, rel=MOST_OFF)
+    assert allocated == pytest.approx(estimate.memory.allocated_bytes, rel=MOST_MEMORY_OFF)

@@ -134,9 +134,8 @@ class ModelMemory:
                 has_eager_mixtures=has_eager,
                 drops_attention=drops_attention(setup),
                 repeats_keys=setup.is_own and self.is_wide and not self.has_wide_flash_attention,
-                casts_again=casts,
             )
-            yield formats, chosen & (stay_eager == has_eager) & (casts_again == casts)
+            yield formats._replace(casts_again=casts), chosen & (stay_eager == has_eager) & (casts_again == casts)
 
     def _block(self, group: BlockGroup) -> BlockMemory:
         # Mixtures are compiled in parts.

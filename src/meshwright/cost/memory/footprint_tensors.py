@@ -73,7 +73,7 @@ class Formats(NamedTuple):
     """Whether keys and values get as many heads as queries have, as causal_attention.py does in 32 bits."""
     low_bytes: float
     """Of a matmul's input as the matmul reads it."""
-    casts_again: bool
+    casts_again: bool = False
     """Whether backward makes inputs of matmuls again, as Inductor does where it casts them to float8."""
 
     @classmethod
@@ -86,7 +86,6 @@ class Formats(NamedTuple):
         has_eager_mixtures: bool = False,
         drops_attention: bool = False,
         repeats_keys: bool = False,
-        casts_again: bool = False,
     ) -> Formats:
         """Return those of `stack` with the `kernels` that a layout makes of its own."""
         wide = float(workload.activation_element_bytes)
@@ -104,7 +103,6 @@ class Formats(NamedTuple):
             drops_attention,
             repeats_keys,
             low,
-            casts_again,
         )
 
 
