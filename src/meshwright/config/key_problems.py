@@ -15,6 +15,7 @@ from meshwright.config.keys import SECTIONS, Key, job_keys, section_meaning
 from meshwright.config.names import advice_for_key, meant_section
 from meshwright.config.positions import KeyPath
 from meshwright.config.write import shown, toml_path
+from meshwright.spec.job.field_docs import field_rule
 from meshwright.spec.job.job import SCHEMA_VERSION
 from meshwright.spec.job.sections import ParameterGroup
 from meshwright.units import parse_count
@@ -32,6 +33,7 @@ class KeyProblem:
     """The section that an unknown one most probably means: what it says is missing there."""
 
 
+_GROUPS = ("optimizer", "groups")
 _LOW_PRECISION = ("float8", "fp8", "mxfp8", "float4", "fp4", "nvfp4", "mxfp4", "int8")
 """How names of formats begin that other trainers compute in."""
 
@@ -54,6 +56,8 @@ def _problems(error: ValidationError, values: dict[str, Any]) -> Iterator[KeyPro
             yield _broken_rule(path, value, str(detail["ctx"]["error"]))
         elif len(path) == 1:
             yield KeyProblem(path, _no_table_text(path[0], value))
+        elif path[:2] == _GROUPS and len(path) > 3:
+            yield KeyProblem(_GROUPS, _group_value_text(int(path[2]), path[3], detail["type"] == "missing", value))
         else:
             yield KeyProblem(path[:2], value_text(".".join(path[:2]), values[path[0]][path[1]]))
 
@@ -100,12 +104,24 @@ def _unknown(path: KeyPath, value: Any) -> Iterator[KeyProblem]:
 
 
 def _unknown_key_text(path: KeyPath, value: Any) -> str:
-    if path[:2] == ("optimizer", "groups"):
+    if path[:2] == _GROUPS:
         names = ", ".join(ParameterGroup.model_fields)
-        return f"optimizer.groups has {path[-1]} = {shown(value, 40)}, an unknown key: a group's are {names}"
+        return f"{_group(int(path[2]))} has {path[-1]} = {shown(value, 40)}, an unknown key: a group's are {names}"
     dotted = ".".join(path)
     given = toml_path(path) if isinstance(value, dict) else f"{toml_path(path)} = {shown(value, 40)}"
     return f"{given} is an unknown key: {advice_for_key(dotted)}"
+
+
+def _group(index: int) -> str:
+    return f"optimizer.groups, group {index + 1}"
+
+
+def _group_value_text(index: int, name: str, is_missing: bool, value: Any) -> str:
+    rule = field_rule(ParameterGroup, [name])
+    if is_missing:
+        return f"{_group(index)} has no {name}: add it; it must be {rule}"
+    advice = "change it" if ParameterGroup.model_fields[name].is_required() else "change it, or leave it out"
+    return f"{_group(index)}: {name} = {shown(value, 40)} must be {rule}: {advice}"
 
 
 def _version_text(value: Any) -> str:

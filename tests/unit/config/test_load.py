@@ -229,6 +229,10 @@ def test_the_inspection_keeps_what_is_right(tmp_path: Path) -> None:
          "one of the two"),
         ('[run]\ndir = """x', "job.toml: the file ends in the middle of something: Unterminated string: close what is "
          "open, or remove it"),
+        ('[[optimizer.groups]]\nmatch = "*.bias"\nweight_decay = "no"\n', "job.toml:1: optimizer.groups, group 1: "
+         'weight_decay = "no" must be a number, 0 or more: change it, or leave it out'),
+        ("[[optimizer.groups]]\nweight_decay = 0\n", "job.toml:1: optimizer.groups, group 1 has no match: add it; it "
+         "must be a string"),
         ("[model.options]\nlayers = 2\n", "job.toml:1: model.options.layers is no field of the architecture of "
          "'llama-1m': did you mean num_layers? (fields: vocab_size, dim, num_layers, num_heads, num_kv_heads, "
          "head_dim, ffn_dim, norm_eps, rope_theta, rope_scaling, tie_embeddings, qk_norm, qkv_bias, "
