@@ -15,6 +15,7 @@ from meshwright.app.job.summary import summary
 from meshwright.cli.main import run
 from meshwright.config.load import load_job
 from meshwright.spec.layout.layout import Layout, LayoutRequest
+from meshwright.spec.run.run import Manifest
 from repository import ROOT
 
 
@@ -296,7 +297,8 @@ def make_run(folder: str, *steps: int) -> None:
     for step in steps:
         (Path(folder) / "checkpoints" / f"step-{step}").mkdir(parents=True)
     Path(folder).mkdir(parents=True, exist_ok=True)
-    (Path(folder) / "manifest.json").write_text("{}")
+    manifest = Manifest(job=load_job("job.toml").job, seed=0, num_parameters=1)
+    (Path(folder) / "manifest.json").write_text(manifest.to_json())
 
 
 def test_a_run_is_never_overwritten_unasked(capsys: pytest.CaptureFixture[str]) -> None:
@@ -328,7 +330,17 @@ def test_a_folder_of_something_else_is_left_alone(capsys: pytest.CaptureFixture[
 
 
 def test_a_resume_with_nothing_to_resume_is_a_first_start(capsys: pytest.CaptureFixture[str]) -> None:
-    assert summary_of(capsys, job_file(), "--resume")["run"].startswith("runs/job (new)")
+    resumed = summary_of(capsys, job_file(), "--resume", "train.steps=200")
+    assert resumed["run"].startswith("runs/job (new)")
+    assert resumed["note"] == "--resume: runs/job holds no checkpoint, so training would start at step 0"
+
+
+def test_a_resume_that_training_would_refuse_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    file = job_file()
+    make_run("runs/job", 10)
+    assert "optimizer.name was 'adamw', is 'muon': change it back" in refusal(
+        capsys, file, "--resume", "optimizer.name=muon"
+    )
 
 
 def test_a_run_folder_that_cannot_be_made(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,12 +10,12 @@ from rich.text import Text
 
 from meshwright.app.arguments import JobSource, Positive, checked
 from meshwright.app.job.compile_choice import settled_on
-from meshwright.app.job.job_problems import check_job
+from meshwright.app.job.job_problems import check_job, run_folder
 from meshwright.app.job.settle_float8 import settle_float8_for_check
 from meshwright.app.job.summary import summary
 from meshwright.app.results.result import Result
 from meshwright.config.load import ResolvedJob, inspect_job, raise_problems
-from meshwright.errors import InfeasibleLayout, MeshwrightError
+from meshwright.errors import InfeasibleLayout, MeshwrightError, problems_raised_by
 from meshwright.hardware.catalogue import LOCAL
 from meshwright.hardware.choice import named_cluster
 from meshwright.planner.explain.verdict import verdict
@@ -27,6 +27,7 @@ from meshwright.spec.job.memory_rules import pool_device_problems
 from meshwright.spec.layout.communication_sms import communication_sms_problems
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.problem import distinct
+from meshwright.trainer.run.run_folder import require_same_run
 from meshwright.units import counted, format_bytes, format_duration
 
 
@@ -78,14 +79,24 @@ def check(
         ranks = resolved.job.cluster.num_devices
     found = check_job(resolved, ranks, resume=resume, overwrite=overwrite, unknown=unknown)
     found += [resolved.located(text) for text in device_problems(resolved.job)]
+    if resume and not inspection.problems:
+        found += problems_raised_by(lambda: require_same_run(run_folder(resolved), resolved.job))
     problems = [*inspection.problems, *(text for text in found if not inspection.is_about_wrong(text))]
     raise_problems(resolved.path, distinct(problems))
     if (unsearchable := search_problem(resolved, ranks)) is not None:
         raise unsearchable
     predicted, misfit = estimate(resolved, ranks)
     settled, note = settle_float8_for_check(resolved, ranks)
-    notes = [("note", note)] if note else []
+    notes = [("note", text) for text in (note, resume_note(resolved) if resume else None) if text]
     return Checked((*summary(settled, ranks), *predicted, *notes), misfit)
+
+
+def resume_note(resolved: ResolvedJob) -> str | None:
+    """Return that a run which is to be resumed has no checkpoint, as one of a mistyped name; None where it has one."""
+    run = run_folder(resolved)
+    if run.checkpoint_steps() or resolved.job.checkpoint.remote is not None:
+        return None
+    return f"--resume: {run.folder} holds no checkpoint, so training would start at step 0"
 
 
 def device_problems(job: Job) -> list[str]:
