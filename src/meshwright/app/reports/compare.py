@@ -14,13 +14,12 @@ from meshwright.app.arguments import Positive, checked
 from meshwright.app.results.result import PlottedResult, Result, viewed
 from meshwright.app.results.simulation_result import Simulation
 from meshwright.errors import ConfigError
-from meshwright.evaluation.dataset.own_run import read_manifest
+from meshwright.evaluation.dataset.own_run import read_steps
 from meshwright.pages.figures.run_figures import parts_figure
 from meshwright.pages.html.run_html import shown_parts
 from meshwright.pages.tables.run_table import compare_page, run_comparison_page
 from meshwright.spec.run.run import Run
 from meshwright.spec.run.run_comparison import RunComparison, compare_runs
-from meshwright.spec.run.run_report import read_metrics
 from meshwright.spec.step.comparison import Comparison
 from meshwright.spec.step.comparison import compare as compare_steps
 from meshwright.spec.trace.timeline import Timeline
@@ -77,11 +76,11 @@ def _is_plain_run(path: Path) -> bool:
 
 def _compare_runs(folders: Sequence[Path]) -> RunComparisonResult:
     a, b = (Run(folder) for folder in folders)
-    metrics = read_metrics(a), read_metrics(b)
+    manifests, metrics = zip(read_steps(a), read_steps(b), strict=True)
     for folder, one in zip(folders, metrics, strict=True):
         if not len(one):
             raise ConfigError(f"{folder} has no finished step: name a run that has trained")
-    found = compare_runs((str(folders[0]), str(folders[1])), (read_manifest(a), read_manifest(b)), metrics)
+    found = compare_runs((str(folders[0]), str(folders[1])), manifests, metrics)
     return viewed(RunComparisonResult, found)
 
 

@@ -10,7 +10,7 @@ from meshwright.app.reports.run_waterfall import MeasuredStep, waterfall_of
 from meshwright.app.results.run_result import ReportResult
 from meshwright.config.load import ResolvedJob
 from meshwright.errors import ConfigError, MeshwrightError
-from meshwright.evaluation.dataset.own_run import read_manifest, setup_of_run
+from meshwright.evaluation.dataset.own_run import read_steps, setup_of_run
 from meshwright.hardware.catalogue import example_of, with_example_rates
 from meshwright.pages.tables.waterfall_lines import short_lines
 from meshwright.planner.candidate import judge
@@ -20,7 +20,7 @@ from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.run.run import HOW_TO_PROFILE, Run
-from meshwright.spec.run.run_report import LEAST_STEPS, RunMetrics, read_metrics, timed_attempt_of, timed_rows
+from meshwright.spec.run.run_report import LEAST_STEPS, RunMetrics, timed_attempt_of, timed_rows
 from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.trace.timeline import Timeline
 
@@ -41,7 +41,7 @@ def report(folder: Path | str, *, simulate: bool = False) -> ReportResult:
     which the page says. Raises ConfigError where the folder is no run, or one without a finished step.
     """
     run = Run(folder)
-    manifest, metrics = read_manifest(run), read_metrics(run)
+    manifest, metrics = read_steps(run)
     if not len(metrics):
         raise ConfigError(f"{folder} has no finished step: name a run that has trained")
     layout, architecture = timed_attempt_of(manifest, metrics).layout, resolve_architecture(manifest.job.model)
@@ -67,7 +67,7 @@ def short_report(run: Run) -> list[str]:
     A run is not less done because its profile cannot be read: that is a line, too.
     """
     try:
-        manifest, metrics = read_manifest(run), read_metrics(run)
+        manifest, metrics = read_steps(run)
         if not metrics.is_timed:
             return []
         layout = timed_attempt_of(manifest, metrics).layout

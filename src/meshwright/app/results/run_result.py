@@ -12,7 +12,7 @@ from rich.text import Text
 
 from meshwright.app.results.result import PlottedResult
 from meshwright.errors import ConfigError, ExitCode
-from meshwright.evaluation.dataset.own_run import read_manifest
+from meshwright.evaluation.dataset.own_run import read_manifest, read_steps
 from meshwright.pages.figures.run_figures import curve_figure, has_curve, measured_waterfall_figure, parts_figure
 from meshwright.pages.html.run_html import CURVES, shown_parts, write_run_html
 from meshwright.pages.tables.run_table import run_page, run_summary_table
@@ -94,7 +94,7 @@ class TrainedRun(PlottedResult):
         yield Text(self._summary())
         metrics = self._metrics()
         if metrics is not None:
-            yield run_summary_table(run_summary(str(self.folder), read_manifest(Run(self.folder)), metrics))
+            yield run_summary_table(run_summary(str(self.folder), *read_steps(Run(self.folder))))
 
     def _rows(self) -> Mapping[str, Any]:
         return _columns(self.metrics)

@@ -23,8 +23,7 @@ from meshwright.units import counted
 def read_own_run(folder: Path) -> MeasuredRun:
     """Return the timed attempt of the run in `folder`; raises ConfigError where there is none."""
     run = Run(folder)
-    manifest = read_manifest(run)
-    metrics = read_metrics(run)
+    manifest, metrics = read_steps(run)
     layout = timed_layout(run, manifest, metrics)
     setup = setup_of_run(run, manifest, layout)
     cells = {
@@ -36,6 +35,18 @@ def read_own_run(folder: Path) -> MeasuredRun:
         "step_time_s": f"{np.median(metrics.step_s[timed_rows(metrics, manifest.job)]):.9g}",
     }
     return MeasuredRun(RunRow(cells), setup, layout)
+
+
+def read_steps(run: Run) -> tuple[Manifest, RunMetrics]:
+    """Return the manifest of a run that has started, and its steps; raises ConfigError unless both are of one run."""
+    manifest, metrics = read_manifest(run), read_metrics(run)
+    starts, newest = len(manifest.attempts), max(metrics.attempt, default=0)
+    if newest > starts:
+        raise ConfigError(
+            f"{run.metrics} has steps of start {newest} of the ranks, of which {run.manifest.name} lists {starts}: "
+            "they are of two runs; copy both files from one run, or name another folder"
+        )
+    return manifest, metrics
 
 
 def read_manifest(run: Run) -> Manifest:

@@ -34,6 +34,7 @@ def test_it_calibrates_our_stack(tmp_path: Path) -> None:
         ([], 2, "0 steps"),
         (STEPS, 0, "has not started"),
         ([{"step_ms": [], "attempt": 2}], 2, "metrics"),
+        (STEPS, 1, "steps of start 2 of the ranks, of which manifest.json lists 1"),
     ],
 )
 def test_a_run_that_was_not_timed_is_refused(
