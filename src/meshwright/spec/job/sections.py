@@ -126,7 +126,7 @@ class OptimizerSection(Frozen):
     name: OptimizerName = "adamw"
     """The optimizer; muon orthogonalizes the updates of the blocks' matrices and leaves the rest to AdamW."""
     state_dtype: StateDType = "float32"
-    """Format of the states between steps; bfloat16 is rounded stochastically, int8 needs meshwright[torchao]."""
+    """Format of the states between steps; bfloat16 is rounded stochastically, int8 needs the extra torchao."""
     in_backward: bool = False
     """Whether each parameter is updated in backward, as its gradient is reduced, so that not all gradients are kept."""
     groups: tuple[ParameterGroup, ...] = Field((), strict=False)
@@ -227,7 +227,7 @@ class CheckpointSection(Frozen):
     max_bytes_per_s: PositiveFloat | None = Field(None, examples=[500e6])
     """Most bytes that each rank writes in a second in the background; no limit by default."""
     remote: str | None = Field(None, examples=["s3://bucket/run"])
-    """URL to which complete checkpoints are copied in the background; needs meshwright[remote]."""
+    """URL to which complete checkpoints are copied in the background; needs the extra remote."""
     export: Literal["none", "float32", "bfloat16"] = "none"
     """Type of the weights of a Hugging Face folder, exports/step-N in the run, that each checkpoint gets as well."""
 
@@ -259,9 +259,9 @@ class RunSection(Frozen):
     parameter_hash: bool = True
     """Whether the final parameters are hashed into the manifest, each rank its own part."""
     tensorboard: bool = False
-    """Whether metrics are also written for TensorBoard; needs meshwright[tensorboard]."""
+    """Whether metrics are also written for TensorBoard; needs the extra tensorboard."""
     wandb: bool = False
-    """Whether metrics are also sent to Weights & Biases; needs meshwright[wandb]."""
+    """Whether metrics are also sent to Weights & Biases; needs the extra wandb."""
     profile_start: PositiveInt | None = Field(None, examples=[20])
     """First step of a torch.profiler window; none profiles nothing."""
     profile_steps: PositiveInt = 2
