@@ -90,14 +90,17 @@ def _waterfall(report: RunReport) -> str:
         no_peak = NO_PEAK if report.example is None else NO_PEAK_OF_EXAMPLE
         note = f"{no_peak if report.predicted.estimate.mfu is None else MFU_MEANS}."
     drawn = plot(measured_waterfall_figure(found)) + "".join(map(paragraph, words))
-    return section("Step, from the time at peak FLOP/s up", note, drawn)
+    whose = f" of rank {found.rank}" if found.source == "profile" and found.num_ranks > 1 else ""
+    return section(f"Step{whose} by cause, from the model FLOPs at the peak up", note, drawn)
 
 
 def _parts(report: RunReport) -> Iterator[str]:
     parts = report.parts
     if not parts:
         return
-    note = f"By component. The measured step is the median, {format_duration(report.measured_s)}."
+    ranks = report.layout.num_ranks
+    of_ranks = "" if ranks == 1 else f", the mean of the {ranks} ranks, of which the causes above follow one"
+    note = f"By component{of_ranks}. The measured step is the median, {format_duration(report.measured_s)}."
     if MEASURED not in parts:
         note += f" No step of this run was profiled, so only its total is measured: {HOW_TO_PROFILE}."
     shown = shown_parts(parts)

@@ -72,7 +72,7 @@ def floor_words(found: Waterfall) -> Iterator[str]:
     floor_s = max(one.model_flops_at_peak_s for one in columns.values())
     if floor_s:
         whose = "its floor" if found.rates_of is None else "the floor of the example machine"
-        yield f"The step takes {found.measured_s / floor_s:.1f} times {whose}."
+        yield f"The step takes {found.measured_s / floor_s:.1f} times {whose}, the model FLOPs at peak."
     if found.is_floor_lowered:
         yield "Kernels were faster than the peak of this machine's catalogue entry: run `meshwright calibrate`."
     if found.rates_of is not None:

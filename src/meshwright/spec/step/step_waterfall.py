@@ -14,12 +14,10 @@ PREDICTED, SIMULATED, MEASURED = "predicted", "simulated", "measured"
 _WITHIN = {"tile_and_wave_quantization_s": "gemm_inefficiency_s", "repeated_backward_s": "gemm_inefficiency_s"}
 """Causes that only formulas distinguish, and the one that they are measured as."""
 _NAMES = COMPONENT_NAMES | {
-    "model_flops_at_peak_s": "floor: model FLOPs at peak",
     "compute_s": "not distinguished",
-    "memory_bound_ops_s": "other kernels",
     "data_loading_s": "data wait",
-    "cpu_bound_s": "CPU-bound (host, launches)",
 }
+"""What of the names of other tables does not fit: a loop's timers distinguish no kernels, and time a wait."""
 _WITHOUT_FLOOR = {"gemm_inefficiency_s": "matmuls", "attention_inefficiency_s": "attention"}
 """Names where no floor is known, so that kernels are not split in a floor and what is above it."""
 LEAST_SHARE = 0.0005

@@ -124,7 +124,7 @@ def waterfall(**changes: object) -> Waterfall:
 def test_rows_have_what_all_columns_distinguish_and_no_trifles() -> None:
     rows = {row.words: dict(row.by_column_s) for row in waterfall().rows}
     assert rows == {
-        "floor: model FLOPs at peak": {"predicted": 1.0, "measured": 1.0},
+        "model FLOPs at peak": {"predicted": 1.0, "measured": 1.0},
         "GEMM inefficiency": {"predicted": 0.875, "measured": 2.0},
     }
     assert waterfall().profiling_s == pytest.approx(0.500001)
