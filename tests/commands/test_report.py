@@ -78,7 +78,8 @@ def test_a_profiled_step_stands_beside_the_expected_one(tmp_path: Path, capsys: 
     assert (profiled["compute_s"], profiled["cpu_bound_s"]) == pytest.approx((0.9, 0.3))
     assert causes["model_flops_at_peak_s"] + causes["gemm_inefficiency_s"] == pytest.approx(0.9)
     assert causes["model_flops_at_peak_s"] > 0
-    assert run(["report", str(folder)]) == ExitCode.DONE
+    assert run(["report", str(folder), "--html", str(tmp_path / "run.html")]) == ExitCode.DONE
+    assert "the causes above are of rank 0 alone" in (tmp_path / "run.html").read_text(encoding="utf-8")
     page = " ".join(capsys.readouterr().out.split())
     assert "profiler, and noise -200 ms" in page
     assert "step, median 1 s" in page

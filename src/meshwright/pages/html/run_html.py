@@ -99,7 +99,9 @@ def _parts(report: RunReport) -> Iterator[str]:
     if not parts:
         return
     ranks = report.layout.num_ranks
-    of_ranks = "" if ranks == 1 else f", the mean of the {ranks} ranks, of which the causes above follow one"
+    of_ranks = "" if ranks == 1 else f", the mean of the {ranks} ranks"
+    if ranks > 1 and report.waterfall.source == "profile":
+        of_ranks += f"; the causes above are of rank {report.waterfall.rank} alone"
     note = f"By component{of_ranks}. The measured step is the median, {format_duration(report.measured_s)}."
     if MEASURED not in parts:
         note += f" No step of this run was profiled, so only its total is measured: {HOW_TO_PROFILE}."

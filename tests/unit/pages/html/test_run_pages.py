@@ -69,7 +69,7 @@ def test_predicted_and_measured_steps_are_drawn_next_to_each_other(tmp_path: Pat
     text = (tmp_path / "run.html").read_text(encoding="utf-8")
     assert "<h2>Step by cause, from the model FLOPs at the peak up</h2>" in text
     assert "model FLOPs at peak" in text
-    assert "the mean of the 4 ranks, of which the causes above follow one" in text
+    assert "By component, the mean of the 4 ranks." in text
 
 
 def test_a_metric_that_data_do_not_have_has_no_curve(tmp_path: Path) -> None:
