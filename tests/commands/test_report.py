@@ -99,6 +99,7 @@ def test_a_machine_without_calibration_has_no_percentage(tmp_path: Path, capsys:
     assert "differ by" not in page
     assert run(["report", str(folder), "--json"]) == ExitCode.DONE
     assert json.loads(capsys.readouterr().out)["rates_of"].startswith("one of 2 ranks")
+    assert repr(mw.report(folder)).endswith("predicted (of an example machine: this one is not calibrated)>")
 
 
 def test_a_run_of_an_own_model_has_no_prediction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,8 +47,10 @@ class ReportResult(PlottedResult, RunReport):
         )
         if self.predicted_s is None:
             return text
-        off = 100 * (self.predicted_s / self.measured_s - 1)
-        return f"{text}, {format_duration(self.predicted_s)} predicted ({off:+.1f} %)"
+        # The rates of an example say little about this machine.
+        off = f"{100 * (self.predicted_s / self.measured_s - 1):+.1f} %"
+        how = off if self.example is None else "of an example machine: this one is not calibrated"
+        return f"{text}, {format_duration(self.predicted_s)} predicted ({how})"
 
     def _page(self) -> Iterator[RenderableType]:
         yield from run_page(self, HOW_TO_PROFILE)
