@@ -76,11 +76,11 @@ def _is_plain_run(path: Path) -> bool:
 
 def _compare_runs(folders: Sequence[Path]) -> RunComparisonResult:
     a, b = (Run(folder) for folder in folders)
-    manifests, metrics = zip(read_steps(a), read_steps(b), strict=True)
-    for folder, one in zip(folders, metrics, strict=True):
+    (of_a, steps_a), (of_b, steps_b) = read_steps(a), read_steps(b)
+    for folder, one in zip(folders, (steps_a, steps_b), strict=True):
         if not len(one):
             raise ConfigError(f"{folder} has no finished step: name a run that has trained")
-    found = compare_runs((str(folders[0]), str(folders[1])), manifests, metrics)
+    found = compare_runs((str(folders[0]), str(folders[1])), (of_a, of_b), (steps_a, steps_b))
     return viewed(RunComparisonResult, found)
 
 
