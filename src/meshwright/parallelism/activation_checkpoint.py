@@ -1,7 +1,6 @@
-"""What is put around each block of a model: recomputation of what it does not save, and torch.compile."""
+"""Activation checkpointing: wraps each block so that backward recomputes what it does not save."""
 
-from collections import Counter
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 from torch import distributed as dist
@@ -9,12 +8,9 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import CheckpointPolicy
 
-from meshwright.log import logger
 from meshwright.parallelism.saved_tensors import BlockActivations
 from meshwright.parallelism.tensor.layers import is_partial_sum
 from meshwright.parallelism.torch_private.torch_checkpoint import selective_contexts
-from meshwright.parallelism.torch_private.torch_compat import keep_backward_inputs
-from meshwright.parallelism.torch_private.torch_compiler import overlap_collectives, save_meshes_last
 from meshwright.spec.layout.layout import ActivationCheckpoint, Layout
 
 _MATMULS = (
@@ -106,68 +102,3 @@ class _Policy:
         elif name in _MATMULS:
             is_saved = not is_partial_sum()
         return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-_SINGLE_OPS = (nn.Linear, nn.Embedding, nn.RMSNorm, nn.LayerNorm)
-"""Modules of one kernel: compiled alone they gain nothing and cost a guard check per call."""
-
-
-def compile_blocks(blocks: nn.ModuleList, layout: Layout) -> Counter[str]:
-    """Compile each block in place and return the number of compiled modules by class.
-
-    Of a block with a submodule that cannot be compiled (`is_eager`), the largest submodules without one are compiled;
-    under selective recomputation none are (Layout.compiles_recomputed). A graph break is an error, since it would
-    silently lose speed.
-    """
-    prepare_compile(layout)
-    compiled: Counter[str] = Counter()
-    for index, checkpoint in checkpoints_of(blocks, layout):
-        for part in _parts_to_compile(blocks[index], checkpoint):
-            part.compile(backend=layout.compile_backend, fullgraph=True)
-            compiled[_class_name(part)] += 1
-    return compiled
-
-
-def _parts_to_compile(block: nn.Module, checkpoint: ActivationCheckpoint) -> list[nn.Module]:
-    parts = _compilable_parts(block)
-    if parts == [block] or checkpoint != "selective":
-        return parts
-    _warn_once(_class_name(block))
-    return []
-
-
-@cache
-def _warn_once(block: str) -> None:
-    if dist.get_rank() == 0:
-        logger.warning(
-            "layout.compile = true has no effect on %s: it contains an eager module (experts of ep, attention in a "
-            "ring or by varlen), with which selective recomputation cannot be compiled; set "
-            "layout.activation_checkpoint to full",
-            block,
-        )
-
-
-def prepare_compile(layout: Layout) -> None:
-    """Set the compiler's options for `layout`, before any block is compiled.
-
-    A backward in two parts runs a compiled block's backward twice on the same saved tensors, which the compiler would
-    by default overwrite with results. A recomputed block needs random states and meshes saved in order.
-    """
-    if layout.may_split_backward:
-        keep_backward_inputs()
-    if layout.recomputes:
-        save_meshes_last()
-    if layout.tp > 1:
-        overlap_collectives()
-
-
-def _compilable_parts(module: nn.Module) -> list[nn.Module]:
-    """Return the largest modules in `module`, itself included, that contain no eager module."""
-    has_forward = type(module).forward is not nn.Module.forward
-    if has_forward and not any(getattr(part, "is_eager", False) for part in module.modules()):
-        return [] if isinstance(module, _SINGLE_OPS) else [module]
-    return [part for child in module.children() for part in _compilable_parts(child)]
-
-
-def _class_name(module: nn.Module) -> str:
-    return type(getattr(module, "_checkpoint_wrapped_module", module)).__name__

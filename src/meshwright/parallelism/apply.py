@@ -24,8 +24,9 @@ from torch import nn
 from meshwright.errors import UnsupportedError
 from meshwright.models.attention.attention_choice import apply_attention_backend
 from meshwright.models.contract import blocks_of
-from meshwright.parallelism.activation_checkpoint import checkpoint_blocks, compile_blocks
+from meshwright.parallelism.activation_checkpoint import checkpoint_blocks
 from meshwright.parallelism.activation_offload import HostTransfers, offload_blocks
+from meshwright.parallelism.compile_blocks import compile_blocks
 from meshwright.parallelism.context.context_parallel import apply_context_parallel
 from meshwright.parallelism.data.fully_sharded import shard_model
 from meshwright.parallelism.data.materialize import materialize

@@ -14,9 +14,9 @@ from torch import distributed as dist
 from meshwright.errors import ConfigError, UnsupportedError
 from meshwright.models.contract import Loss, loss_of, next_token_loss
 from meshwright.models.rope import at_least_float32
-from meshwright.parallelism.activation_checkpoint import prepare_compile
 from meshwright.parallelism.chunked_loss import Chunking, chunked_loss, cross_entropy_
 from meshwright.parallelism.collectives import all_gather_dim, all_reduce_max, all_reduce_sum
+from meshwright.parallelism.compile_blocks import prepare_compile
 from meshwright.parallelism.compiled_loss import fused_cross_entropy_, fused_losses
 from meshwright.parallelism.head import SeparateHead, separate_head
 from meshwright.parallelism.mesh import Meshes

@@ -14,7 +14,8 @@ from torch import distributed as dist
 
 from meshwright.errors import MeshwrightError
 from meshwright.models.attention.causal_attention import CausalAttention
-from meshwright.parallelism.activation_checkpoint import checkpoint_blocks, compile_blocks
+from meshwright.parallelism.activation_checkpoint import checkpoint_blocks
+from meshwright.parallelism.compile_blocks import compile_blocks
 from meshwright.parallelism.context.context_parallel import apply_context_parallel, sequence_indices
 from meshwright.parallelism.context.ring_attention import RingAttention
 from meshwright.parallelism.mesh import Meshes, build_meshes

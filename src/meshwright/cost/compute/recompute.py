@@ -21,7 +21,7 @@ Repeats: the shares of a block's backward that compiled code computes whole in b
     experts stay eager     attention and matmuls outside experts, and what tp sends for them
     attention stays eager  what is outside attention: in a ring, or by a backend that skips masked scores
 
-What stays eager is split (parallelism/activation_checkpoint.py). Ignored: that attention's rotary embedding and a
+What stays eager is split (parallelism/compile_blocks.py). Ignored: that attention's rotary embedding and a
 router's casts, compiled next to eager experts, are repeated, and that norms and sums around an eager ring are not.
 """
 

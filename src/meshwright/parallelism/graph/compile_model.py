@@ -3,7 +3,7 @@
 from torch import nn
 
 from meshwright.models.contract import blocks_of
-from meshwright.parallelism.activation_checkpoint import prepare_compile
+from meshwright.parallelism.compile_blocks import prepare_compile
 from meshwright.parallelism.graph.collective_buckets import Buckets
 from meshwright.parallelism.graph.graph_sharded import gathered_elements
 from meshwright.parallelism.mesh import Meshes
