@@ -1,4 +1,4 @@
-"""rounded: a tensor in the dtype of an export, refused where that has no such large values; float64 is remarked."""
+"""Casts an exported tensor to the dtype of the export: an error if a finite value overflows, a warning for float64."""
 
 from collections.abc import Mapping
 from pathlib import Path

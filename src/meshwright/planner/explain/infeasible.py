@@ -97,13 +97,13 @@ def _no_batch(request: PlanRequest, degrees: np.ndarray) -> Problem:
     per_pass = [int(dp) * size for dp in degrees]
     below, above = max(batch // one * one for one in per_pass), min(-(-batch // one) * one for one in per_pass)
     choices = " or ".join(
-        f"{number} ({number * request.workload.seq_len} tokens)" for number in (below, above) if number
+        f"{number} sequences ({number * request.workload.seq_len:,} tokens)" for number in (below, above) if number
     )
     sizes = [n for n in divisors(batch) if any(batch % (int(dp) * n) == 0 for dp in degrees)]
     fixes = [{f"{_LAYOUT}microbatch_size": n} for n in nearest_first(size, sizes)]
     each = f" x layout.microbatch_size = {size}" if size > 1 else ""
     after = (
-        f"set the global batch to {choices} sequences, or change the number of devices (cluster.num_devices, or "
+        f"set the global batch to {choices}, or change the number of devices (cluster.num_devices, or "
         "--cluster NAME:COUNT)"
     )
     return Problem(

@@ -1,4 +1,8 @@
-"""TraceProblem: why a step of many ranks cannot end, and its culprit. Hazard: why its results may be undefined."""
+"""What is wrong with a traced step, as data and as text.
+
+TraceProblem: why the step does not end (mismatched collectives, a deadlock), with the rank and line that cause it.
+Hazard: why its results may be undefined (a missing wait, two streams without an order).
+"""
 
 from typing import Literal, get_args
 
@@ -21,7 +25,7 @@ UNRECORDED = -2
 
 
 def along(axis: str) -> str:
-    """Return the axis of a group in words that follow a name; "" where it has none."""
+    """Return " along AXIS" for a message, "" without an axis; an axis in parentheses is text already."""
     return f" {'' if axis.startswith('(') else 'along '}{axis}" if axis else ""
 
 
@@ -98,8 +102,8 @@ class TraceProblem(Frozen):
 
 
 class Hazard(Frozen):
-    """Two uses of one tensor that nothing orders: the step ends, and what it computes depends on chance; or two ends of
-    messages that NCCL takes otherwise than the program may mean.
+    """Two uses of one tensor without an order, whose results then vary; or a pair of messages that gloo delivers and
+    NCCL may not, or delivers in another order.
     """
 
     kind: RaceKind | MessageHazardKind
