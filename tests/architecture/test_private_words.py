@@ -36,7 +36,7 @@ INSTEAD = {
 STORED_NAMES = re.compile("stands_for")
 """Names in files that older versions wrote, which are still read."""
 
-PAGES = [file for file in (ROOT / "docs").rglob("*.md") if file.name != "LOG.md" and "design" not in file.parts]
+PAGES = [file for file in (ROOT / "docs").rglob("*.md") if file.name != "LOG.md"]
 PARTS = {
     **{folder.name: sorted(folder.rglob("*.py")) for folder in sorted(SOURCE.iterdir()) if folder.is_dir()},
     "(top)": sorted(SOURCE.glob("*.py")),
