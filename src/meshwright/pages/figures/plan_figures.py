@@ -29,6 +29,8 @@ _MARGIN = 0.08
 """Of the ranges of both axes, around what they must hold."""
 _LABEL_WIDTH, _LABEL_HEIGHT = 0.03, 0.03
 """Of the ranges of the axes, what a label covers."""
+_FAR, _FEW_FAR = 1.5, 2
+"""Times the pick's step beyond which one or two layouts are drawn on the axis' end, and do not squeeze the others."""
 _FEW_RANKS = 8
 
 
@@ -144,10 +146,13 @@ class _Axes(NamedTuple):
 
 
 def _axes(plan: Plan, scale: float, unit: str) -> _Axes:
-    """Return axes that hold the pick, the frontier and the best layout of each parallelism."""
+    """Return axes that hold the pick, the frontier and the best layout of each parallelism, but for a few far ones."""
     held = [plan.pick, *plan.pareto_front, *plan.runners_up]
     memory = [0.0, *(one.free_bytes / GiB for one in held)]
     steps_s = [one.estimate.step.total_s for one in held]
+    near_s = [step_s for step_s in steps_s if step_s < _FAR * plan.pick.estimate.step.total_s]
+    if len(steps_s) - len(near_s) <= _FEW_FAR:
+        steps_s = near_s
     # What was given and what is plain is in, unless that would squeeze the rest.
     for one in (plan.given, plan.fsdp_alone):
         if one is not None:
@@ -201,8 +206,10 @@ def _labels(role: str, own: Sequence[Shown], drawn: Sequence[tuple[float, float]
 
 
 def _side(role: str, x: float, ends: Sequence[float]) -> str:
-    if role in ("pick", "fastest"):
+    if role == "pick":
         return "bottom center"
+    if role == "fastest":
+        return "middle left"  # it has less free memory than the pick, and may be close to it
     if role == _NUMBERED:
         return "top center"
     return "middle left" if x > (ends[0] + ends[1]) / 2 else "middle right"

@@ -74,6 +74,20 @@ def test_what_is_far_off_is_at_the_end_of_the_axes_with_its_figures(plan: Plan) 
     assert "900 GiB missing" in plain.text[0]
 
 
+def test_one_slow_layout_of_the_front_does_not_squeeze_the_others(plan: Plan) -> None:
+    roomy, step = plan.pareto_front[-1], plan.pick.estimate.step
+    slow = roomy.replace(
+        layout=roomy.layout.replace(microbatch_size=7),
+        free_bytes=roomy.free_bytes + GiB,
+        estimate=roomy.estimate.replace(step=step.replace(model_flops_at_peak_s=2 * step.total_s)),
+    )
+    before = pareto_figure(plan).layout.yaxis.range
+    figure = pareto_figure(plan.replace(pareto_front=(*plan.pareto_front, slow)))
+    assert figure.layout.yaxis.range == before
+    [front] = [one for one in figure.data if one.name == "leaves more memory"]
+    assert (front.y[-1], front.text[-1][:2]) == (before[1], " (")
+
+
 @pytest.mark.slow
 def test_bars_of_memory_add_up_to_what_each_pipeline_rank_reserves() -> None:
     plan = make_plan(ask(num_devices=16, pp=4))
