@@ -146,7 +146,7 @@ def _num_tensors(setup: TrainingSetup) -> float:
 
 def _updates_at_once(setup: TrainingSetup) -> bool:
     """Return whether our own trainer updates all parameters after the last backward, on an accelerator."""
-    return setup.is_own and not setup.cluster.device.is_host and not setup.workload.updates_in_backward
+    return setup.is_own_on_device and not setup.workload.updates_in_backward
 
 
 def _hides_blocks(setup: TrainingSetup) -> bool:

@@ -42,6 +42,11 @@ class TrainingSetup:
         return self.stack.eager_mixtures
 
     @property
+    def is_own_on_device(self) -> bool:
+        """Return whether our own trainer runs on an accelerator, where kernels run apart from the host."""
+        return self.is_own and not self.cluster.device.is_host
+
+    @property
     def is_low_precision(self) -> bool:
         """Return whether matmuls are computed in 8 or 4 bits."""
         return self.workload.matmul_dtype in ("float8", "float4")
@@ -80,16 +85,12 @@ class TrainingSetup:
     @property
     def pools_embedding(self) -> bool:
         """Return whether the embedding is in managed memory; a host has one memory."""
-        return self._has_pools and self.memory.embedding == "uvm"
+        return self.is_own_on_device and self.memory.embedding == "uvm"
 
     @property
     def pools_optimizer_state(self) -> bool:
         """Return whether optimizer states are in managed memory."""
-        return self._has_pools and self.memory.optimizer_state == "uvm"
-
-    @property
-    def _has_pools(self) -> bool:
-        return self.is_own and not self.cluster.device.is_host
+        return self.is_own_on_device and self.memory.optimizer_state == "uvm"
 
     @property
     def own_float8(self) -> str:

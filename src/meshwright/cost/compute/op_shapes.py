@@ -179,7 +179,7 @@ def _shape_by_rows(signature: Signature, name: str) -> AttentionShape:
         context=float(key[1]),
         head_width=head_width,
         dtype=signature.outputs[0].dtype,
-        is_backward=name.endswith("backward"),
+        is_backward=name == _BY_ROWS[1],
         by_rows=(batch, queries, key[1], heads, key[2]),
     )
 

@@ -108,7 +108,7 @@ def _fuses_recomputed(setup: TrainingSetup) -> bool:
     On a host evaluated functions take the time, not bytes; other software's whole share is what its runs were fitted
     with.
     """
-    return setup.is_own and setup.stack.selective == "matmul-outputs" and not setup.cluster.device.is_host
+    return setup.is_own_on_device and setup.stack.selective == "matmul-outputs"
 
 
 def drops_attention(setup: TrainingSetup) -> bool:

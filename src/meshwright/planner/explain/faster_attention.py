@@ -33,7 +33,7 @@ _UNPRICED = ("auto", "math")
 
 def attention_words(layout: Layout, request: PlanRequest) -> str:
     """Return what computes the attention of `layout` and what it skips; "" for other software and on a host."""
-    if not request.setup.is_own or request.cluster.device.is_host:
+    if not request.setup.is_own_on_device:
         return ""
     if layout.cp > 1 and layout.cp_method == "ring":
         return "FlashAttention 2, for each piece of a ring"
@@ -55,7 +55,7 @@ def faster_backends(finalists: LayoutTable, request: PlanRequest) -> Iterator[Wh
 
     Each layout is compared with itself, too: a gain is the backend's, not that of another layout.
     """
-    if not request.setup.is_own or request.cluster.device.is_host or "attention_backend" in request.fixed:
+    if not request.setup.is_own_on_device or "attention_backend" in request.fixed:
         return
     own = finalists.attention_backend[0]
     chosen = {*_UNPRICED, ATTENTION_BACKENDS[own], _chosen_by_torch(request.setup)}
