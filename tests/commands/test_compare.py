@@ -55,7 +55,8 @@ def test_the_difference_is_told_by_component_and_by_operation(
         {"total_s": 2.0, "count": 2.0},
         {"total_s": 3.0, "count": 3.0},
     )
-    assert run(["compare", *map(str, files)]) == ExitCode.DONE
+    assert run(["compare", *map(str, files), "--html", str(tmp_path / "compare.html")]) == ExitCode.DONE
+    assert "<h2>Where the steps go</h2>" in (tmp_path / "compare.html").read_text(encoding="utf-8")
     page = capsys.readouterr().out
     assert "+1 s" in page
     assert "50 %" in page

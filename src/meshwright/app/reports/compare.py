@@ -11,15 +11,17 @@ from zipfile import BadZipFile
 from pydantic import InstanceOf
 
 from meshwright.app.arguments import Positive, checked
-from meshwright.app.results.result import PlottedResult, Result, viewed
+from meshwright.app.results.result import PlottedResult, viewed
 from meshwright.app.results.simulation_result import Simulation
 from meshwright.errors import ConfigError
 from meshwright.evaluation.dataset.own_run import read_steps
-from meshwright.pages.figures.run_figures import parts_figure
-from meshwright.pages.html.run_html import shown_parts
+from meshwright.pages.figures.run_figures import compared_curve_figure, has_curve, parts_figure
+from meshwright.pages.html.comparison_html import write_comparison_html
+from meshwright.pages.html.run_html import CURVES, shown_parts
 from meshwright.pages.tables.run_table import compare_page, run_comparison_page
 from meshwright.spec.run.run import Run
 from meshwright.spec.run.run_comparison import RunComparison, compare_runs
+from meshwright.spec.run.run_report import read_metrics
 from meshwright.spec.step.comparison import Comparison
 from meshwright.spec.step.comparison import compare as compare_steps
 from meshwright.spec.trace.timeline import Timeline
@@ -89,6 +91,11 @@ class ComparisonResult(PlottedResult, Comparison):
 
     _page = compare_page
 
+    def to_html(self, file: Path | str) -> None:
+        """Write the comparison as one page that needs no network."""
+        names = (self.a.source.place, self.b.source.place)
+        write_comparison_html(names, {"parts": self.plot()}, self._page(), Path(file))
+
     def _summary(self) -> str:
         return f"Comparison {self.a.source.place}, {self.b.source.place}: {_steps(self.a.step_s, self.b.step_s)}"
 
@@ -107,10 +114,15 @@ class ComparisonResult(PlottedResult, Comparison):
         return {"parts": partial(parts_figure, parts, shown_parts(parts))}
 
 
-class RunComparisonResult(Result, RunComparison):
-    """Two runs with their views. Data frame: a row for each of them."""
+class RunComparisonResult(PlottedResult, RunComparison):
+    """Two runs with their views. Data frame: a row for each of them. Plots: a curve of each metric, the loss first."""
 
     _page = run_comparison_page
+
+    def to_html(self, file: Path | str) -> None:
+        """Write the comparison as one page that needs no network."""
+        plots = {name: figure() for name, figure in self._figures().items()}
+        write_comparison_html((self.a.name, self.b.name), plots, self._page(), Path(file))
 
     def _summary(self) -> str:
         a, b = self.a, self.b
@@ -120,6 +132,11 @@ class RunComparisonResult(Result, RunComparison):
 
     def _rows(self) -> list[dict[str, Any]]:
         return [self.a.to_dict(), self.b.to_dict()]
+
+    def _figures(self) -> Mapping[str, Callable[[], Any]]:
+        runs = {side: read_metrics(Run(one.name)) for side, one in (("A", self.a), ("B", self.b))}
+        names = [name for name in CURVES if any(has_curve(metrics, name) for metrics in runs.values())]
+        return {name: partial(compared_curve_figure, runs, name) for name in names}
 
     def _losses(self) -> str:
         if not self.num_common_steps:

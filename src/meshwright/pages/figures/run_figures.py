@@ -20,6 +20,7 @@ from meshwright.units import GiB, format_duration
 
 _HEIGHT = 250
 _LINE = COMPUTE["matmul"]
+_COMPARED = (_LINE, EXPOSED)
 MEDIAN = "measured, median"
 """What the median step of a run is called next to its predicted and simulated ones."""
 _WHO = {"predicted": PREDICTED, "simulated": PHASES["forward"], "measured": EXPOSED, MEDIAN: "#7B241C"}
@@ -46,6 +47,17 @@ def curve_figure(metrics: RunMetrics, column: str, predicted: float | None = Non
         figure.add_hline(y=predicted, line_dash="dash", line_color=INK, annotation_text="predicted")
     for step in metrics.step[1:][np.diff(metrics.attempt) > 0]:
         figure.add_vline(x=int(step), line_dash="dot", line_color=INK, annotation_text="resumed")
+    _style(figure, _HEIGHT)
+    figure.update_xaxes(title="step")
+    return figure
+
+
+def compared_curve_figure(runs: Mapping[str, RunMetrics], column: str) -> Any:
+    """Return a metric of several runs, by name, over steps."""
+    figure = import_extra("plotly.graph_objects", PURPOSE).Figure()
+    for (name, metrics), colour in zip(runs.items(), _COMPARED, strict=False):
+        values = getattr(metrics, column) / (GiB if column == "memory_bytes" else 1)
+        figure.add_scatter(x=metrics.step, y=values, name=name, line={"color": colour, "width": 2})
     _style(figure, _HEIGHT)
     figure.update_xaxes(title="step")
     return figure

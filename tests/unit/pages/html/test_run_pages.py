@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from meshwright.app.reports.compare import compare
+from meshwright.app.reports.compare import RunComparisonResult, compare
 from meshwright.app.reports.report import report
 from meshwright.errors import ConfigError
 from meshwright.pages.figures.run_figures import measured_waterfall_figure
@@ -34,6 +34,20 @@ def steps(num_steps: int, loss: float = 4.0, attempt: int = 2) -> list[dict[str,
         }
         for step in range(1, num_steps + 1)
     ]
+
+
+def test_two_runs_are_drawn_as_curves_next_to_each_other(tmp_path: Path) -> None:
+    found = compare(write_run(tmp_path / "a", steps(20)), write_run(tmp_path / "b", steps(9, loss=5.0)))
+    assert isinstance(found, RunComparisonResult)
+    assert found.plots[:2] == ("loss", "grad_norm")
+    a, b = found.plot("loss").data
+    assert ((a.name, len(a.y)), (b.name, len(b.y))) == (("A", 20), ("B", 9))
+    assert b.y[0] == pytest.approx(4.99)
+    found.to_html(tmp_path / "compare.html")
+    text = (tmp_path / "compare.html").read_text(encoding="utf-8")
+    for part in ("Loss", "Tokens per second", "Memory", "In figures"):
+        assert f"<h2>{part}</h2>" in text
+    assert "losses: first differ at step 1" in text
 
 
 def both(a: Path, b: Path) -> RunComparison:
