@@ -27,6 +27,7 @@ INSTEAD = {
     r"sum scatter": "reduce_scatter",
     r"slowness": "StackFactors",
     r"is no (key|verb|command)": "unknown key, unknown command",
+    r"is none of": "must be one of",
     r"nothing is wrong": "configuration valid",
     r"(does|do|could) without": "candidates at the peak, omit",
     r"unasked": "without --overwrite",

@@ -102,5 +102,5 @@ def load_stack(name: str) -> Stack:
     """Return the stack called `name`; raises ConfigError with the nearest one, if any is near."""
     known = stacks()
     if name not in known:
-        raise ConfigError(f"stack = {name!r} is none of {', '.join(known)}{did_you_mean(name, known)}")
+        raise ConfigError(f"stack = {name!r} must be one of {', '.join(known)}{did_you_mean(name, known)}")
     return known[name]

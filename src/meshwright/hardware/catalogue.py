@@ -164,9 +164,9 @@ def _log_use(entry: Entry, kind: str) -> None:
 
 
 def _unknown(kind: Kind, name: str, names: list[str]) -> ConfigError:
-    nearest = get_close_matches(name, names, n=1, cutoff=0.4)
+    nearest = get_close_matches(name, names, n=1, cutoff=0.5)
     return ConfigError(
-        f"{name!r} is none of the {len(names)} {kind} of the catalogue: "
+        f"{name!r} must be one of the {len(names)} {kind} of the catalogue: "
         + (f"did you mean {nearest[0]!r}? " if nearest else "")
         + f"`meshwright list {kind}` shows them all; your own go to {user_folder() / kind}/NAME.toml"
     )

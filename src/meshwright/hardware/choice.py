@@ -71,7 +71,7 @@ def _usual_cluster(name: str) -> str:
     devices = _devices_by_name()
     if name not in devices:
         known = [*cluster_names(), *devices]
-        nearest = get_close_matches(name, known, n=1, cutoff=0.4)
+        nearest = get_close_matches(name, known, n=1, cutoff=0.5)
         raise ConfigError(
             f"{name!r} is no cluster and no device of the catalogue: "
             + (f"did you mean {nearest[0]!r}? " if nearest else "")

@@ -34,7 +34,7 @@ def parse_quantity(text: object, units: Mapping[str, float]) -> float:
         raise ValueError(f"{text!r} is no number with a unit: write a string such as {_example(units)!r}")
     number, unit = match.groups()
     if unit not in units:
-        raise ValueError(f"{text!r} has the unit {unit!r}, which is none of {', '.join(units)}")
+        raise ValueError(f"{text!r} has the unit {unit!r}, which must be one of {', '.join(units)}")
     return float(number.replace("_", "")) * units[unit]
 
 

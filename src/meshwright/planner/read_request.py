@@ -92,7 +92,7 @@ def option_problems(options: Options) -> list[str]:
     problems, precisions = problems_raised_by(lambda: load_stack(options.stack)), get_args(Precision)
     if options.precision is not None and options.precision not in precisions:
         meant = _meant_precision(options.precision, precisions)
-        problems.append(f"--precision {options.precision} is none of {', '.join(precisions)}{meant}")
+        problems.append(f"--precision {options.precision} must be one of {', '.join(precisions)}{meant}")
     return problems
 
 

@@ -28,7 +28,7 @@ DEFAULT = ": change it, or leave it out for the default "
         (partial(plan, seq_len="8192"), "seq_len='8192' must be a whole number: "),
         (partial(plan, seq_len=-5), "seq_len=-5 must be 1 or more: "),
         (partial(plan, global_batch_tokens=nan), "global_batch_tokens=nan must be a whole number or a string: "),
-        (partial(plan, precision="fp8"), 'precision="fp8" is none of '),
+        (partial(plan, precision="fp8"), 'precision="fp8" must be one of '),
         (partial(plan, top=0), f"top=0 must be 1 or more{DEFAULT}8"),
         (partial(plan, simulate=True), "simulate=True must be a whole number: "),
         (partial(plan, stack=None), f"stack=None must be a string{DEFAULT}'meshwright'"),

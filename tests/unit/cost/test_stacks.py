@@ -29,8 +29,8 @@ def test_the_generic_stack_and_ours_are_fitted_on_nothing() -> None:
 
 def test_a_stack_that_is_not_known_names_the_nearest() -> None:
     with pytest.raises(
-        ConfigError, match=r"stack = 'torchtitan-2023' is none of .*generic.*did you mean torchtitan-202"
+        ConfigError, match=r"stack = 'torchtitan-2023' must be one of .*generic.*did you mean torchtitan-202"
     ):
         load_stack("torchtitan-2023")
-    with pytest.raises(ConfigError, match="stack = '' is none of"):
+    with pytest.raises(ConfigError, match="stack = '' must be one of"):
         load_stack("")

@@ -284,7 +284,7 @@ def test_all_problems_of_a_file_are_told_at_once(mine: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('device = "x1"', 'device = "x2"', "device: 'x2' is none of"),
+        ('device = "x1"', 'device = "x2"', "device: 'x2' must be one of"),
         ('device = "x1"', "", "device: write the catalogue name"),
         ("num_devices = 16", "num_devices = 12", "whole nodes"),
         ('"100 Gb/s"', '"100 Gbps"', "inter_node.bytes_per_s: '100 Gbps' has the unit 'Gbps'"),

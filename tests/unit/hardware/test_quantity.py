@@ -39,7 +39,7 @@ def test_readable_units_become_base_units(text: object, units: dict[str, float],
     ],
 )
 def test_an_unknown_unit_names_the_known_ones(text: str, units: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="is none of") as error:
+    with pytest.raises(ValueError, match="must be one of") as error:
         parse_quantity(text, units)
     assert all(unit in str(error.value) for unit in units)
 

@@ -114,8 +114,8 @@ def test_a_model_of_ones_own_cannot_be_planned(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("cluster", "precision", "message"),
     [
-        ("h100:8", "fp8", "--precision fp8 is none of .*: did you mean float8-tensorwise"),
-        ("h100:8", "int3", "--precision int3 is none of [^?]*$"),
+        ("h100:8", "fp8", "--precision fp8 must be one of .*: did you mean float8-tensorwise"),
+        ("h100:8", "int3", "--precision int3 must be one of [^?]*$"),
         (
             "a100:8",
             "nvfp4",

@@ -37,7 +37,7 @@ def compare(a: Step, b: Step, *, step: Positive | None = None) -> ComparisonResu
 
     Each is a run folder, a folder or a .npz file that `simulate --out` wrote, a trace of torch.profiler (.json or
     .json.gz) of one rank, a simulation or its timeline. `step` is one of a profile; default: its last. Raises
-    ConfigError for what is none of these.
+    ConfigError for anything else.
     """
     folders = [Path(one) for one in (a, b) if not isinstance(one, Timeline | Simulation)]
     if missing := [str(folder) for folder in folders if not folder.exists()]:

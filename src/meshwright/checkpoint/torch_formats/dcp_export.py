@@ -84,7 +84,7 @@ def _save(state: dict[str, Tensor], folder: Path, read: Callable[[str], Tensor])
         except CheckpointException as error:
             # The only rank's own error, with its traceback as text.
             cause = next(iter(error.failures.values()))[0]
-            # A signal's exception is none of torch's, and passes as it is.
+            # A signal's exception is not torch's, and passes as it is.
             if isinstance(cause, (CheckpointError, OSError)) or not isinstance(cause, Exception):
                 raise cause from None
             raise CheckpointError(f"{folder.parent} could not be written to ({cause}): free space there") from error

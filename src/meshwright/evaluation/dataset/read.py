@@ -202,5 +202,5 @@ def _activation_checkpoint(row: RunRow, stack: Stack, assumed: list[str]) -> tup
     if stated.startswith("selective"):
         return "selective", 1
     if stated not in ("none", _FULL):
-        raise UnsupportedError(f"activation_ckpt = {stated!r} is none of none, selective, full")
+        raise UnsupportedError(f"activation_ckpt = {stated!r} must be one of none, selective, full")
     return (_FULL if stated == _FULL else "none"), 1

@@ -173,7 +173,7 @@ class RecordingMode(TorchDispatchMode):
     def _use(self, tensors: Iterable[tuple[Tensor, bool]]) -> None:
         """Add to the newest record that it uses the device's tensors among these; True for those that it writes.
 
-        Managed memory that stays on the host is none of the device's.
+        Managed memory that stays on the host is not the device's.
         """
         for tensor, writes in tensors:
             if tensor.device.type == self.device_type and not is_managed(tensor):

@@ -94,7 +94,7 @@ def test_what_was_measured_is_a_number_or_nothing_or_refused(cells: dict[str, st
         ({"tp": "3"}, "tp=3 x cp=1 x pp=1 do not divide n_gpus=64"),
         ({"global_batch": "33"}, "global_batch=33 does not divide by dp=32"),
         ({"micro_batch": "3"}, "global_batch=128 does not divide by dp=32 x micro_batch=3"),
-        ({"activation_ckpt": "some"}, "activation_ckpt = 'some' is none of none, selective, full"),
+        ({"activation_ckpt": "some"}, "activation_ckpt = 'some' must be one of none, selective, full"),
         ({"arch_json": "{'head_dim': 64}"}, "is no JSON object"),
         ({"arch_json": "[64]"}, "is no JSON object"),
         ({"assume": "tp=2"}, "assume = 'tp=2': write COLUMN=VALUE; ... with columns of activation_ckpt, "),
