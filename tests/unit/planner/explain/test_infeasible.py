@@ -34,7 +34,7 @@ from questions import ask
         (
             ask("llama3-8b", 16, batch=7, pp=1, cp=1, tp=1),
             "a global batch of 7 sequences divides among no number of data-parallel ranks that the model leaves (16): "
-            "set the global batch to 16 (65536 tokens)",
+            "set the global batch to 16 sequences (65,536 tokens)",
         ),
         (
             ask("llama3-8b", 16, pp=2, schedule="ZBVZeroBubble", reshard_after_forward="always"),
