@@ -126,6 +126,11 @@ class LayoutTable:
         return self.pp * self.dp * self.cp * self.tp
 
     @property
+    def is_replicated(self) -> Bools:
+        """Return where each rank holds the whole model, on its device."""
+        return np.asarray((self.num_ranks == self.dp_replicate) & ~self.cpu_offload)
+
+    @property
     def num_stages(self) -> Ints:
         """Return the pipeline stages over all pipeline ranks."""
         return self.pp * self.stages_per_rank

@@ -93,6 +93,14 @@ class TrainingSetup:
         return self.is_own_on_device and self.memory.optimizer_state == "uvm"
 
     @property
+    def sums_in_place(self) -> bool:
+        """Return whether our trainer sums gradients in place, not by FSDP2, where each rank holds the whole model: on a
+        host, if it computes in the format of its parameters.
+        """
+        is_wide = self.workload.activation_dtype == self.workload.gradient_dtype == "float32"
+        return self.is_own and self.cluster.device.is_host and is_wide
+
+    @property
     def own_float8(self) -> str:
         """Return the float8 precision of our own trainer; "" where the software or the precision is another."""
         return self.workload.precision if self.is_own and self.is_low_precision else ""

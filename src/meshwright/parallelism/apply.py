@@ -12,7 +12,8 @@
 8. activation offload      after 6 and 7: it moves what recomputed and compiled blocks save
 9. FSDP2 / HSDP            after 7, so that its hooks stay outside of compiled graphs; shards what 3 and 4 left. In a
                            model that is one graph sharding comes before 7, since its collectives are in the graph;
-                           so it does for CUDA graphs, which the host's part of FSDP2's hooks is no part of
+                           so it does for CUDA graphs, which the host's part of FSDP2's hooks is no part of. What
+                           no rank shares and nothing casts needs none of it on a processor: replica_sums.py
 10. materialize            last: now each rank knows its shards, so no rank ever holds the whole model
 
 spec/job/validity.py rejects invalid layouts before any process starts.
@@ -30,6 +31,7 @@ from meshwright.parallelism.compile_blocks import compile_blocks
 from meshwright.parallelism.context.context_parallel import apply_context_parallel
 from meshwright.parallelism.data.fully_sharded import shard_model
 from meshwright.parallelism.data.materialize import materialize
+from meshwright.parallelism.data.replica_sums import needs_no_sharding, replicate_model
 from meshwright.parallelism.expert.expert_parallel import apply_expert_parallel
 from meshwright.parallelism.float8.convert_linears import convert_linears, set_shard_groups
 from meshwright.parallelism.gradients import share_tied
@@ -83,7 +85,10 @@ def parallelize(
                 compile_blocks(blocks, layout)
             if transfers is not None:
                 offload_blocks(blocks, transfers, has_last=stage is stages.last)
-            shard_model(stage, layout, precision, meshes)
+            if needs_no_sharding(stage, layout, precision, meshes.device_type):
+                stages.replica_sums = replicate_model(stage, meshes)
+            else:
+                shard_model(stage, layout, precision, meshes)
         materialize(stage, meshes.device_type, seed, offloads=layout.cpu_offload)
     share_tied(stages, meshes)
     return stages

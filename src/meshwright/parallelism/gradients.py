@@ -69,6 +69,8 @@ class Gradients:
 
     def finish_one(self, parameter: nn.Parameter) -> None:
         """Scale the reduced gradient of `parameter`, of the only microbatch of a step, and count it in the norm."""
+        if self._model.replica_sums is not None:
+            self._model.replica_sums.sum_now(parameter)
         assert parameter.grad is not None
         gradient = _local(parameter.grad)
         if (scale := self._scale(1)) != 1:

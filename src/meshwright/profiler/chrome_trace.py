@@ -13,7 +13,7 @@ import numpy as np
 
 from meshwright.errors import ConfigError
 from meshwright.spec.layout.schedule.action import ACTION_MARK, parse_action
-from meshwright.spec.trace.timeline import AXIS_MARK, STEP_MARK, Floats, SpanKind, Spans
+from meshwright.spec.trace.timeline import AXIS_MARK, MODULE_MARK, STEP_MARK, Floats, SpanKind, Spans
 
 ON_HOST = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -91,7 +91,7 @@ def _events(rows: Iterable[dict[str, Any]], base_ns: int) -> Iterable[Event]:
 
 _BACKWARD_NODE = "autograd::engine::evaluate_function"
 _FSDP = "FSDP::"
-_OF_MODULE = re.compile(r"FSDP::(\w+) \((.*)\)")
+_OF_MODULE = re.compile(rf"(?:{_FSDP}|{MODULE_MARK})(\w+) \((.*)\)")
 _MOST_NESTED = 16
 """Upper bound of nested marks."""
 
@@ -117,7 +117,7 @@ class StepLocations:
         self._last_end_ns = max(ends, default=None)
         self._axis_marks = _Intervals(mark for mark in marks if mark.name.startswith(AXIS_MARK))
         self._fsdp_marks = _Intervals(mark for mark in marks if mark.name.startswith(_FSDP))
-        self._changes = sorted(_changes_of_scope(self._fsdp_marks.events))
+        self._changes = sorted(_changes_of_scope(marks))
 
     def at(self, event: Event) -> StepLocation:
         """Return the location of a host event."""
@@ -170,7 +170,7 @@ def _is_forward(mark: Event) -> bool:
 
 
 def _changes_of_scope(marks: Iterable[Event]) -> Iterable[tuple[int, str]]:
-    """Yield (time, module that runs from then on), from FSDP2's pre-hook to the end of the last post-hook."""
+    """Yield (time, module that runs from then on), from the mark before it to the end of the last mark after it."""
     for mark in marks:
         if found := _OF_MODULE.fullmatch(mark.name):
             what, module = found.groups()

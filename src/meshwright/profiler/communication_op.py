@@ -15,6 +15,8 @@ import torch
 
 from meshwright.profiler.chrome_trace import StepLocation
 
+_MARKS = ("autograd", "torch", "profiler", "FSDP", "DDP", "module")
+"""Namespaces of marks, which are no operators."""
 _FUNCTIONAL_AXES = ("ep", "tp", "cp")
 """Axes of the runtime's functional collectives; other axes belong to FSDP2 or the pipeline."""
 
@@ -115,7 +117,7 @@ class EventRole(Enum):
 def role_of(name: str) -> EventRole:
     """Return the role of an event such as aten::mm; OPERATOR for one that this torch does not know."""
     namespace, has_namespace, operator = name.partition("::")
-    if not has_namespace or operator == "wait_tensor" or namespace in ("autograd", "torch", "profiler", "FSDP"):
+    if not has_namespace or operator == "wait_tensor" or namespace in _MARKS:
         return EventRole.WRAPPER
     if namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd"):
         return EventRole.COLLECTIVE

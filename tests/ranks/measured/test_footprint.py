@@ -20,16 +20,17 @@ from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.hardware.catalogue import load_cluster
 from meshwright.models.build import build_architecture
 from meshwright.parallelism.apply import parallelize
+from meshwright.parallelism.data.fully_sharded import TORCH_DTYPES
 from meshwright.parallelism.loss import make_loss
 from meshwright.parallelism.mesh import build_meshes
 from meshwright.parallelism.pipeline.pipeline import Pipeline
 from meshwright.parallelism.pipeline.stage_input import StageInput
-from meshwright.spec.job.sections import OptimizerSection, PrecisionSection
+from meshwright.spec.job.sections import DType, OptimizerSection, PrecisionSection
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.schedule.schedule import build_schedule
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.model_spec import model_spec
-from meshwright.spec.step.workload import Workload
+from meshwright.spec.step.workload import Precision, Workload
 from meshwright.trainer.optimizer.optimizer import build_optimizer
 from run_ranks import run_ranks
 
@@ -47,6 +48,8 @@ SIZES = {
 }
 Case = tuple[dict[str, Any], Layout, int]
 """What differs from SIZES, the layout, and the microbatches of a step."""
+WITHOUT_FSDP: list[Case] = [({"vocab_size": 4096}, Layout(microbatch_size=2), count) for count in (1, 3)]
+"""In float32, which a processor computes without FSDP2 where nothing is shared."""
 CASES: list[Case] = [
     ({}, Layout(microbatch_size=4), 1),
     ({}, Layout(activation_checkpoint="selective", microbatch_size=4), 1),
@@ -90,16 +93,16 @@ class _Peak(TorchDispatchMode):
         return total
 
 
-def _measured_bytes(case: Case) -> int:
+def _measured_bytes(case: Case, compute: DType = "bfloat16") -> int:
     """Return the peak of a step after the first, which makes the optimizer's state."""
     sizes, layout, num_microbatches = case
     architecture = LlamaArchitecture(**SIZES | sizes)
     with torch.device("meta"):
         model = build_architecture(architecture)
     schedule, meshes = build_schedule(layout, num_microbatches), build_meshes(layout, "cpu")
-    precision = PrecisionSection(compute="bfloat16", reduce="float32")
+    precision = PrecisionSection(compute=compute, reduce="float32")
     stages = parallelize(model, meshes, precision, schedule, seq_len=SEQ_LEN, seed=0)
-    pipeline = Pipeline(stages, schedule, make_loss(model, meshes, stages.last), meshes, torch.bfloat16)
+    pipeline = Pipeline(stages, schedule, make_loss(model, meshes, stages.last), meshes, TORCH_DTYPES[compute])
     optimizer = build_optimizer(stages, OptimizerSection(learning_rate=1e-3))
     tokens_BS = torch.randint(0, architecture.vocab_size, (layout.microbatch_size, SEQ_LEN))
     context = {"positions_S": torch.arange(SEQ_LEN), "documents_BS": None}
@@ -120,22 +123,33 @@ def _measured_bytes(case: Case) -> int:
     return peak.bytes
 
 
-def _predicted_bytes(case: Case) -> float:
+def _predicted_bytes(case: Case, cluster: str = "h100-ib400", precision: Precision = "bfloat16") -> float:
     sizes, layout, num_microbatches = case
     setup = TrainingSetup(
         model_spec(LlamaArchitecture(**SIZES | sizes)),
-        Workload(seq_len=SEQ_LEN, global_batch_size=num_microbatches * layout.microbatch_size),
-        load_cluster("h100-ib400"),
+        Workload(seq_len=SEQ_LEN, global_batch_size=num_microbatches * layout.microbatch_size, precision=precision),
+        load_cluster(cluster),
         load_stack("meshwright"),
     )
     # The CPU has no library that wants a workspace.
-    return (
-        float(footprint(Configurations.of_one(setup, layout_table([layout]))).allocated_bytes[0]) - 2 * WORKSPACE_BYTES
-    )
+    workspace_bytes = 0 if setup.cluster.device.is_host else 2 * WORKSPACE_BYTES
+    use = footprint(Configurations.of_one(setup, layout_table([layout])))
+    return float(use.allocated_bytes[0]) - workspace_bytes
 
 
 def _measure_all(cases: list[int]) -> list[int]:
     return [_measured_bytes(CASES[case]) for case in cases]
+
+
+def _measure_in_float32() -> list[int]:
+    return [_measured_bytes(case, "float32") for case in WITHOUT_FSDP]
+
+
+def test_peak_without_fsdp_is_the_predicted_one() -> None:
+    (measured,) = run_ranks(_measure_in_float32, 1)
+    predicted = [_predicted_bytes(case, "cpu-local", "float32") for case in WITHOUT_FSDP]
+    errors = [bytes_ / peak - 1 for bytes_, peak in zip(predicted, measured, strict=True)]
+    assert errors == pytest.approx([0.0] * len(measured), abs=0.1)
 
 
 @pytest.mark.parametrize("cases", [[0, 2, 5], pytest.param([1, 3, 4], marks=pytest.mark.long)])

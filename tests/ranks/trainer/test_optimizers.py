@@ -77,23 +77,31 @@ def train_all(runs: list[tuple[dict[str, Any], str, bool]]) -> list[int]:
 def test_runs_resume_to_the_bit_and_backward_updates_the_same_bits(tmp_path: Path) -> None:
     once = {"max_grad_norm": 0.0, "groups": [{"match": "*.value.weight", "learning_rate_ratio": 0.5}]}
     at_once = {"dp_shard": 2, "microbatch_size": 4}
+    whole_models = {"dp_replicate": 2, "dp_shard": 1, "microbatch_size": 4}
     jobs = {
         "whole": tiny_job(tmp_path, optimizer=LOW),
         "halves": tiny_job(tmp_path, optimizer=LOW, train={"stop_after": 3}),
         "after": tiny_job(tmp_path, optimizer=once, layout=at_once),
         "in": tiny_job(tmp_path, optimizer={**once, "in_backward": True}, layout=at_once),
+        "after, replicas": tiny_job(tmp_path, optimizer=once, layout=whole_models),
+        "in, replicas": tiny_job(tmp_path, optimizer={**once, "in_backward": True}, layout=whole_models),
     }
     runs = [(job, str(tmp_path / name), False) for name, job in jobs.items()]
     codes = run_ranks(train_all, 2, runs)
     shutil.copytree(tmp_path / "halves", tmp_path / "alone")
     run_ranks(train_on_this_rank, 2, jobs["whole"], str(tmp_path / "halves"), True)
     run_ranks(train_on_this_rank, 1, jobs["whole"], str(tmp_path / "alone"), True)
-    whole, halves, after, inside, alone = (FinishedRun(tmp_path / name, codes[0]) for name in (*jobs, "alone"))
+    finished = {name: FinishedRun(tmp_path / name, codes[0]) for name in (*jobs, "alone")}
+    whole, halves, alone = finished["whole"], finished["halves"], finished["alone"]
     assert whole.parameter_hash == halves.parameter_hash
     assert whole.losses == halves.losses
-    assert after.parameter_hash == inside.parameter_hash
-    assert after.losses == inside.losses
-    assert after.grad_norms == pytest.approx(inside.grad_norms, rel=1e-6)
+    for kind in ("", ", replicas"):
+        after, inside = finished[f"after{kind}"], finished[f"in{kind}"]
+        assert after.parameter_hash == inside.parameter_hash
+        assert after.losses == inside.losses
+        assert after.grad_norms == pytest.approx(inside.grad_norms, rel=1e-6)
+    # Sums of two addends are the same to the bit, whoever adds them.
+    assert finished["after, replicas"].losses == pytest.approx(finished["after"].losses, rel=1e-6)
     # On another number of ranks gradients, and so the updates, are rounded differently.
     assert alone.losses == pytest.approx(whole.losses, rel=1e-4)
 

@@ -34,6 +34,9 @@ class DataParallel:
         self.is_own = configs.has(lambda s: s.is_own)
         """Whether the software is our own trainer."""
         self.shards_parameters = configs.has(lambda s: s.stack.sharding == "parameters")
+        # A model's graph sums what it has computed.
+        self.sums_in_place = configs.has(lambda s: s.sums_in_place) & layouts.is_replicated & ~layouts.compiles_model
+        """Whether gradients are summed over replicas where they are."""
         self.overlaps = configs.has(lambda s: s.stack.dp_overlap)
         self.fuses_sum = configs.has(lambda s: s.stack.fuses_gradient_sum)
         """Whether backward itself adds a microbatch's gradients to those before it."""

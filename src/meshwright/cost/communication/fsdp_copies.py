@@ -100,7 +100,7 @@ def _bytes_of_whole(dp: DataParallel) -> Floats:
     A model's graph casts parameters in forward and again in backward, and gradients; what is summed over replicas in
     it is copied out of a bucket, and the gradients of several microbatches are added up. FSDP2 still casts parameters
     and copies them, takes each microbatch's gradients into a sum, and copies that three times: into its buffer,
-    divided, and out of it.
+    divided, and out of it. Without it autograd adds up the gradients of several microbatches.
     """
     last, element, reduce = 1.0 / dp.num_microbatches, dp.element_bytes, dp.reduce_bytes
     parameters = last * (_MASTER_BYTES + 3 * element)
@@ -112,7 +112,8 @@ def _bytes_of_whole(dp: DataParallel) -> Floats:
     of_hooks = parameters + np.where(dp.layouts.reduces_each_microbatch, each, summed)
     is_joined = (dp.layouts.dp_replicate > 1) & (dp.num_microbatches == 1)
     of_graph = 2 * (_MASTER_BYTES + element) + element + reduce + (1 - last) * 3 * reduce + is_joined * 2 * reduce
-    return np.asarray(np.where(dp.layouts.compiles_model, of_graph, of_hooks))
+    of_sums = np.where(dp.sums_in_place, (1 - last) * 3 * reduce, of_hooks)
+    return np.asarray(np.where(dp.layouts.compiles_model, of_graph, of_sums))
 
 
 def _bytes_of_embedding(dp: DataParallel) -> Floats:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.cost.layout_table import Floats, Ints
+from meshwright.cost.layout_table import Bools, Floats, Ints
 from meshwright.cost.memory.footprint_blocks import ModelMemory
 from meshwright.cost.memory.footprint_constants import FRAGMENTATION, WORKSPACE_BYTES
 from meshwright.cost.memory.footprint_rank_blocks import blocks_of_rank, rank_blocks, saved_activations
@@ -82,6 +82,8 @@ class RankFootprint:
         self.rounds = backward_rounds(layouts, num_microbatches, pp_rank)
         self.bytes = state_bytes(memory.setup.workload, stack)
         self.is_sharded = stack.sharding == "parameters"
+        self.copies = self.is_sharded & ~self._sums_in_place()
+        """Whether FSDP2 copies what one rank holds whole: parameters, and gradients into reductions and divided."""
         self.gathers = self.is_sharded & (layouts.fsdp > 1)
         # Graphs add to gradients that live through the step, as if there were earlier microbatches.
         self.accumulates = (num_microbatches > 1) | layouts.cuda_graphs
@@ -101,6 +103,11 @@ class RankFootprint:
         self.on_device = np.where(layouts.cpu_offload, 0.0, 1.0)
         # Replicas sum shards once a step, and FSDP2 keeps them on the device until then.
         self.keeps_gradients = ~layouts.cpu_offload | (layouts.dp_replicate > 1)
+
+    def _sums_in_place(self) -> Bools:
+        """Return where gradients are summed over replicas where they are."""
+        layouts = self.memory.layouts
+        return np.asarray(self.memory.setup.sums_in_place & layouts.is_replicated & ~layouts.compiles_model)
 
     def parts(self) -> Parts:
         """Return the bytes by tensor class when the rank has the least to spare, but context_bytes."""
@@ -189,14 +196,14 @@ class RankFootprint:
     def _last_reduction(self) -> Moment:
         """Return what reducing the gradients of what stands outside of blocks adds, when all others are reduced."""
         is_sum = self.accumulates & ~self.reduces_each
-        own = self.is_sharded * self.lasting.whole * np.where(is_sum, self.reduce_bytes, self.compute_bytes)
+        own = self.copies * self.lasting.whole * np.where(is_sum, self.reduce_bytes, self.compute_bytes)
         gathered = np.where(self.stays_gathered, self._gathered(self.all_blocks), 0.0)
         shards, divided = self._new_shards(self.elements.shared), self._divided(self.lasting)
         return self._moment(
             elsewhere=shards + divided,
             unsharded_parameters_bytes=gathered + np.maximum(own, divided),
             gradients_bytes=shards,
-            communication_buffers_bytes=self.is_sharded * self.lasting.whole * self.reduce_bytes,
+            communication_buffers_bytes=self.copies * self.lasting.whole * self.reduce_bytes,
         )
 
     def _ends_reduction(self) -> Moment:
@@ -212,7 +219,7 @@ class RankFootprint:
 
     def _divided(self, unit: Elements) -> Floats:
         """Return what a reduction of `unit` on one rank adds: up to torch 2.14 FSDP2 divides into another tensor."""
-        return np.where(self.memory.layouts.fsdp == 1, self.is_sharded * unit.whole * self.reduce_bytes, 0.0)
+        return np.where(self.memory.layouts.fsdp == 1, self.copies * unit.whole * self.reduce_bytes, 0.0)
 
     def _copied(self, unit: Elements) -> Floats:
         """Return the bytes of the copies of the host's shard of `unit` that a gather leaves behind: as it is kept, and
@@ -280,7 +287,7 @@ class RankFootprint:
         return self.is_sharded * np.where(kept_on > 0, blocks * self.gather_bytes / np.maximum(kept_on, 1), 0.0)
 
     def _gathered(self, blocks: Floats) -> Floats:
-        return self.is_sharded * (self.lasting.whole * self.compute_bytes + blocks * self.gather_bytes)
+        return self.copies * (self.lasting.whole * self.compute_bytes + blocks * self.gather_bytes)
 
     def _own_gradients(self, *, is_end: bool) -> Floats:
         """Return the bytes of a microbatch's gradients that are not reduced yet: of the block at work and the ends.
@@ -321,7 +328,7 @@ class RankFootprint:
 
     def _reduced(self) -> Floats:
         """Return the bytes of the gradients that a reduction reads: those of one block, in its format."""
-        return self.is_sharded * self.block.whole * self.reduce_bytes
+        return self.copies * self.block.whole * self.reduce_bytes
 
     def _retained(self) -> Floats:
         """Return the bytes of the inputs of the last reduction of each of a rank's stages, which its next one frees.

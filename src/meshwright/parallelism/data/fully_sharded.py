@@ -1,7 +1,8 @@
 """FSDP2, HSDP and DDP: sharding of parameters, gradients and optimizer state over data-parallel ranks.
 
 DDP is HSDP with whole shards: each rank keeps all parameters, and gradients are summed over dp_replicate only. Every
-reduction sums; one division at the end of the step makes the mean over all axes.
+reduction sums; one division at the end of the step makes the mean over all axes. On a processor replica_sums.py takes
+the place of FSDP2 where it would neither shard nor cast.
 """
 
 import math

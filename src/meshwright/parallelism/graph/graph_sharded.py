@@ -52,7 +52,7 @@ def shard_in_graph(model: nn.Module, precision: PrecisionSection, meshes: Meshes
     for module in list(model.modules()):
         shard(module, frees)
     move_buffers(model, meshes.device_type)
-    _cast_inputs(model, TORCH_DTYPES[precision.compute])
+    cast_inputs(model, TORCH_DTYPES[precision.compute])
 
 
 def gathered_elements(module: nn.Module) -> int:
@@ -186,7 +186,7 @@ def _padded(tensor: Tensor, dim: int, size: int) -> Tensor:
     return F.pad(tensor, [0, 0] * (tensor.dim() - dim - 1) + [0, missing]) if missing else tensor
 
 
-def _cast_inputs(model: nn.Module, dtype: torch.dtype) -> None:
+def cast_inputs(model: nn.Module, dtype: torch.dtype) -> None:
     """Cast the inputs in floating point of the model, and of blocks that do not ask for theirs as they are."""
     cast = partial(_with_cast_inputs, dtype=dtype)
     for module in _cast_modules(model):

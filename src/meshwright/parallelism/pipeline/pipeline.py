@@ -125,6 +125,7 @@ class Pipeline:
                 # The reduction of each block overlaps with the backward of the previous one.
                 waits = action.stage not in reductions.awaited
                 set_gradient_sync(stage, layout, reduces=True, is_last=True, waits=waits)
+                self.stages.begin_replica_sums()
             self.observe(f"{ACTION_MARK}{action}")
             with record_function(f"{ACTION_MARK}{action}"):
                 self._run(action, microbatches[action.microbatch])
@@ -133,6 +134,7 @@ class Pipeline:
             elif action.kind == "W":
                 accumulate_gradients(stage)
         self._finish()
+        self.stages.end_replica_sums()
         for number in sorted(reductions.awaited):
             await_gradients(self.stages[number])
         for stage in self.stages if is_each else ():

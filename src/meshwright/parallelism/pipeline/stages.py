@@ -22,6 +22,7 @@ from meshwright.spec.layout.schedule.schedule import Schedule
 
 if TYPE_CHECKING:
     from meshwright.memory.memory_pools import MemoryPools
+    from meshwright.parallelism.data.replica_sums import ReplicaSums
     from meshwright.parallelism.float8.convert_linears import Float8Report
 
 
@@ -39,6 +40,8 @@ class Stages(nn.Module):
         """What became of linear layers where the job asks for float8."""
         self.pools: MemoryPools | None = None
         """The memory pools that serve it and its optimizer."""
+        self.replica_sums: ReplicaSums | None = None
+        """What sums the gradients of the only stage over dp_replicate, where FSDP2 does not."""
         self.sums_replicas_after = False
         """Whether gradients are summed over dp_replicate at the end of a step, not in backward."""
 
@@ -62,6 +65,16 @@ class Stages(nn.Module):
     def last(self) -> nn.Module | None:
         """Return the stage that computes the loss, None if another rank has it."""
         return next((self[number] for number in self.numbers if self.is_last(number)), None)
+
+    def begin_replica_sums(self) -> None:
+        """Sum gradients over replicas in the next backward, the last of a step, if that is left to `replica_sums`."""
+        if self.replica_sums is not None:
+            self.replica_sums.begin()
+
+    def end_replica_sums(self) -> None:
+        """Wait for these sums; a collective."""
+        if self.replica_sums is not None:
+            self.replica_sums.end()
 
     def is_last(self, number: int) -> bool:
         """Return whether a stage computes the loss."""

@@ -198,5 +198,10 @@ FSDP_MARK = "FSDP::"
 DDP_MARK = "DDP::"
 """How the tracer marks what DistributedDataParallel does between modules."""
 
+REPLICAS_MARK = f"{DDP_MARK}sum over replicas"
+"""How our own sums of gradients over replicas are marked where FSDP2 does not do them."""
+MODULE_MARK = "module::"
+"""How the calls of modules are marked without FSDP2, in its words: module::pre_forward (blocks.0)."""
+
 NO_AXIS = "other process group"
 """What a group without a mesh axis is called in tables, such as that of all ranks."""

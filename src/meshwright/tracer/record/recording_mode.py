@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from meshwright.memory.managed_tensors import is_managed, managed_bytes
 from meshwright.parallelism.torch_private.torch_dispatch import is_float8, only_views, signature_of, wraps_tensors
+from meshwright.spec.trace.timeline import REPLICAS_MARK
 from meshwright.spec.trace.trace import HOST_AXIS, NONE, OpPlace, RecordKind, Signature
 from meshwright.tracer.numbers.operator_results import computed, is_of_the_host
 from meshwright.tracer.numbers.program_numbers import ProgramNumbers
@@ -237,8 +238,8 @@ class RecordingMode(TorchDispatchMode):
         return self.recorder.groups.position((ranks, self._marked(axis, found.communicator, is_on_host=is_on_host)))
 
     def _axis_of_all_reduce(self) -> str:
-        """Return the axis of an all-reduce in a nameless group: those of FSDP2 are over replicas."""
-        return "dp_replicate" if self.recorder.scopes.scope.startswith(_FSDP) else ""
+        """Return the axis of an all-reduce in a nameless group: those of FSDP2 and of ReplicaSums are over replicas."""
+        return "dp_replicate" if self.recorder.scopes.scope.startswith((_FSDP, REPLICAS_MARK)) else ""
 
     def _marked(self, axis: str, communicator: str, *, is_on_host: bool) -> str:
         """Return the axis of a group with the marks of separate channels.
