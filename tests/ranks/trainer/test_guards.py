@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters
@@ -176,7 +177,10 @@ def gradients_of_a_step(job: dict[str, Any]) -> dict[str, torch.Tensor]:
     seen: dict[str, torch.Tensor] = {}
 
     def keep(model: nn.Module) -> None:
-        seen.update({name: parameter.grad.full_tensor().clone() for name, parameter in canonical_parameters(model)})
+        for name, parameter in canonical_parameters(model):
+            assert parameter.grad is not None
+            whole = parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
+            seen[name] = whole.clone()
 
     training.step.observe_gradients = keep
     training.step(1, training.loader.microbatches(0))

@@ -11,6 +11,7 @@ about that of backward: a gradient that is ready before its turn waits for it.
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import cast
 
 import torch
@@ -54,6 +55,8 @@ class ReplicaSums:
 
     def __init__(self, model: nn.Module, group: dist.ProcessGroup) -> None:
         self._model, self._group = model, group
+        self._large: list[nn.Parameter] = []
+        self._small: list[nn.Parameter] = []
         self._waiting: list[nn.Parameter] = []
         """Large parameters whose sums are not started, the next one last."""
         self._ready: set[nn.Parameter] = set()
@@ -62,7 +65,12 @@ class ReplicaSums:
 
     def begin(self) -> None:
         """Sum gradients in the next backward, the last of a step."""
-        self._waiting = [parameter for parameter in self._trainable() if not _is_small(parameter)]
+        if not self._large and not self._small:
+            # Not before: parameters have no memory until the model is materialized.
+            trainable = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+            self._small = [parameter for parameter in trainable if _is_small(parameter)]
+            self._large = [parameter for parameter in trainable if not _is_small(parameter)]
+        self._waiting = list(self._large)
         self._hooks = [parameter.register_post_accumulate_grad_hook(self._note) for parameter in self._waiting]
 
     @torch.no_grad()
@@ -72,8 +80,7 @@ class ReplicaSums:
             hook.remove()
         for parameter in reversed(self._waiting):
             self._start(parameter)
-        small = [parameter.grad for parameter in self._trainable() if _is_small(parameter)]
-        self._sum_at_once([gradient for gradient in small if gradient is not None])
+        self._sum_at_once([parameter.grad for parameter in self._small if parameter.grad is not None])
         for work in self._works:
             work.wait()
         self._waiting, self._hooks, self._works = [], [], []
@@ -83,9 +90,6 @@ class ReplicaSums:
         """Sum the gradient of one parameter, which is used before backward ends; a collective."""
         assert parameter.grad is not None
         self._all_reduce(parameter.grad).wait()
-
-    def _trainable(self) -> list[nn.Parameter]:
-        return [parameter for parameter in self._model.parameters() if parameter.requires_grad]
 
     @torch.no_grad()
     def _note(self, parameter: Tensor) -> None:
@@ -99,8 +103,10 @@ class ReplicaSums:
             self._works.append(self._all_reduce(parameter.grad))
 
     def _all_reduce(self, tensor: Tensor) -> dist.Work:
-        # The group may be that of all ranks, which has no name of an axis.
-        with record_function(f"{AXIS_MARK}mesh_dp_replicate"), record_function(REPLICAS_MARK):
+        # The group may be that of all ranks, whose description names no axis.
+        is_profiled = torch.autograd.profiler._is_profiler_enabled
+        axis = record_function(f"{AXIS_MARK}mesh_dp_replicate") if is_profiled else nullcontext()
+        with axis, record_function(REPLICAS_MARK):
             work: dist.Work | None = dist.all_reduce(tensor, group=self._group, async_op=True)
         assert work is not None
         return work
