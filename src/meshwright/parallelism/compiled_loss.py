@@ -76,7 +76,7 @@ def _tokens(logits_TV: Tensor, target_T: Tensor, group: dist.ProcessGroup) -> _T
 def _gradient(logits_TV: Tensor, tokens: _Tokens, of_loss_T: Tensor) -> Tensor:
     """Return the gradient of the logits, in their dtype, from that of each token's loss."""
     columns_V = torch.arange(logits_TV.shape[1], device=logits_TV.device)
-    # The exponentials of _tokens, to the bit, in other words: as one value for both passes the compiler would keep them,
+    # The exponentials of _tokens, to the bit, in other words: one value for both passes would be kept by the compiler,
     # in float32, where a collective stands between the two.
     exp_TV = (tokens.max_T[:, None] - at_least_float32(logits_TV)).neg().exp()
     is_target_TV = columns_V == tokens.column_T[:, None]
