@@ -223,10 +223,10 @@ def catalogue(kind: str) -> Path:
     [
         ('[cluster]\nname = "dgx-h100"\n[layout]\ndp_shard = 8\ndp_replicate = 2\n[train]\nglobal_batch_size = 16',
          "job.toml:2: cluster.name = 'dgx-h100' has 8 devices but the layout needs 16: change cluster.name, or lower a "
-         "degree in [layout]"),
+         "degree in [layout], such as dp_shard to 4"),
         ('[cluster]\nname = "h100-ib400"\nnum_devices = 8\n[layout]\ndp_shard = 16\n[train]\nglobal_batch_size = 16',
          "job.toml:3: cluster.num_devices = 8 but the layout needs 16: change cluster.num_devices, or "
-         "lower a degree in [layout]"),
+         "lower a degree in [layout], such as dp_shard to 8"),
         ('[cluster]\nname = "h100-ib400"\nnum_devices = 16\n[layout]\ndp_shard = 8\n',
          "job.toml:3: cluster.num_devices = 16 but the layout has 8 ranks: set both to one number, or a degree in "
          "[layout] to -1, which takes the devices that the others leave"),

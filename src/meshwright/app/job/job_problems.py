@@ -179,7 +179,10 @@ def _count_problems(job: Job, num_ranks: int | None) -> Iterator[str]:
     if needed is not None and needed > available:
         key = "cluster.num_devices" if section.num_devices else "cluster.name"
         has = f"= {available}" if section.num_devices else f"= {section.name!r} has {counted(available, 'device')}"
-        yield f"{key} {has} but the layout needs {needed}: change {key}, or lower a degree in [layout]"
+        shards = job.layout.dp_shard * available // needed
+        fits = shards and job.layout.dp_shard * available == shards * needed and num_ranks is None
+        lower = f"lower a degree in [layout], such as dp_shard to {shards}" if fits else "lower a degree in [layout]"
+        yield f"{key} {has} but the layout needs {needed}: change {key}, or {lower}"
     elif num_ranks is None and needed not in (None, 1) and needed < (section.num_devices or 0):
         yield (
             f"cluster.num_devices = {available} but the layout has {counted(needed, 'rank')}: set both to one number, "
