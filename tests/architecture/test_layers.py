@@ -72,7 +72,7 @@ def test_examining_checkpoints_loads_no_torch(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(Manifest(job=Job(), seed=0, num_parameters=1).to_json())
     assert "torch" not in run_command_line("checkpoint", "ls", str(tmp_path))
     assert "torch" not in run_command_line("checkpoint", "gc", str(tmp_path))
-    code = "import meshwright as mw\nmw.checkpoints.verify\nimport meshwright.checkpoint.remote.upload_process"
+    code = "import meshwright as mw\nmw.checkpoints.verify\nimport meshwright.checkpoint.remote.upload"
     assert "torch" not in modules_loaded_by(code)
 
 

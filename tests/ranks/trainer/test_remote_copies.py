@@ -40,7 +40,7 @@ def write_job(folder: Path, url: str) -> Path:
 
 def uploads(run: Run, url: str, rule: RetentionRule, now_s: Callable[[], float]) -> StepWorker:
     options = {"url": url, "rule": rule.to_dict(), "niceness": 0}
-    return StepWorker(run, "meshwright.checkpoint.remote.upload_process", options, run.checkpoint_steps(), now_s)
+    return StepWorker(run, "meshwright.checkpoint.remote.upload", options, run.checkpoint_steps(), now_s)
 
 
 def wait_for(uploader: StepWorker, num_ends: int) -> list[StepEnd]:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from hf_models import require_transformers, some_tokens, write_hf
 from meshwright.checkpoint.checkpoint import load_parameters
-from meshwright.checkpoint.hf import mxfp4
 from meshwright.checkpoint.hf.import_ import import_folder
 from meshwright.checkpoint.hf.maps import layouts
+from meshwright.checkpoint.hf.quantized_weights import unpack
 from meshwright.errors import CheckpointError, UnsupportedError
 from meshwright.inference.loaded_model import load_model
 
@@ -50,7 +50,7 @@ def write_packed(folder: Path) -> None:
 @pytest.mark.parametrize("exponents", [(120, 125), (0, 255)])
 def test_weights_are_unpacked_to_the_bits_of_transformers(exponents: tuple[int, int]) -> None:
     blocks, scales = random_packed(3, 10, 4, exponents=exponents)
-    ours, theirs = mxfp4.unpack(blocks, scales), unpacked_by_transformers(blocks, scales)
+    ours, theirs = unpack(blocks, scales), unpacked_by_transformers(blocks, scales)
     assert ours.dtype == theirs.dtype == torch.bfloat16
     assert ours.shape == (3, 128, 10)
     assert torch.equal(ours.contiguous().view(torch.int16), theirs.contiguous().view(torch.int16))

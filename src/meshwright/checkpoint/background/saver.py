@@ -23,7 +23,7 @@ from torch.distributed import TCPStore
 
 from meshwright.checkpoint.background.staging import StagingBuffer, no_staging, num_bytes_of, stage
 from meshwright.checkpoint.background.store_peers import connect_store, report_failure, serve_store
-from meshwright.checkpoint.background.writer_link import Answer, WriterLink
+from meshwright.checkpoint.background.writer_process import Answer, WriterLink
 from meshwright.checkpoint.format.find_checkpoint import FILE_NAME
 from meshwright.checkpoint.peers import GroupPeers, ProcessGroup
 from meshwright.checkpoint.saving import SaveRequest, extents_of

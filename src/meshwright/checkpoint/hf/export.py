@@ -1,13 +1,19 @@
-"""Export of a checkpoint as a Hugging Face folder, tensor by tensor."""
+"""Export of a checkpoint as a Hugging Face folder, tensor by tensor.
+
+As a process (meshwright.checkpoint.background.step_worker) it exports a run's checkpoints while it trains; an export is
+removed with its checkpoint. A killed one leaves a temporary folder, which the next process removes.
+"""
 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
+from meshwright.checkpoint.background.helper_process import serve_steps
+from meshwright.checkpoint.format.durable import remove_stale
 from meshwright.checkpoint.format.find_checkpoint import is_hugging_face
 from meshwright.checkpoint.hf.find_hf_model import hf_model
 from meshwright.checkpoint.hf.output_folder import Replaceable, output_folder, require_target
@@ -20,6 +26,7 @@ from meshwright.checkpoint.saved_model import SavedModel, find_saved_model
 from meshwright.checkpoint.section import SectionReader
 from meshwright.log import logger
 from meshwright.spec.model.hf.name_map import BUFFER
+from meshwright.spec.run.run import Run
 
 ExportDType = Literal["float32", "bfloat16"]
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -113,3 +120,17 @@ def _remark_other_type(model: SavedModel, written: str) -> None:
     if imported not in (None, written):
         given = (model.run.folder, imported, written)
         logger.warning("%s was imported as %s and is exported as %s, which computes the same", *given)
+
+
+def main(options: dict[str, Any]) -> None:
+    """Export the steps that arrive on standard input as RUN/exports/step-N, until it ends."""
+    # The cores are the training's.
+    torch.set_num_threads(1)
+    run, weights = Run(options["run"]), ExportFormat(options["dtype"])
+    if run.exports.is_dir():
+        remove_stale(run.exports)
+
+    def act(step: int) -> int:
+        return export(run.folder, run.export(step), step=step, weights=weights).num_bytes
+
+    serve_steps(options["niceness"], act)

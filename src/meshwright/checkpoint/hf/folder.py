@@ -7,8 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshwright.checkpoint.hf.block_fp8 import BlockScales, block_of, find_scales
-from meshwright.checkpoint.hf.mxfp4 import PackedNames, find_packed, unpack
+from meshwright.checkpoint.hf.quantized_weights import (
+    BlockScales,
+    PackedNames,
+    block_of,
+    find_packed,
+    find_scales,
+    unpack,
+)
 from meshwright.checkpoint.safetensors.safetensors_file import DTYPES, SafetensorsFile
 from meshwright.checkpoint.safetensors.safetensors_header import StoredEntry
 from meshwright.checkpoint.safetensors.weight_index import CONFIG, read_json, stored_files

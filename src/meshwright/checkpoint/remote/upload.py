@@ -1,10 +1,16 @@
-"""upload: one checkpoint to a RemoteStore: data first, index last, what is already there skipped."""
+"""upload: one checkpoint to a RemoteStore: data first, index last, what is already there skipped.
 
+As a process (meshwright.checkpoint.background.step_worker) it uploads a run's checkpoints while it trains, until its
+input ends. A killed upload leaves no index at the URL, and the next one continues it.
+"""
+
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import xxhash
 
+from meshwright.checkpoint.background.helper_process import serve_steps
 from meshwright.checkpoint.examine.describe_run import loss_of
 from meshwright.checkpoint.examine.verify import verify_checkpoint
 from meshwright.checkpoint.format.find_checkpoint import FILE_NAME
@@ -85,3 +91,20 @@ def _is_equal(store: RemoteStore, step: int, path: Path) -> bool:
         while block := file.read(_BLOCK_BYTES):
             digest.update(block)
     return store.hash_of(step, path.name) == digest.hexdigest()
+
+
+def main(options: dict[str, Any]) -> None:
+    """Upload the steps that arrive on standard input, until it ends.
+
+    What a rank that is gone has saved is uploaded when the run is resumed.
+    """
+    run, rule = Run(options["run"]), RetentionRule.from_dict(options["rule"])
+    # Made by the first upload: an error is an answer then.
+    store = cache(lambda: RemoteStore(options["url"]))
+
+    def act(step: int) -> int:
+        num_bytes = upload(store(), run, step).num_bytes
+        prune_remote(store(), run, rule)
+        return num_bytes
+
+    serve_steps(options["niceness"], act)

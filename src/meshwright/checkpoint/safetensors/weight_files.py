@@ -25,7 +25,7 @@ from meshwright.checkpoint.hf.maps.layouts import (
 )
 from meshwright.checkpoint.hf.output_folder import NewFolder
 from meshwright.checkpoint.safetensors.rounding import rounded
-from meshwright.checkpoint.safetensors.safetensors_writer import create, safetensors_header, write_at
+from meshwright.checkpoint.safetensors.safetensors_file import create, safetensors_header, write_at
 from meshwright.checkpoint.safetensors.weight_index import INDEX, SINGLE
 from meshwright.checkpoint.saving import bytes_of
 from meshwright.checkpoint.section import SectionReader

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from meshwright.checkpoint.hf.hf_model import BuiltInModel
 from meshwright.checkpoint.hf.maps.families import name_map, with_tied_head
-from meshwright.checkpoint.hf.maps.meta_llama import meta_map
+from meshwright.checkpoint.hf.maps.llama import meta_map
 from meshwright.checkpoint.hf.maps.moe import FUSED_EXPERTS, with_fused_experts
 from meshwright.checkpoint.hf.tensor_source import TensorSource
 from meshwright.checkpoint.hf.weights import HfWeights, checked_weights

@@ -5,9 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from meshwright.checkpoint.hf.maps.gpt2 import GPT2
-from meshwright.checkpoint.hf.maps.llama import LLAMA
+from meshwright.checkpoint.hf.maps.llama import LLAMA, phi3_map
 from meshwright.checkpoint.hf.maps.moe import DEEPSEEK_V3, GPT_OSS, MIXTRAL, QWEN3_MOE
-from meshwright.checkpoint.hf.maps.phi3 import phi3_map
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.hf.hf_config import hf_model_type
 from meshwright.spec.model.hf.name_map import Drop, NameMap
