@@ -7,7 +7,6 @@ from meshwright.simulator.analysis.step_tables import rank_times
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.run.layout_plan import Fix
 from meshwright.spec.step.estimate import StepDecomposition
-from meshwright.spec.step.liveness import SavedTensors
 from meshwright.spec.step.simulation_report import (
     CollectiveUse,
     LiveTensors,
@@ -15,6 +14,7 @@ from meshwright.spec.step.simulation_report import (
     PaddedParameter,
     Padding,
     RankMemory,
+    SavedTensors,
     SimulationReport,
 )
 from meshwright.spec.step.timeline_decomposition import compute_seconds, decompose

@@ -48,12 +48,12 @@ def read_metadata(folder: Path) -> dict[str, Any]:
     return read_index(folder).metadata
 
 
-def load_newest(run: Run, state: Mapping[str, Any], group: ProcessGroup = None) -> tuple[int, dict[str, Any]] | None:
+def load_newest(run: Run, state: Mapping[str, Any]) -> tuple[int, dict[str, Any]] | None:
     """Load the newest checkpoint whose every byte is as it was saved; None if there is none; a collective.
 
     Returns its step and metadata, as `newest_intact` does.
     """
-    return newest_intact(run, lambda folder: load(folder, state, group), GroupPeers(group))
+    return newest_intact(run, lambda folder: load(folder, state), GroupPeers())
 
 
 def newest_intact(

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from meshwright.checkpoint.format.boxes import Box
-from meshwright.checkpoint.peers import GroupPeers, ProcessGroup
+from meshwright.checkpoint.peers import GroupPeers
 from meshwright.checkpoint.saving import bytes_of
 from meshwright.checkpoint.shards import Shard, judge_of, owned_shards, shard_of
 
@@ -37,12 +37,12 @@ class _Sums(NamedTuple):
     second: int
 
 
-def parameter_hash(named: Iterable[tuple[str, Tensor]], group: ProcessGroup = None) -> str:
+def parameter_hash(named: Iterable[tuple[str, Tensor]]) -> str:
     """Return a hash of name, shape, dtype and elements of the parameters of all ranks; a collective.
 
     Rank 0 returns the hash, other ranks "". Each element is counted once, however many ranks hold it.
     """
-    peers = GroupPeers(group)
+    peers = GroupPeers()
     owned = owned_shards([shard_of(name, tensor) for name, tensor in dict(named).items()], peers)
     by_judge: list[list[_Sums]] = [[] for _ in range(peers.num_ranks)]
     for shard in owned:

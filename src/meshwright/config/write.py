@@ -14,22 +14,21 @@ from meshwright.spec.layout.layout import Layout
 _WIDTH = 100
 
 
-def to_toml(job: Job, comments: bool = True, first_line: str = "") -> str:
+def to_toml(job: Job, first_line: str = "") -> str:
     """Return the text of a job file; `first_line` is for a `#:schema` comment.
 
-    Keys that have no value, and a dp_shard that was left out, are commented out with an example, or left out where
-    there are no comments.
+    Keys that have no value, and a dp_shard that was left out, are commented out with an example.
     """
     values = job.to_dict()
     if job.layout.is_open:
         values["layout"]["dp_shard"] = None
     blocks = [first_line] if first_line else []
-    blocks.append(_key_text(job_keys()["schema_version"], values["schema_version"], comments))
+    blocks.append(_key_text(job_keys()["schema_version"], values["schema_version"]))
     for section in SECTIONS:
         keys = [key for key in job_keys().values() if key.section == section]
-        lines = [*(_comment(section_meaning(section)) if comments else []), f"[{section}]"]
-        texts = [_key_text(key, values[section][key.name], comments) for key in keys]
-        blocks.append("\n".join([*lines, *filter(None, texts)]))
+        lines = [*_comment(section_meaning(section)), f"[{section}]"]
+        texts = [_key_text(key, values[section][key.name]) for key in keys]
+        blocks.append("\n".join([*lines, *texts]))
     return "\n\n".join(blocks) + "\n"
 
 
@@ -40,11 +39,11 @@ def key_comment(key: Key) -> str:
     return f"{key.meaning} {rule}{default}."
 
 
-def _key_text(key: Key, value: Any, comments: bool) -> str:
-    lines = _comment(key_comment(key)) if comments else []
+def _key_text(key: Key, value: Any) -> str:
+    lines = _comment(key_comment(key))
     if value is not None:
         lines.append(f"{key.name} = {toml_value(value)}")
-    elif comments:
+    else:
         lines.append(f"# {key.name} = {toml_value(key.default if key.example is None else key.example)}")
     return "\n".join(lines)
 

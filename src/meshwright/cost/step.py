@@ -100,7 +100,6 @@ class StepPricer:
         self.p2p = PipelineP2P(configs, self.work)
         self.parallel = DataParallel(configs, self.work)
         self.positions = block_positions(self.work)
-        self.gradient_bytes = configs.each(lambda s: s.stack.gradient_bytes)
         self.repeated = repeated_share(configs)
         self.compute = ComputePricer(configs, self.parallel, self.stage.num_blocks)
         self.copies = FsdpCopies(self.parallel, self.positions)

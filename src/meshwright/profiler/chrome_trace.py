@@ -145,11 +145,6 @@ class StepLocations:
         mark = self._fsdp_marks.enclosing(moment_ns)
         return None if mark is None else mark.name
 
-    @property
-    def actions(self) -> tuple[str, ...]:
-        """Return the actions of the step, in order."""
-        return tuple(mark.name.removeprefix(ACTION_MARK) for mark in self._actions.events)
-
 
 class _Intervals:
     """Events sorted by start, possibly nested."""

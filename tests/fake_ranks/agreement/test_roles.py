@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from meshwright.config.load import load_job
@@ -9,7 +10,7 @@ from meshwright.cost.layout_table import layout_table
 from meshwright.cost.memory.footprint import footprint_of_rank, memory_use
 from meshwright.cost.training_setup import Configurations
 from meshwright.planner.read_request import Options, plan_request
-from meshwright.simulator.memory.memory_curve import bytes_by_role, roles_of
+from meshwright.simulator.memory.memory_curve import memory_of, uncached_totals
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.step.estimate import MemoryUse
 from meshwright.spec.trace.timeline import TensorRole
@@ -32,7 +33,8 @@ def predicted(overrides: tuple[str, ...]) -> MemoryUse:
 def test_roles_have_the_bytes_that_the_formulas_say(precision: str) -> None:
     overrides = (*OVERRIDES, f"precision.compute={precision}")
     found = trace(BUILD, 0, 4, arguments_of(JOB, *overrides))
-    by_role, formula = bytes_by_role(found, roles_of(found)), predicted(overrides)
+    by_role = memory_of(found, np.zeros(len(found.records)), uncached_totals(found)).by_role
+    formula = predicted(overrides)
     # Step counters of AdamW are a few bytes each.
     assert abs(by_role[0, TensorRole.PARAMETER] - formula.parameters_bytes) < 1024
     assert abs(by_role[0, TensorRole.OPTIMIZER_STATE] - formula.optimizer_state_bytes) < 1024

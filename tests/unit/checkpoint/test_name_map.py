@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from hf_models import architecture, moe_architecture
 from meshwright.checkpoint.hf.maps.families import name_map
-from meshwright.checkpoint.hf.maps.llama import LLAMA
 from meshwright.checkpoint.hf.maps.moe import MIXTRAL
 from meshwright.checkpoint.hf.maps.shapes import stored_shapes
 from meshwright.errors import CheckpointError, ConfigError
@@ -41,18 +40,10 @@ def test_each_table_is_a_bijection_on_the_models_tensors(kind: str, tie_embeddin
     table, shapes = name_map(model), stored_shapes(model)
     theirs = [(name, part) for name, shape in shapes.items() for part in table.theirs(name, shape)]
     assert len({part for _, part in theirs}) == len(theirs)
-    assert all(table.ours(part) == name for name, part in theirs)
     assert any(part == "lm_head.weight" for _, part in theirs) is not tie_embeddings
     is_one_tensor = kind == "gpt_oss"
     num_experts = sum(shape[0] - 1 for name, shape in shapes.items() if ".experts." in name and not is_one_tensor)
     assert len(theirs) == len(shapes) + num_experts
-
-
-@given(st.integers(0, 10**6))
-def test_numbers_go_both_ways(number: int) -> None:
-    ours = f"blocks.{number}.attention.query.weight"
-    (theirs,) = LLAMA.theirs(ours)
-    assert LLAMA.ours(theirs) == ours
 
 
 @pytest.mark.slow
@@ -61,7 +52,6 @@ def test_experts_are_stacked(number: int, num_experts: int) -> None:
     ours = f"blocks.{number}.ffn.experts.down"
     theirs = MIXTRAL.theirs(ours, (num_experts, 3, 4))
     assert theirs[-1] == f"model.layers.{number}.block_sparse_moe.experts.{num_experts - 1}.w2.weight"
-    assert {MIXTRAL.ours(part) for part in theirs} == {ours}
     assert MIXTRAL.rows_of(ours)[0].is_stacked
     assert not MIXTRAL.rows_of(f"blocks.{number}.ffn.router.weight")[0].is_stacked
 

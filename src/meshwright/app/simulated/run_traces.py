@@ -17,7 +17,7 @@ from meshwright.simulator.checks.check_traces import check, mismatches, with_ear
 from meshwright.simulator.checks.hazards import hazards_in_background, message_hazards
 from meshwright.simulator.engine.conditions import Conditions
 from meshwright.simulator.engine.rank_classes import group_equivalent
-from meshwright.simulator.memory.live_at_peak import liveness_of, savings_of
+from meshwright.simulator.memory.live_at_peak import savings_of
 from meshwright.simulator.simulate_step import Deadlock, device_model, simulate
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.machine.cluster import Cluster
@@ -116,7 +116,7 @@ def _outcome(subject: Subject, traces: Traces, timeline: Timeline, conditions: C
         compute=compute_seconds(timeline),
         fixed_cpu_bound_s=min(model.fixed_host_s(fullest), parts.cpu_bound_s),
         memory=memory,
-        savings=savings_of(liveness_of(fullest, signature_s), can_offload=model.can_offload),
+        savings=savings_of(fullest, signature_s, can_offload=model.can_offload),
         ranks=ranks,
         stragglers=_stragglers(subject, traces, timeline, conditions),
         collectives=collective_uses(timeline, traces),

@@ -54,11 +54,6 @@ class HfFolder:
         found = {path.name for pattern in _OTHER_WEIGHTS for path in self.path.glob(pattern)}
         return sorted(found - read)
 
-    @property
-    def is_quantised(self) -> bool:
-        """Return whether some tensors are stored in block-fp8 or MXFP4."""
-        return bool(self._scales or self._packed)
-
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape in the file's header, or that of the unpacked tensor."""
         return self._packed[name].shape if name in self._packed else self._entry(name).shape

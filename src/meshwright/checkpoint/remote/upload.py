@@ -6,7 +6,7 @@ input ends. A killed upload leaves no index at the URL, and the next one continu
 
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import xxhash
 
@@ -23,17 +23,8 @@ from meshwright.spec.run.run import Run
 _BLOCK_BYTES = 8 << 20
 
 
-class UploadedFiles(NamedTuple):
-    """What an upload did."""
-
-    num_bytes: int
-    """Bytes that were sent."""
-    num_skipped: int
-    """Files that an earlier upload had sent, found equal in size and hash."""
-
-
-def upload(store: RemoteStore, run: Run, step: int) -> UploadedFiles:
-    """Upload the checkpoint after `step`; on return it is complete at the URL.
+def upload(store: RemoteStore, run: Run, step: int) -> int:
+    """Upload the checkpoint after `step` and return the bytes sent; on return it is complete at the URL.
 
     It is verified first: a copy of damaged files is none. An upload that was interrupted is continued: its files are
     skipped where size and hash are equal. Raises CheckpointError.
@@ -42,23 +33,21 @@ def upload(store: RemoteStore, run: Run, step: int) -> UploadedFiles:
     index = read_index(folder)
     remote = store.contents(step)
     if remote is not None and remote.get("save_id") == index.save_id:
-        return UploadedFiles(0, 0)
+        return 0
     if damages := verify_checkpoint(folder, num_threads=1).damages:
         raise DamagedCheckpoint(f"{folder} is damaged and was not uploaded: {damages[0].file} {damages[0].what}")
     if remote is not None:
         store.hide(step)  # an earlier save of this step
-    sent = skipped = 0
+    sent = 0
     for path in files_before_index(folder):
-        if _is_equal(store, step, path):
-            skipped += 1
-            continue
-        store.put(path, step, path.name)
-        sent += path.stat().st_size
+        if not _is_equal(store, step, path):
+            store.put(path, step, path.name)
+            sent += path.stat().st_size
     for path in (run.manifest, run.job):
         if path.is_file():
             store.put_run_file(path.name, path.read_bytes())
     store.put(folder / FILE_NAME, step, FILE_NAME)
-    return UploadedFiles(sent + (folder / FILE_NAME).stat().st_size, skipped)
+    return sent + (folder / FILE_NAME).stat().st_size
 
 
 def files_before_index(folder: Path) -> list[Path]:
@@ -103,7 +92,7 @@ def main(options: dict[str, Any]) -> None:
     store = cache(lambda: RemoteStore(options["url"]))
 
     def act(step: int) -> int:
-        num_bytes = upload(store(), run, step).num_bytes
+        num_bytes = upload(store(), run, step)
         prune_remote(store(), run, rule)
         return num_bytes
 

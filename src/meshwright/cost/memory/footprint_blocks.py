@@ -119,23 +119,20 @@ class ModelMemory:
 
     def _formats(self) -> Iterator[tuple[Formats, Bools]]:
         """Yield the formats of kernels that layouts make, with the layouts that do."""
-        setup, layouts, name = self.setup, self.layouts, self.setup.stack.kernels
-        compiled = layouts.compiles_blocks
+        setup, name, compiled = self.setup, self.setup.stack.kernels, self.layouts.compiles_blocks
         by_kernels = {"eager": ~compiled, "compiled": compiled} if name == "eager" else {name: compiled | True}
-        stay_eager = setup.stack.eager_mixtures & ((layouts.ep > 1) | (layouts.tp > 1))
         # Measured on one GPU; sharded over tp, a compiled block was traced to keep what bfloat16 keeps.
         is_low = setup.workload.matmul_dtype in ("float8", "float4") and name == "eager"
-        casts_again = is_low & compiled & (layouts.tp == 1)
-        for (kernels, chosen), has_eager, casts in product(by_kernels.items(), (False, True), {False, is_low}):
+        casts_again = is_low & compiled & (self.layouts.tp == 1)
+        for (kernels, chosen), casts in product(by_kernels.items(), {False, is_low}):
             formats = Formats.of(
                 setup.workload,
                 setup.stack,
                 kernels,
-                has_eager_mixtures=has_eager,
                 drops_attention=drops_attention(setup),
                 repeats_keys=setup.is_own and self.is_wide and not self.has_wide_flash_attention,
             )
-            yield formats._replace(casts_again=casts), chosen & (stay_eager == has_eager) & (casts_again == casts)
+            yield formats._replace(casts_again=casts), chosen & (casts_again == casts)
 
     def _block(self, group: BlockGroup) -> BlockMemory:
         # Mixtures are compiled in parts.

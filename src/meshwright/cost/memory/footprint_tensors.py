@@ -54,8 +54,6 @@ class Formats(NamedTuple):
 
     kernels: str
     """Stack.kernels."""
-    has_eager_mixtures: bool
-    """Whether a mixture of experts runs operator by operator."""
     routes_in_float32: bool
     """Whether a router keeps its input in float32, also where the block is compiled."""
     attention: str
@@ -83,7 +81,6 @@ class Formats(NamedTuple):
         stack: Stack,
         kernels: str,
         *,
-        has_eager_mixtures: bool = False,
         drops_attention: bool = False,
         repeats_keys: bool = False,
     ) -> Formats:
@@ -93,8 +90,7 @@ class Formats(NamedTuple):
         low = {"float8": 1.0, "float4": 0.5}.get(workload.matmul_dtype, wide)
         return cls(
             kernels,
-            has_eager_mixtures or kernels == "eager",
-            stack.eager_mixtures or has_eager_mixtures or kernels == "eager",
+            stack.eager_mixtures or kernels == "eager",
             stack.attention,
             stack.selective,
             wide,

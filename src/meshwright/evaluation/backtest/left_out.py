@@ -25,11 +25,11 @@ from meshwright.spec.run.backtest_scores import Backtest, Prediction
 _FEWEST_RUNS = 20
 
 
-def by_folds(runs: Sequence[MeasuredRun], predictions: Sequence[Prediction], seed: int = 0) -> Backtest:
+def by_folds(runs: Sequence[MeasuredRun], predictions: Sequence[Prediction]) -> Backtest:
     """Return the scores where the stack is known: each fifth of its configurations is predicted from the others."""
     timed = _timed(runs)
-    fold = fold_of_runs(timed, seed)
-    log_s = log_predicted_by_folds(timed, seed)
+    fold = fold_of_runs(timed)
+    log_s = log_predicted_by_folds(timed)
     widths = half_widths_by_fold(_off(timed, log_s), timed.stack, fold)
     replaced = _replaced(predictions, timed, log_s, widths, null_by_fold(timed, fold.tolist()))
     kept = len(timed) * (NUM_FOLDS - 1) // NUM_FOLDS
@@ -102,7 +102,7 @@ def _replaced(
 NUM_FOLDS, NUM_GIVEN = 5, 5
 
 
-def fold_of_runs(runs: TimedRuns, seed: int) -> Ints:
+def fold_of_runs(runs: TimedRuns, seed: int = 0) -> Ints:
     """Return each run's fold: within a stack, all runs of one configuration share theirs."""
     chance = np.random.default_rng(seed)
     fold = np.zeros(len(runs), np.int64)
@@ -115,9 +115,9 @@ def fold_of_runs(runs: TimedRuns, seed: int) -> Ints:
     return fold
 
 
-def log_predicted_by_folds(runs: TimedRuns, seed: int = 0) -> Floats:
+def log_predicted_by_folds(runs: TimedRuns) -> Floats:
     """Return the logarithm of each run's step as predicted by constants fitted on the other folds."""
-    fold = fold_of_runs(runs, seed)
+    fold = fold_of_runs(runs)
     predicted = np.zeros(len(runs))
     for left_out in range(NUM_FOLDS):
         rows = fold == left_out

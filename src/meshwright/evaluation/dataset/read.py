@@ -45,7 +45,7 @@ class MeasuredRun:
         return self.setup is not None
 
 
-def read_runs(file: Path, known: dict[str, Stack] | None = None) -> list[MeasuredRun]:
+def read_runs(file: Path) -> list[MeasuredRun]:
     """Return every row of the CSV `file`, in order; raises ConfigError where it is no such file."""
     try:
         with file.open(encoding="utf-8-sig", newline="") as stream:
@@ -58,7 +58,7 @@ def read_runs(file: Path, known: dict[str, Stack] | None = None) -> list[Measure
     missing = [name for name in _REQUIRED if name not in names]
     if missing:
         raise ConfigError(f"{file}: has no column {', '.join(missing)}: add it (see docs/planning.md for the format)")
-    return [measured_run(cells, known) for cells in rows]
+    return [measured_run(cells) for cells in rows]
 
 
 def measured_run(cells: dict[str, str | None], known: dict[str, Stack] | None = None) -> MeasuredRun:

@@ -122,6 +122,7 @@ class _Parameters:
 _SOFTNESS = 0.02
 _LARGEST_STEP = 0.5
 _LEAST_GAIN = 0.02
+_MAX_STEPS = 8
 _AT_BOUND = 1e-9
 
 
@@ -161,12 +162,12 @@ class Regression:
         return float((self.weights * _rounded(residuals)).sum() / self.noise) + self.unknowns.penalty(unknowns)
 
 
-def minimise(regression: Regression, max_steps: int = 8) -> Floats:
+def minimise(regression: Regression) -> Floats:
     """Return the unknowns of least cost that Gauss-Newton steps from the priors reach, [unknowns]."""
     unknowns = regression.unknowns.prior
     predicted = regression.predict(unknowns)
     cost = regression.cost(unknowns, predicted)
-    for _ in range(max_steps):
+    for _ in range(_MAX_STEPS):
         slopes = regression.slopes(unknowns, predicted)
         aim = _minimise_linear(regression, unknowns, predicted, slopes)
         before = cost

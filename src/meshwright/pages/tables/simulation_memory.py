@@ -10,8 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from meshwright.pages.tables.page_table import PageTable, labels_of
-from meshwright.spec.step.liveness import SavedTensors
-from meshwright.spec.step.simulation_report import Outcome, RankMemory, SimulationReport
+from meshwright.spec.step.simulation_report import Outcome, RankMemory, SavedTensors, SimulationReport
 from meshwright.units import format_bytes, format_duration
 
 Row = TypeVar("Row")

@@ -21,8 +21,6 @@ from meshwright.spec.trace.timeline import DDP_MARK, FSDP_MARK, Floats, SpanKind
 from meshwright.spec.trace.trace import NONE, Ints, RecordKind, Trace
 from meshwright.spec.trace.traces import Traces
 
-HOST = -1
-"""The stream number of the host."""
 _HOST_NAME = "host"
 HOST_COPY = "host copy"
 """Axis of copies between host and device memory; those of FSDP2 count as fsdp."""

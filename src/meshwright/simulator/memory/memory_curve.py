@@ -130,16 +130,6 @@ def roles_of(trace: Trace) -> Ints:
     return np.select([*rules.values()], [int(role) for role in rules], int(TensorRole.OTHER)).astype(np.int64)
 
 
-def bytes_by_role(trace: Trace, roles: Ints) -> Ints:
-    """Return the bytes of each role before each record, and after the last [records + 1, TensorRole]."""
-    storages = trace.storages
-    change = np.zeros((len(trace.records) + 2, len(TensorRole)), np.int64)
-    np.add.at(change, (storages.allocated_at + 1, roles), storages.num_bytes)
-    is_freed = storages.freed_at != NONE
-    np.add.at(change, (storages.freed_at[is_freed] + 1, roles[is_freed]), -storages.num_bytes[is_freed])
-    return np.asarray(np.cumsum(change, axis=0)[1:])
-
-
 def live_at(trace: Trace, record: int) -> Ints:
     """Return the storages with memory that are live while a record runs."""
     storages = trace.storages

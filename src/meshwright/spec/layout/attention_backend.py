@@ -4,8 +4,6 @@ from typing import Literal
 
 AttentionBackend = Literal["auto", "flash", "cudnn", "efficient", "math", "flex", "varlen"]
 
-SDPA_KERNELS: tuple[AttentionBackend, ...] = ("flash", "cudnn", "efficient", "math")
-"""Kernels of torch's scaled_dot_product_attention, of which it chooses one by itself (auto)."""
 SPARSE_BACKENDS: tuple[AttentionBackend, ...] = ("flex", "varlen")
 """Backends that skip scores which documents or a window hide; both run outside of compiled blocks."""
 CUDA_BACKENDS: tuple[AttentionBackend, ...] = ("cudnn", "efficient", "varlen")

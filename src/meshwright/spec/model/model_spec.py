@@ -14,7 +14,6 @@ from typing import Annotated
 
 from pydantic import Field, PositiveInt
 
-from meshwright.errors import UnsupportedError
 from meshwright.spec.frozen import Frozen
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.gpt2_architecture import GPT2Architecture
@@ -78,20 +77,9 @@ class ModelSpec(Frozen):
         """Return the exact number of parameters, tied ones once."""
         return sum(group.count * group.num_parameters for group in self.groups)
 
-    @property
-    def num_active_matmul_parameters(self) -> int:
-        """Return the weights that each token is multiplied with: a tied head counts, an embedding does not."""
-        return sum(group.count * group.num_matmul_parameters for group in self.groups)
-
     def flops_per_token(self, seq_len: int) -> int:
         """Return the model FLOPs of forward and backward for one token of a sequence of `seq_len`."""
         return 3 * sum(group.count * group.forward_flops_per_token(seq_len) for group in self.groups)
-
-    def parameter_bytes(self, dtype: str) -> int:
-        """Return the bytes of all parameters in `dtype`; raises UnsupportedError for one that is not known."""
-        if dtype not in BYTES_PER_ELEMENT:
-            raise UnsupportedError(f"dtype = {dtype!r} has no known size: choose one of {', '.join(BYTES_PER_ELEMENT)}")
-        return self.num_parameters * BYTES_PER_ELEMENT[dtype]
 
 
 def model_spec(architecture: LlamaArchitecture) -> ModelSpec:

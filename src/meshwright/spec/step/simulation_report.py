@@ -8,7 +8,6 @@ from meshwright.spec.frozen import Frozen
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.run.layout_plan import Fix
 from meshwright.spec.step.estimate import Estimate, StepDecomposition
-from meshwright.spec.step.liveness import SavedTensors
 from meshwright.spec.step.workload import Workload
 from meshwright.spec.trace.trace_problem import Hazard, TraceProblem
 
@@ -145,6 +144,27 @@ class Padding(Frozen):
     """Of a rank's parameters, gradients and optimizer state, with which no padded row is worth anything."""
     parameters: Annotated[tuple[PaddedParameter, ...], Field(strict=False)] = ()
     """Most wasteful first."""
+
+
+class SavedTensors(Frozen):
+    """Activations that one line of the program made, there at the peak, and what doing without them costs."""
+
+    num_bytes: NonNegativeInt
+    """Of all of them together."""
+    num_tensors: PositiveInt
+    op: str
+    """The operation that made them."""
+    scope: str
+    """The module in whose code it did, with * for numbers where several did; "" outside of modules."""
+    recompute_s: NonNegativeFloat | None = None
+    """Seconds of the device for making all of them again; None where ranks would have to talk again."""
+    offload_s: NonNegativeFloat | None = None
+    """To the host's memory and back, if nothing hides it; None where that is the memory they are in."""
+
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        """Return the seconds of recomputation and of offload, those that are possible and cost time."""
+        return tuple(seconds for seconds in (self.recompute_s, self.offload_s) if seconds)
 
 
 class Outcome(Frozen):

@@ -53,24 +53,24 @@ _MOST_TOGETHER = 32
 """Combinations of places along short axes that are traced."""
 
 
-def trace_program(program: Program, *, every_rank: bool = False, num_processes: int = 2) -> Traces:
+def trace_program(program: Program, *, every_rank: bool = False) -> Traces:
     """Return the traces of a program's ranks; traced ranks represent the others of their role.
 
     Raises UnsupportedError where a rank cannot be traced, or where too many roles differ.
     """
     with tempfile.TemporaryDirectory() as folder:
-        return _traced(program._replace(keeps_earlier=True, numbers_folder=folder), every_rank, num_processes)
+        return _traced(program._replace(keeps_earlier=True, numbers_folder=folder), every_rank)
 
 
-def _traced(program: Program, every_rank: bool, num_processes: int) -> Traces:
+def _traced(program: Program, every_rank: bool) -> Traces:
     count = program.world_size
     if every_rank or count <= ALL_TRACED:
-        return _of_roles(trace_ranks(program, range(count), num_processes), np.arange(count))
+        return _of_roles(trace_ranks(program, range(count)), np.arange(count))
     found: dict[int, Trace] = {}
     prints: dict[int, str] = {}
     wanted = {0, 1, count // 2, count - 1}
     while new := wanted - set(found):
-        found |= trace_ranks(program, sorted(new), num_processes)
+        found |= trace_ranks(program, sorted(new))
         prints |= {rank: _fingerprint(found[rank]) for rank in new}
         # Roles follow from how far messages go, so that has to be known first.
         if wanted := unknown_places(found):

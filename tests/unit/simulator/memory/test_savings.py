@@ -5,14 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshwright.simulator.memory.live_at_peak import liveness_of, savings_of
-from meshwright.spec.step.liveness import SavedTensors
+from meshwright.cost.memory.host_memory import PCIE_BYTES_PER_S
+from meshwright.simulator.memory.live_at_peak import savings_of
+from meshwright.spec.step.simulation_report import SavedTensors
 from meshwright.spec.trace.trace import RecordKind
 from written_steps import WrittenStep
 
 MATMUL, SILU, EMPTY, TINY = "aten.mm.default", "aten.silu.default", "aten.empty.memory_format", "aten.zeros.default"
-SECONDS = {MATMUL: 1.0, SILU: 0.25, EMPTY: 0.0, "c10d.recv_.default": 0.0, TINY: 0.0}
-HOST_BYTES_PER_S = 1000.0
+UNIT_S = 1000 / PCIE_BYTES_PER_S
+"""Seconds in which 1000 bytes get to the host."""
+SECONDS = {MATMUL: UNIT_S, SILU: 0.25 * UNIT_S, EMPTY: 0.0, "c10d.recv_.default": 0.0, TINY: 0.0}
 
 
 def network_step() -> WrittenStep:
@@ -34,10 +36,10 @@ def network_step() -> WrittenStep:
     return step
 
 
-def found(*, can_offload: bool) -> dict[str, SavedTensors]:
-    trace = network_step().trace()
-    live = liveness_of(trace, np.array([SECONDS[one.op] for one in trace.signatures]), HOST_BYTES_PER_S)
-    return {saved.op: saved for saved in savings_of(live, can_offload=can_offload)}
+def found(*, can_offload: bool, step: WrittenStep | None = None) -> dict[str, SavedTensors]:
+    trace = (step or network_step()).trace()
+    seconds = np.array([SECONDS[one.op] for one in trace.signatures])
+    return {saved.op: saved for saved in savings_of(trace, seconds, can_offload=can_offload)}
 
 
 def test_lines_of_all_blocks_come_together_best_first() -> None:
@@ -49,8 +51,10 @@ def test_lines_of_all_blocks_come_together_best_first() -> None:
         EMPTY: (400, 2),
         MATMUL: (800, 2),
     }
-    assert (saved[SILU].recompute_s, saved[MATMUL].recompute_s) == (pytest.approx(0.5), pytest.approx(2.0))
-    assert (saved[SILU].offload_s, saved[MATMUL].offload_s) == (pytest.approx(0.8), pytest.approx(1.6))
+    in_units = {op: (one.recompute_s or 0) / UNIT_S for op, one in saved.items()}
+    assert (in_units[SILU], in_units[MATMUL]) == (pytest.approx(0.5), pytest.approx(2.0))
+    moved = {op: (one.offload_s or 0) / UNIT_S for op, one in saved.items()}
+    assert (moved[SILU], moved[MATMUL]) == (pytest.approx(0.8), pytest.approx(1.6))
 
 
 def test_what_another_rank_sent_is_only_moved() -> None:
@@ -60,3 +64,29 @@ def test_what_another_rank_sent_is_only_moved() -> None:
 
 def test_a_host_moves_nothing_to_itself() -> None:
     assert {op: one.offload_s for op, one in found(can_offload=False).items()} == {SILU: None, MATMUL: None}
+
+
+def test_what_is_recomputed_costs_its_chain_back_to_what_is_kept() -> None:
+    step = WrittenStep()
+    wide = step.make(400, reads=(step.there(40),), op=MATMUL)
+    copy = step.make(400, reads=(wide,), op=EMPTY)
+    step.op(reads=(copy,), writes=(copy,), op=SILU)
+    active = step.make(200, reads=(copy,), op=SILU)
+    step.free(copy)
+    step.phase = "backward"
+    gradient = step.make(350, reads=(wide, active), op=TINY)
+    step.free(wide, active, gradient)
+    step.op(op=TINY)
+    saved = found(can_offload=False, step=step)
+    # The copy in between is gone, so that it is recomputed, too; the matmul's output is there.
+    assert {op: one.recompute_s for op, one in saved.items()} == {MATMUL: UNIT_S, SILU: 0.5 * UNIT_S}
+
+
+def test_what_is_gone_before_the_peak_saves_nothing() -> None:
+    step = WrittenStep()
+    early = step.make(8, op=MATMUL)
+    step.phase = "backward"
+    step.op(reads=(early,), op=TINY)
+    step.free(early)
+    step.op(reads=(step.make(1000, op=TINY),), op=TINY)
+    assert found(can_offload=False, step=step) == {}

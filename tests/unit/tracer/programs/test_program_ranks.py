@@ -29,7 +29,7 @@ def traced(
     """Return the traces of a program in which each rank's script is filled by `step`, and the ranks that were asked."""
     asked: set[int] = set()
 
-    def trace_ranks(program: Program, ranks: Sequence[int], _: int) -> dict[int, Trace]:
+    def trace_ranks(program: Program, ranks: Sequence[int]) -> dict[int, Trace]:
         asked.update(ranks)
         scripts = {rank: Script(rank, program.world_size) for rank in ranks}
         for script in scripts.values():
@@ -209,7 +209,7 @@ def test_messages_that_follow_no_axis_are_no_deadlock(monkeypatch: pytest.Monkey
             for work in works:
                 script.wait(work)
 
-    def trace_ranks(program: Program, ranks: Sequence[int], _: int) -> dict[int, Trace]:
+    def trace_ranks(program: Program, ranks: Sequence[int]) -> dict[int, Trace]:
         found = {}
         for rank in ranks:
             script, other = Script(rank, side**2), Script(rank, side**2)
@@ -264,7 +264,7 @@ def test_a_message_to_a_wrong_replica_is_found_and_its_sender_to_blame(monkeypat
 
 
 def test_what_only_the_builder_of_one_rank_does_differs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def trace_ranks(program: Program, ranks: Sequence[int], _: int) -> dict[int, Trace]:
+    def trace_ranks(program: Program, ranks: Sequence[int]) -> dict[int, Trace]:
         found = {}
         for rank in ranks:
             script, before = Script(rank, COUNT), Script(rank, COUNT)
@@ -285,7 +285,7 @@ def test_what_only_the_builder_of_one_rank_does_differs(monkeypatch: pytest.Monk
 def test_groups_that_one_place_of_an_axis_makes_in_another_order_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = [GroupCall(tuple(range(first, first + TP)), "mine.py:7") for first in range(0, COUNT, TP)]
 
-    def trace_ranks(program: Program, ranks: Sequence[int], _: int) -> dict[int, Trace]:
+    def trace_ranks(program: Program, ranks: Sequence[int]) -> dict[int, Trace]:
         found = {}
         for rank in ranks:
             script = Script(rank, COUNT)

@@ -183,13 +183,6 @@ class NameMap:
             for one in ([name.replace("{e}", str(e)) for e in experts] if "{e}" in name else [name])
         ]
 
-    def ours(self, theirs: str) -> str | None:
-        """Return our name of one of their tensors, None if unknown."""
-        for rename in self.renames:
-            if (fields := _fields(theirs, rename.theirs)) is not None:
-                return _filled(rename.ours, fields)
-        return None
-
     def drop_of(self, theirs: str) -> Drop | None:
         """Return why this tensor is ignored; None if it is not."""
         return next((drop for drop in self.drops if _fields(theirs, drop.theirs) is not None), None)
