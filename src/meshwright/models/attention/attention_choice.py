@@ -6,6 +6,7 @@ from meshwright.errors import UnsupportedError
 from meshwright.models.attention.causal_attention import CausalAttention
 from meshwright.models.attention.flex_attention import FlexAttention
 from meshwright.models.attention.sdpa_attention import SdpaAttention
+from meshwright.models.attention.sparse_backend import SparseAttention
 from meshwright.models.attention.varlen_attention import VarlenAttention
 from meshwright.models.contract import blocks_of
 from meshwright.spec.layout.attention_backend import AttentionBackend
@@ -42,5 +43,5 @@ def _made(backend: AttentionBackend, plain: CausalAttention) -> CausalAttention:
 def state_document_length(model: nn.Module, document_tokens: float | None) -> None:
     """Set the mean tokens of a document where attention skips other documents' scores, for a trace without data."""
     for module in model.modules():
-        if isinstance(module, FlexAttention | VarlenAttention):
+        if isinstance(module, SparseAttention):
             module.document_tokens = document_tokens

@@ -16,39 +16,26 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as flex
 from torch.utils.weak import WeakIdKeyDictionary
 
-from meshwright.errors import UnsupportedError
-from meshwright.models.attention.causal_attention import CausalAttention, attend
+from meshwright.models.attention.causal_attention import attend
+from meshwright.models.attention.sparse_backend import SparseAttention
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Of batch, head, query and key position: whether the query attends to the key."""
 
 
-class FlexAttention(CausalAttention):
-    """CausalAttention by FlexAttention; without attention sinks."""
+class FlexAttention(SparseAttention):
+    """CausalAttention by FlexAttention.
 
-    is_eager = True
-    """It is compiled by itself: a compiled block could not keep the block mask from layer to layer."""
-    document_tokens: float | None = None
-    """Mean tokens of a document, for what traces the step without data; None where it is unknown."""
+    It is compiled by itself: a compiled block could not keep the block mask from layer to layer.
+    """
 
-    def forward(
-        self,
-        query_BSNH: Tensor,
-        key_BTKH: Tensor,
-        value_BTKW: Tensor,
-        documents_BS: Tensor | None = None,
-        sinks_N: Tensor | None = None,
-    ) -> Tensor:
-        """Return attended_BSNW."""
-        if sinks_N is not None:
-            raise UnsupportedError('attention with sinks is not computed by layout.attention_backend = "flex"')
-        heads = (query_BSNH, key_BTKH, value_BTKW)
-        if query_BSNH.shape[1] != key_BTKH.shape[1]:  # a step of generation
-            return super().forward(*heads, documents_BS)
-        if query_BSNH.device.type == "cpu":
-            return attend(*heads, written_out(documents_BS, self.window, *query_BSNH.shape[:2]), self.scale)
-        mask = block_mask(documents_BS, self.window, query_BSNH.shape[1], query_BSNH.device)
-        return flex_attend(heads, mask, self.scale)
+    backend = "flex"
+
+    def _attend_whole(self, heads: tuple[Tensor, Tensor, Tensor], documents_BS: Tensor | None) -> Tensor:
+        batch_size, length = heads[0].shape[:2]
+        if heads[0].device.type == "cpu":
+            return attend(*heads, written_out(documents_BS, self.window, batch_size, length), self.scale)
+        return flex_attend(heads, block_mask(documents_BS, self.window, length, heads[0].device), self.scale)
 
 
 def flex_attend(heads: tuple[Tensor, Tensor, Tensor], mask: Any, scale: float | None) -> Tensor:

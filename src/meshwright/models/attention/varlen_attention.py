@@ -15,33 +15,19 @@ from torch import Tensor
 from torch.nn.attention import varlen
 from torch.utils.weak import WeakIdKeyDictionary
 
-from meshwright.errors import UnsupportedError
-from meshwright.models.attention.causal_attention import CausalAttention
+from meshwright.models.attention.sparse_backend import SparseAttention
 
 
-class VarlenAttention(CausalAttention):
-    """CausalAttention by varlen_attn; without attention sinks."""
+class VarlenAttention(SparseAttention):
+    """CausalAttention by varlen_attn.
 
-    is_eager = True
-    """Where documents end is data: the host reads their number once a microbatch."""
-    document_tokens: float | None = None
-    """Mean tokens of a document, for what traces the step without data; None where it is unknown."""
+    Where documents end is data: the host reads their number once a microbatch.
+    """
 
-    def forward(
-        self,
-        query_BSNH: Tensor,
-        key_BTKH: Tensor,
-        value_BTKW: Tensor,
-        documents_BS: Tensor | None = None,
-        sinks_N: Tensor | None = None,
-    ) -> Tensor:
-        """Return attended_BSNH."""
-        if sinks_N is not None:
-            raise UnsupportedError('attention with sinks is not computed by layout.attention_backend = "varlen"')
-        if query_BSNH.shape[1] != key_BTKH.shape[1]:  # a step of generation
-            return super().forward(query_BSNH, key_BTKH, value_BTKW, documents_BS)
-        heads = (query_BSNH, key_BTKH, value_BTKW)
-        return varlen_attend(heads, document_starts(documents_BS, query_BSNH), self.window, self.scale)
+    backend = "varlen"
+
+    def _attend_whole(self, heads: tuple[Tensor, Tensor, Tensor], documents_BS: Tensor | None) -> Tensor:
+        return varlen_attend(heads, document_starts(documents_BS, heads[0]), self.window, self.scale)
 
 
 def varlen_attend(

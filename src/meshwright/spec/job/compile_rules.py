@@ -56,18 +56,24 @@ def model_graph_problems(float8: Float8Recipe, optimizer: OptimizerSection, layo
     """Yield what of a job, other than its layout, one graph cannot hold."""
     if layout.compile != "model":
         return
+    gradients = (
+        "returns all gradients when its backward has finished, so optimizer.in_backward = true would free none of them "
+        "early"
+    )
+    yield from one_graph_problems(f'{_KEY} = "model"', "gathers", gradients, _BLOCKS, float8, optimizer)
+
+
+def one_graph_problems(
+    given: str, takes: str, gradients: str, instead: Fix, float8: Float8Recipe, optimizer: OptimizerSection
+) -> Iterator[Problem]:
+    """Yield what reads or updates parameters in the midst of a step that is one graph, because of what is `given`."""
     if float8 != "none":
         yield Problem(
-            f'{_KEY} = "model" gathers parameters in precision.compute, and precision.float8 = '
-            f'"{float8}" reads them from FSDP2',
-            [_BLOCKS, {"precision.float8": "none"}],
+            f'{given} {takes} parameters in precision.compute, and precision.float8 = "{float8}" reads them from FSDP2',
+            [instead, {"precision.float8": "none"}],
         )
     if optimizer.in_backward:
-        yield Problem(
-            f'{_KEY} = "model" returns all gradients when its backward has finished, so optimizer.in_backward = true '
-            "would free none of them early",
-            [_BLOCKS, {"optimizer.in_backward": False}],
-        )
+        yield Problem(f"{given} {gradients}", [instead, {"optimizer.in_backward": False}])
 
 
 def compiled_optimizer_problems(optimizer: OptimizerSection, layout: Layout) -> Iterator[Problem]:

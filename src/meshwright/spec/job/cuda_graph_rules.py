@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from meshwright.spec.job.compile_rules import one_graph_problems
 from meshwright.spec.job.sections import Float8Recipe, OptimizerSection
 from meshwright.spec.layout.attention_backend import SPARSE_BACKENDS
 from meshwright.spec.layout.layout import Layout
@@ -53,15 +54,7 @@ def cuda_graph_problems(float8: Float8Recipe, optimizer: OptimizerSection, layou
     """Yield what of a job, other than its layout, a graph cannot hold."""
     if not layout.cuda_graphs:
         return
-    if float8 != "none":
-        yield Problem(
-            f"{_KEY} = true reads parameters in precision.compute, and precision.float8 = "
-            f'"{float8}" reads them from FSDP2',
-            [_OFF, {"precision.float8": "none"}],
-        )
-    if optimizer.in_backward:
-        yield Problem(
-            f"{_KEY} = true adds gradients to buffers that live through a step, so optimizer.in_backward = true would "
-            "free none of them",
-            [_OFF, {"optimizer.in_backward": False}],
-        )
+    gradients = (
+        "adds gradients to buffers that live through a step, so optimizer.in_backward = true would free none of them"
+    )
+    yield from one_graph_problems(f"{_KEY} = true", "reads", gradients, _OFF, float8, optimizer)

@@ -82,7 +82,7 @@ _OPERATORS = {FlexAttention: _operator("flex_attention"), VarlenAttention: _oper
 
 
 def as_operator(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return `forward` of FlexAttention or VarlenAttention, as one operator on the simulated accelerator."""
+    """Return `forward` of SparseAttention as one operator on the simulated accelerator."""
 
     @functools.wraps(forward)
     def attended(module: Any, *args: Any) -> Tensor:

@@ -29,8 +29,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
 
-from meshwright.models.attention.flex_attention import FlexAttention
-from meshwright.models.attention.varlen_attention import VarlenAttention
+from meshwright.models.attention.sparse_backend import SparseAttention
 from meshwright.tracer.numbers.scalar_placeholders import UnknownNumber
 from meshwright.tracer.programs.program_lines import line_of_program
 from meshwright.tracer.record.attention_kernels import as_on_cuda
@@ -83,7 +82,7 @@ def apply_patches(recorder: TraceRecorder, mode: RecordingMode) -> None:
     replace((optimizer, _foreach_utils), "_foreach_supported_types", lambda types: [*types, FakeTensor])
     _silent_kernels()
     replace(F, "scaled_dot_product_attention", as_on_cuda)
-    replace((FlexAttention, VarlenAttention), "forward", as_operator)
+    replace(SparseAttention, "forward", as_operator)
     replace(_functional_collectives, "_are_we_tracing", lambda _: _is_compiling)
     replace(FakeTensorMode, "avoid_device_init", lambda _: property(_is_not_there))
     replace(torch, "tensor", lambda make: _tensor_by_way_of_cpu(make, mode))
