@@ -6,18 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.config.load import load_job
+from both_predictions import predict_both
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.memory.footprint import footprint_of_rank, host_activation_bytes
-from meshwright.planner.candidate import judge
-from meshwright.planner.read_request import Options, plan_request
-from meshwright.simulator.simulate_step import simulate
-from meshwright.spec.step.estimate import COMPONENTS
-from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.trace.trace import RecordKind, Trace
-from meshwright.tracer.programs.job_steps import layout_of
-from meshwright.tracer.trace_job import TraceOptions, trace_job
-from meshwright.trainer.step.step_builder import TRAINER_STEP
 
 JOB = """
 model = { source = "llama3-8b" }
@@ -55,29 +47,18 @@ def test_formula_and_simulation_of_other_layouts_agree(tmp_path: Path, case: str
 
 def _compare(folder: Path, case: str) -> None:
     """Compare the step by component, each pipeline rank's allocated bytes, and the bytes that one microbatch moves."""
-    file = folder / "job.toml"
-    file.write_text(JOB, encoding="utf-8")
-    resolved = load_job(file, tuple(map(_override, case.split())))
-    num_ranks = resolved.job.layout.num_fixed_ranks
-    request = plan_request(resolved, Options(f"h100-ib400:{num_ranks}"))
-    layout = layout_of(resolved.job, num_ranks)
-    estimate = judge(layout, request).estimate
-    traces = trace_job(TRAINER_STEP, resolved, num_ranks, how=TraceOptions(use_cache=False))
-    timeline = simulate(traces, request.cluster)
-    expected, found = estimate.step.summed(), decompose(timeline)
-    assert timeline.step_s == pytest.approx(estimate.step.total_s, rel=MOST_OFF_STEP)
-    off = {part: (getattr(expected, part) - getattr(found, part)) / timeline.step_s for part in COMPONENTS}
-    assert {part: share for part, share in off.items() if abs(share) > MOST_OFF_STEP} == {}
-    configs = request.configs(layout_table([layout]))
-    for curve in timeline.memory:
-        stage = curve.rank * layout.pp // num_ranks
+    both = predict_both(folder, JOB, " ".join(map(_override, case.split())))
+    both.require_equal_steps(MOST_OFF_STEP)
+    layout, configs = both.layout, both.request.configs(layout_table([both.layout]))
+    for curve in both.timeline.memory:
+        stage = curve.rank * layout.pp // layout.num_ranks
         formula = footprint_of_rank(configs, stage).allocated_bytes[0]
         found_bytes = float(curve.allocated_bytes.max())
         assert found_bytes <= (1 + MOST_OFF_MEMORY) * formula, stage
         assert found_bytes >= (1 - MOST_OFF_MEMORY) * formula, stage
     if layout.pp == 1:
-        expected_bytes = float(host_activation_bytes(configs)[0]) * resolved.job.num_microbatches(layout)
-        _require_moved(traces.of_rank(0), expected_bytes)
+        expected_bytes = float(host_activation_bytes(configs)[0]) * both.resolved.job.num_microbatches(layout)
+        _require_moved(both.traces.of_rank(0), expected_bytes)
 
 
 def _require_moved(trace: Trace, num_bytes: float) -> None:

@@ -6,18 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from both_predictions import predict_both
 from calibrated_device import calibrated
-from meshwright.config.load import load_job
 from meshwright.hardware.catalogue import load_cluster
-from meshwright.planner.candidate import judge
-from meshwright.planner.read_request import Options, plan_request
-from meshwright.simulator.simulate_step import simulate
 from meshwright.spec.machine.cluster import Cluster
-from meshwright.spec.step.estimate import COMPONENTS
-from meshwright.spec.step.timeline_decomposition import decompose
-from meshwright.tracer.programs.job_steps import layout_of
-from meshwright.tracer.trace_job import TraceOptions, trace_job
-from meshwright.trainer.step.step_builder import TRAINER_STEP
 
 MOST_OFF = 0.10
 """Of the simulated step."""
@@ -28,38 +20,38 @@ train = { steps = 10, seq_len = 4096, global_batch_size = 8 }
 precision = { compute = "bfloat16" }
 layout = { activation_checkpoint = "selective", compile = true }
 """
-CASES = {
-    "layout.dp_shard=8": {},
-    "layout.dp_shard=8 layout.compile=false": {},
-    "layout.dp_shard=8 layout.activation_checkpoint=none": {},
-    "layout.dp_shard=4 layout.tp=2": {},
-    "layout.dp_shard=8 layout.loss_chunks=16": {},
-    "layout.dp_shard=4 layout.pp=2 layout.loss_chunks=16 train.global_batch_size=32": {},
-    "layout.dp_shard=4 layout.tp=2 layout.loss_chunks=16": {},
-    "layout.dp_shard=4 layout.pp=2 train.global_batch_size=32": {},
-    "layout.dp_shard=2 layout.pp=4 train.global_batch_size=32": {},
-    "layout.dp_shard=4 layout.pp=2 layout.schedule=Interleaved1F1B train.global_batch_size=32": {},
-    "layout.dp_replicate=2 layout.dp_shard=4": {},
-    "layout.dp_replicate=8 layout.dp_shard=1 model.options.num_layers=2": {},
-    "layout.dp_shard=4 layout.tp=2 layout.async_tp=true": {},
-    "layout.dp_shard=4 layout.pp=2 layout.schedule=ZBVZeroBubble train.global_batch_size=32": {},
+CASES = (
+    "layout.dp_shard=8",
+    "layout.dp_shard=8 layout.compile=false",
+    "layout.dp_shard=8 layout.activation_checkpoint=none",
+    "layout.dp_shard=4 layout.tp=2",
+    "layout.dp_shard=8 layout.loss_chunks=16",
+    "layout.dp_shard=4 layout.pp=2 layout.loss_chunks=16 train.global_batch_size=32",
+    "layout.dp_shard=4 layout.tp=2 layout.loss_chunks=16",
+    "layout.dp_shard=4 layout.pp=2 train.global_batch_size=32",
+    "layout.dp_shard=2 layout.pp=4 train.global_batch_size=32",
+    "layout.dp_shard=4 layout.pp=2 layout.schedule=Interleaved1F1B train.global_batch_size=32",
+    "layout.dp_replicate=2 layout.dp_shard=4",
+    "layout.dp_replicate=8 layout.dp_shard=1 model.options.num_layers=2",
+    "layout.dp_shard=4 layout.tp=2 layout.async_tp=true",
+    "layout.dp_shard=4 layout.pp=2 layout.schedule=ZBVZeroBubble train.global_batch_size=32",
     "layout.dp_shard=4 layout.pp=2 layout.schedule=InterleavedZeroBubble train.global_batch_size=32 "
-    "layout.compile=false layout.activation_checkpoint=none": {},
-    "layout.dp_shard=2 layout.pp=4 layout.schedule=InterleavedZeroBubble train.global_batch_size=32": {},
+    "layout.compile=false layout.activation_checkpoint=none",
+    "layout.dp_shard=2 layout.pp=4 layout.schedule=InterleavedZeroBubble train.global_batch_size=32",
     "layout.dp_shard=2 layout.pp=4 layout.schedule=InterleavedZeroBubble train.global_batch_size=32 "
-    "layout.compile=false layout.activation_checkpoint=full": {},
-    "layout.dp_shard=2 layout.cp=4 layout.cp_method=all-gather train.seq_len=16384": {},
-    "layout.dp_shard=2 layout.cp=4 layout.cp_method=ring train.seq_len=16384": {},
-    "layout.cp=8 layout.cp_method=ring train.seq_len=32768": {},
-    "layout.cp=2 layout.dp_shard=4 layout.cp_method=all-gather train.seq_len=32768": {},
-    "layout.dp_shard=1 layout.tp=8 train.seq_len=16384": {},
-    "layout.dp_shard=8 layout.ep=8 model.source=qwen3-30b-a3b model.options.num_layers=4": {},
+    "layout.compile=false layout.activation_checkpoint=full",
+    "layout.dp_shard=2 layout.cp=4 layout.cp_method=all-gather train.seq_len=16384",
+    "layout.dp_shard=2 layout.cp=4 layout.cp_method=ring train.seq_len=16384",
+    "layout.cp=8 layout.cp_method=ring train.seq_len=32768",
+    "layout.cp=2 layout.dp_shard=4 layout.cp_method=all-gather train.seq_len=32768",
+    "layout.dp_shard=1 layout.tp=8 train.seq_len=16384",
+    "layout.dp_shard=8 layout.ep=8 model.source=qwen3-30b-a3b model.options.num_layers=4",
     "layout.dp_shard=4 layout.tp=2 layout.ep=4 layout.compile=false model.source=qwen3-30b-a3b "
-    "model.options.num_layers=4": {},
+    "model.options.num_layers=4",
     "layout.dp_shard=4 layout.pp=2 layout.ep=4 layout.schedule=ZBVZeroBubble layout.compile=false "
-    "model.source=qwen3-30b-a3b model.options.num_layers=6 train.global_batch_size=32": {},
-}
-"""Overrides of the job, and what is allowed to differ by more."""
+    "model.source=qwen3-30b-a3b model.options.num_layers=6 train.global_batch_size=32",
+)
+"""Overrides of the job."""
 QUICK = "layout.dp_shard=8"
 
 
@@ -90,14 +82,5 @@ def test_every_component_agrees_on_a_calibrated_accelerator(tmp_path: Path, over
     _compare(tmp_path, overrides, cluster.replace(device=calibrated(cluster.device)))
 
 
-def _compare(folder: Path, text: str, measured: Cluster | None = None) -> None:
-    file, overrides = folder / "job.toml", tuple(text.split())
-    file.write_text(JOB, encoding="utf-8")
-    resolved = load_job(file, overrides)
-    question = plan_request(resolved, Options("h100-ib400:8"))
-    question = question if measured is None else question.with_setup(cluster=measured)
-    expected = judge(layout_of(resolved.job, 8), question).estimate.step.summed()
-    timeline = simulate(trace_job(TRAINER_STEP, resolved, 8, how=TraceOptions(use_cache=False)), question.cluster)
-    found = decompose(timeline)
-    off = {name: (getattr(expected, name) - getattr(found, name)) / timeline.step_s for name in COMPONENTS}
-    assert {name: share for name, share in off.items() if abs(share) > CASES.get(text, {}).get(name, MOST_OFF)} == {}
+def _compare(folder: Path, overrides: str, measured: Cluster | None = None) -> None:
+    predict_both(folder, JOB, overrides, measured=measured).require_equal_components(MOST_OFF)

@@ -6,16 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.config.load import load_job
-from meshwright.planner.candidate import judge
-from meshwright.planner.read_request import Options, plan_request
-from meshwright.simulator.simulate_step import simulate
-from meshwright.spec.step.estimate import COMPONENTS, Estimate
-from meshwright.spec.step.timeline_decomposition import decompose
-from meshwright.spec.trace.timeline import Timeline
-from meshwright.tracer.programs.job_steps import layout_of
-from meshwright.tracer.trace_job import TraceOptions, trace_job
-from meshwright.trainer.step.step_builder import TRAINER_STEP
+from both_predictions import predict_both
 
 JOB = """
 [model]
@@ -38,21 +29,6 @@ MOST_OFF = 0.10
 FSDP = "layout.dp_shard=8 layout.activation_checkpoint=selective"
 
 
-def _both(folder: Path, num_ranks: int, overrides: str) -> tuple[Estimate, Timeline]:
-    """Return the formula's estimate of the job, and its simulated step."""
-    file = folder / "job.toml"
-    file.write_text(JOB, encoding="utf-8")
-    resolved = load_job(file, tuple(overrides.split()))
-    request = plan_request(resolved, Options(f"h100-ib400:{num_ranks}"))
-    estimate = judge(layout_of(resolved.job, num_ranks), request).estimate
-    traces = trace_job(TRAINER_STEP, resolved, num_ranks, how=TraceOptions(use_cache=False))
-    return estimate, simulate(traces, request.cluster)
-
-
-def _allocated(timeline: Timeline) -> float:
-    return max(float(curve.allocated_bytes.max()) for curve in timeline.memory)
-
-
 @pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
@@ -66,12 +42,9 @@ def _allocated(timeline: Timeline) -> float:
     ],
 )
 def test_formulas_and_simulation_agree(tmp_path: Path, overrides: str) -> None:
-    estimate, timeline = _both(tmp_path, 8, overrides)
-    expected, found = estimate.step.summed(), decompose(timeline)
-    off = {name: (getattr(expected, name) - getattr(found, name)) / timeline.step_s for name in COMPONENTS}
-    assert {name: share for name, share in off.items() if abs(share) > MOST_OFF} == {}
-    assert timeline.step_s == pytest.approx(estimate.step.total_s, rel=MOST_OFF)
-    assert _allocated(timeline) == pytest.approx(estimate.memory.allocated_bytes, rel=0.05)
+    both = predict_both(tmp_path, JOB, overrides)
+    both.require_equal_steps(MOST_OFF)
+    assert both.allocated_bytes == pytest.approx(both.estimate.memory.allocated_bytes, rel=0.05)
 
 
 @pytest.mark.long
@@ -79,9 +52,9 @@ def test_formulas_and_simulation_agree(tmp_path: Path, overrides: str) -> None:
 def test_both_take_the_same_bytes_off_the_device(tmp_path: Path) -> None:
     sizes = "model.options.vocab_size=8192 model.options.dim=512 model.options.num_heads=8 model.options.num_kv_heads=8"
     small = f"{FSDP} {sizes} model.options.head_dim=64 model.options.ffn_dim=1536"
-    (moved, traced), (plain, other) = (
-        _both(tmp_path, 8, f"{small} memory.embedding={pool} memory.optimizer_state={pool}")
+    moved, plain = (
+        predict_both(tmp_path, JOB, f"{small} memory.embedding={pool} memory.optimizer_state={pool}")
         for pool in ("uvm", "device")
     )
-    saved = plain.memory.allocated_bytes - moved.memory.allocated_bytes
-    assert _allocated(other) - _allocated(traced) == pytest.approx(saved, rel=0.01)
+    saved = plain.estimate.memory.allocated_bytes - moved.estimate.memory.allocated_bytes
+    assert plain.allocated_bytes - moved.allocated_bytes == pytest.approx(saved, rel=0.01)

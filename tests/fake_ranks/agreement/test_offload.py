@@ -7,18 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshwright.config.load import load_job
-from meshwright.planner.candidate import judge
-from meshwright.planner.read_request import Options, plan_request
-from meshwright.simulator.simulate_step import simulate
-from meshwright.spec.step.estimate import COMPONENTS, Estimate
-from meshwright.spec.step.timeline_decomposition import decompose
-from meshwright.spec.trace.timeline import Timeline
+from both_predictions import predict_both
 from meshwright.spec.trace.trace import RecordKind, Trace
-from meshwright.tracer.programs.job_steps import layout_of
 from meshwright.tracer.programs.trace_ranks import Program, trace_ranks
-from meshwright.tracer.trace_job import TraceOptions, trace_job
-from meshwright.trainer.step.step_builder import TRAINER_STEP
 from trained_step import BUILD, arguments_of
 
 JOB = """
@@ -66,37 +57,20 @@ def test_no_state_of_the_optimizer_is_on_the_device(trace: Trace) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_formula_and_simulation_of_a_small_model_agree(tmp_path: Path) -> None:
-    estimate, timeline = _both(tmp_path, "model.options.num_layers=4 train.seq_len=1024 train.global_batch_size=2")
-    _require_equal_steps(estimate, timeline)
-    allocated = max(float(curve.allocated_bytes.max()) for curve in timeline.memory)
-    assert allocated == pytest.approx(estimate.memory.allocated_bytes, rel=MOST_OFF_MEMORY)
+    sizes = "model.options.num_layers=4 train.seq_len=1024 train.global_batch_size=2"
+    both = predict_both(tmp_path, JOB, sizes, "rtx-4090-node")
+    both.require_equal_steps(MOST_OFF_STEP)
+    assert both.allocated_bytes == pytest.approx(both.estimate.memory.allocated_bytes, rel=MOST_OFF_MEMORY)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_formula_and_simulation_of_the_planner_s_pick_agree(tmp_path: Path) -> None:
-    estimate, timeline = _both(tmp_path, "layout.compile=true")
-    _require_equal_steps(estimate, timeline)
+    both = predict_both(tmp_path, JOB, "layout.compile=true", "rtx-4090-node")
+    both.require_equal_steps(MOST_OFF_STEP)
     # Of four blocks alone, fragmentation is another share.
-    reserved = max(float(curve.reserved_bytes.max()) for curve in timeline.memory)
-    assert reserved == pytest.approx(estimate.memory.reserved_bytes, rel=MOST_OFF_MEMORY)
-
-
-def _both(folder: Path, overrides: str) -> tuple[Estimate, Timeline]:
-    """Return the formula's estimate of the job, and its simulated step."""
-    file, given = folder / "job.toml", tuple(overrides.split())
-    file.write_text(JOB, encoding="utf-8")
-    resolved = load_job(file, given)
-    question = plan_request(resolved, Options("rtx-4090-node:1"))
-    estimate = judge(layout_of(resolved.job, 1), question).estimate
-    return estimate, simulate(trace_job(TRAINER_STEP, resolved, 1, how=TraceOptions(use_cache=False)), question.cluster)
-
-
-def _require_equal_steps(estimate: Estimate, timeline: Timeline) -> None:
-    expected, found = estimate.step.summed(), decompose(timeline)
-    assert timeline.step_s == pytest.approx(estimate.step.total_s, rel=MOST_OFF_STEP)
-    off = {part: (getattr(expected, part) - getattr(found, part)) / timeline.step_s for part in COMPONENTS}
-    assert {part: share for part, share in off.items() if abs(share) > MOST_OFF_STEP} == {}
+    reserved = max(float(curve.reserved_bytes.max()) for curve in both.timeline.memory)
+    assert reserved == pytest.approx(both.estimate.memory.reserved_bytes, rel=MOST_OFF_MEMORY)
 
 
 def _bytes_of(trace: Trace, place: str) -> int:

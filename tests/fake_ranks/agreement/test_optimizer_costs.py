@@ -6,15 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from both_predictions import predict_both
 from meshwright.config.load import load_job
 from meshwright.errors import UnsupportedError
 from meshwright.planner.candidate import judge
 from meshwright.planner.read_request import Options, plan_request
-from meshwright.simulator.simulate_step import simulate
-from meshwright.spec.step.estimate import COMPONENTS
-from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.tracer.programs.job_steps import layout_of
-from meshwright.tracer.trace_job import TraceOptions, trace_job
+from meshwright.tracer.trace_job import trace_job
 from meshwright.trainer.step.step_builder import TRAINER_STEP
 
 JOB = """
@@ -41,16 +39,7 @@ MOST_OFF = 0.10
     ],
 )
 def test_formulas_and_simulation_agree(tmp_path: Path, overrides: str) -> None:
-    file = tmp_path / "job.toml"
-    file.write_text(JOB, encoding="utf-8")
-    resolved = load_job(file, tuple(overrides.split()))
-    request = plan_request(resolved, Options("h100-ib400:8"))
-    estimate = judge(layout_of(resolved.job, 8), request).estimate
-    traces = trace_job(TRAINER_STEP, resolved, 8, how=TraceOptions(use_cache=False))
-    timeline = simulate(traces, request.cluster)
-    expected, found = estimate.step.summed(), decompose(timeline)
-    off = {name: (getattr(expected, name) - getattr(found, name)) / timeline.step_s for name in COMPONENTS}
-    assert {name: share for name, share in off.items() if abs(share) > MOST_OFF} == {}
+    predict_both(tmp_path, JOB, overrides).require_equal_components(MOST_OFF)
 
 
 def test_int8_is_not_simulated(tmp_path: Path) -> None:
