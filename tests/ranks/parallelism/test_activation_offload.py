@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
+from compiler_warnings import DYNAMO_WARNINGS
 from meshwright.parallelism.saved_tensors import SavedStorage
 from meshwright.prover.differences import Record
 from meshwright.prover.record import record
@@ -16,11 +17,7 @@ from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.layout_text import parse_layout
 from run_ranks import run_ranks
 
-# torch's own compiler (2.13) looks at .grad of tensors that are not leaves, which warns, and a warning would stop it.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
-    pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated:DeprecationWarning"),
-]
+pytestmark = DYNAMO_WARNINGS
 
 LAYOUTS: dict[str, list[str]] = {
     "two ranks": [

@@ -8,16 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
+from compiler_warnings import DYNAMO_WARNINGS
 from meshwright.spec.job.validity import layout_problems
 from meshwright.spec.layout.layout_text import layout_text
 from random_layouts import Case, cases, train_both
 
-# torch's own compiler (2.13) looks at .grad of tensors that are not leaves and makes objects of autograd functions,
-# which warns, and a warning would stop it.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
-    pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated:DeprecationWarning"),
-]
+pytestmark = DYNAMO_WARNINGS
 
 FEW: dict[str, Any] = {
     "deadline": None,

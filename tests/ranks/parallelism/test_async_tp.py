@@ -19,6 +19,7 @@ from torch.distributed import _symmetric_memory
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.fx import GraphModule
 
+from compiler_warnings import COMPILER_WARNINGS
 from meshwright.log import logger
 from meshwright.parallelism.collectives import all_gather_dim, reduce_scatter_dim
 from meshwright.parallelism.tensor import tensor_parallel
@@ -81,9 +82,7 @@ def _pass_only(model: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     return compile_fx(model, inputs, inner_compile=inner)
 
 
-# torch's own compiler (2.13): see test_tensor_parallel.py.
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@COMPILER_WARNINGS
 @pytest.mark.long
 @pytest.mark.parametrize("only_pass", [True, False])
 def test_matmuls_are_joined_with_their_communication(monkeypatch: pytest.MonkeyPatch, only_pass: bool) -> None:

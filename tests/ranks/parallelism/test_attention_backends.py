@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from compiler_warnings import DYNAMO_WARNINGS
 from meshwright.prover.differences import TOLERANCES, assemble, compare
 from meshwright.prover.record import Record, record
 from meshwright.spec.job.job import Job
@@ -14,11 +15,7 @@ from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.layout_text import parse_layout
 from run_ranks import run_ranks
 
-# As in test_chunked_loss.py: of torch's own compiler.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
-    pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated:DeprecationWarning"),
-]
+pytestmark = DYNAMO_WARNINGS
 
 MASKED: dict[str, list[str]] = {
     "two ranks": [

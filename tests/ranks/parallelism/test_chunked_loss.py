@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from compiler_warnings import DYNAMO_WARNINGS
 from meshwright.models.contract import next_token_loss
 from meshwright.parallelism.chunked_loss import Chunking, chunked_loss, cross_entropy_
 from meshwright.parallelism.head import SeparateHead
@@ -21,12 +22,7 @@ from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.layout_text import parse_layout
 from run_ranks import run_ranks
 
-# torch's own compiler (2.13) looks at .grad of tensors that are not leaves and makes objects of autograd functions,
-# which warns, and a warning would stop it.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
-    pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated:DeprecationWarning"),
-]
+pytestmark = DYNAMO_WARNINGS
 
 NUM_TOKENS, WIDTH, VOCABULARY = 22, 8, 36
 BARS = {torch.float64: 1e-11, torch.float32: 2e-6, torch.bfloat16: 2e-2}

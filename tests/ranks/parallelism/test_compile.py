@@ -5,14 +5,10 @@ from typing import Any
 
 import pytest
 
+from compiler_warnings import COMPILER_WARNINGS
 from training_runs import FinishedRun, tiny_job, train_on_ranks
 
-# torch's own compiler looks at .grad of tensors that are not leaves, and makes objects of what should have none (2.13):
-# its warnings would stop it.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
+pytestmark = COMPILER_WARNINGS
 
 _DEGREES = [{"dp_shard": 2}, {"tp": 2}]
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.distributed.tensor import DTensor
 
+from compiler_warnings import COMPILER_WARNINGS
 from meshwright.parallelism.torch_private.torch_compat import local_box
 from meshwright.parallelism.torch_private.torch_compile_count import compile_count
 from meshwright.spec.job.job import Job
@@ -20,11 +21,7 @@ from meshwright.trainer.step.training import Training
 from run_ranks import run_ranks
 from training_runs import tiny_job, train_on_ranks
 
-# torch's own compiler (2.13): see test_compile.py.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
+pytestmark = COMPILER_WARNINGS
 
 _NUM_STEPS = 4
 _SMALL = {"dim": 36, "num_layers": 2, "num_heads": 3, "head_dim": 12}

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from compiler_warnings import DYNAMO_WARNINGS
 from meshwright.errors import MeshwrightError
 from meshwright.models.attention.causal_attention import CausalAttention
 from meshwright.parallelism.activation_checkpoint import checkpoint_blocks
@@ -205,10 +206,7 @@ def test_selective_recomputation_keeps_what_a_ring_came_to() -> None:
     assert (none, selective, full) == ([10] * 4, [10] * 4, [13] * 4)
 
 
-# torch's own compiler looks at .grad of tensors that are not leaves, and makes objects of autograd functions (2.13):
-# its warnings would stop it.
-@pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@DYNAMO_WARNINGS
 @pytest.mark.long
 @pytest.mark.parametrize("policy", ["none", "selective"])
 @pytest.mark.parametrize("method", ["all-gather", "ulysses"])

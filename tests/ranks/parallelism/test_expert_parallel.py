@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 
+from compiler_warnings import DYNAMO_WARNINGS
 from meshwright.models.build import build_architecture
 from meshwright.parallelism.apply import parallelize
 from meshwright.parallelism.context.context_parallel import sequence_indices
@@ -253,8 +254,7 @@ def test_ranks_whose_experts_no_token_chooses_take_part(num_shared_experts: int)
 )
 # What torch's own compiler does (2.13), and a warning would stop it.
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-@pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")
+@DYNAMO_WARNINGS
 def test_recomputed_and_compiled_experts_compute_the_same(how: dict[str, Any]) -> None:
     check(Case(GROUPED), 4, {"dp_shard": 2, "tp": 2, "ep": 4, **how}, num_steps=2)
 

@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 import torch
 
+from compiler_warnings import COMPILER_WARNINGS
 from meshwright.checkpoint.parameter_hash import parameter_hash
 from meshwright.parallelism import apply
 from meshwright.parallelism.pipeline import pipeline
@@ -24,9 +25,7 @@ Found = tuple[list[float], list[float], float, str]
 """Losses, gradient norms, the loss of a validation, the hash of the parameters."""
 
 
-# torch's own compiler (2.13): see test_compile.py.
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@COMPILER_WARNINGS
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
 @pytest.mark.parametrize("layout", [{}, pytest.param(_BLOCKS, marks=pytest.mark.long)], ids=["eager", "compiled"])
 def test_the_captured_step_trains_to_the_same_bits(tmp_path: Path, compute: str, layout: dict[str, Any]) -> None:

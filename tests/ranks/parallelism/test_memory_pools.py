@@ -12,6 +12,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from compiler_warnings import DYNAMO_WARNINGS
 from meshwright.memory.managed_pool import ManagedPool
 from meshwright.memory.memory_pools import MemoryPools
 from meshwright.prover.differences import Record
@@ -22,11 +23,7 @@ from meshwright.spec.layout.layout_text import parse_layout
 from run_ranks import run_ranks
 from training_runs import FinishedRun, tiny_job, train_on_this_rank
 
-# torch's own compiler (2.13) looks at .grad of tensors that are not leaves, which warns, and a warning would stop it.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
-    pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated:DeprecationWarning"),
-]
+pytestmark = DYNAMO_WARNINGS
 
 SECTION = MemorySection(embedding="uvm", optimizer_state="uvm")
 # 263 rows are no multiple of any degree here.

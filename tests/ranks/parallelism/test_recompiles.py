@@ -10,6 +10,7 @@ import torch
 from torch import distributed as dist
 from torch._dynamo.utils import counters
 
+from compiler_warnings import COMPILER_WARNINGS
 from meshwright.parallelism.torch_private.torch_compile_count import compile_count
 from meshwright.spec.job.job import Job
 from meshwright.trainer.launch.ranks import Ranks
@@ -17,11 +18,7 @@ from meshwright.trainer.step.training import Training
 from run_ranks import run_ranks
 from training_runs import TINY_MODEL, tiny_job
 
-# torch's own compiler (2.13): see test_compile.py.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
+pytestmark = COMPILER_WARNINGS
 
 _NUM_STEPS = 4
 _SECTIONS: dict[str, dict[str, Any]] = {

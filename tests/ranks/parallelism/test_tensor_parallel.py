@@ -8,18 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from compiler_warnings import DYNAMO_WARNINGS
 from meshwright.models.contract import next_token_loss
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.architecture import LlamaArchitecture
 from run_ranks import run_ranks
 from tensor_parity import TINY, Found, meta_model, of_one_process, of_this_rank, worst
 
-# torch's own compiler (2.13) looks at .grad of tensors that are not leaves and makes objects of autograd functions,
-# which warns, and a warning would stop it.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
-    pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated:DeprecationWarning"),
-]
+pytestmark = DYNAMO_WARNINGS
 
 _COMPILED = {"compile": True, "compile_backend": "aot_eager"}
 

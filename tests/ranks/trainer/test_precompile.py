@@ -10,6 +10,7 @@ import torch
 from torch import distributed as dist
 from torch._dynamo.utils import counters
 
+from compiler_warnings import COMPILER_WARNINGS
 from meshwright.app.precompile import precompile
 from meshwright.config.write import to_toml
 from meshwright.errors import ConfigError
@@ -21,11 +22,7 @@ from meshwright.trainer.step.training import Training
 from run_ranks import run_ranks
 from training_runs import tiny_job
 
-# torch's own compiler (2.13): see test_compile.py.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
+pytestmark = COMPILER_WARNINGS
 
 
 def job_file(folder: Path, **layout: Any) -> Path:

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from compiler_warnings import COMPILER_WARNINGS
 from meshwright.parallelism.torch_private.torch_compiler import save_meshes_last
 
 
@@ -38,9 +39,7 @@ def mesh() -> Iterator[DeviceMesh]:
     dist.destroy_process_group()
 
 
-# torch's own compiler (2.13): see tests/ranks/parallelism/test_tensor_parallel.py.
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@COMPILER_WARNINGS
 def test_a_compiled_block_drops_the_same_again(mesh: DeviceMesh) -> None:
     save_meshes_last()
     model = _Drops(mesh)
