@@ -82,3 +82,18 @@ def train_on_ranks(
     """Train `job` into `folder` on `num_ranks` gloo ranks."""
     codes = run_ranks(train_on_this_rank, num_ranks, job, str(folder), resume, timeout_s=timeout_s)
     return FinishedRun(folder, codes)
+
+
+def train_all(jobs: list[dict[str, Any]], folders: list[str]) -> list[int]:
+    """Train one job after another in one process group and return the exit codes."""
+    return [train_on_this_rank(job, folder, False) for job, folder in zip(jobs, folders, strict=True)]
+
+
+def train_all_on_ranks(folder: Path, num_ranks: int, cases: list[dict[str, dict[str, Any]]]) -> list[FinishedRun]:
+    """Train tiny jobs of three steps with the sections of `cases`, all in one process group."""
+    train = {"steps": 3, "global_batch_size": 4}
+    jobs = [tiny_job(folder, train=train, checkpoint={"interval": 0}, **sections) for sections in cases]
+    folders = [folder / f"{num_ranks}-{index}" for index in range(len(cases))]
+    for codes in run_ranks(train_all, num_ranks, jobs, list(map(str, folders))):
+        assert codes == [0] * len(cases)
+    return [FinishedRun(one, [0]) for one in folders]

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from compiler_warnings import DYNAMO_WARNINGS
-from meshwright.prover.differences import TOLERANCES, assemble, compare
-from meshwright.prover.record import Record, record
-from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.layout_text import parse_layout
-from run_ranks import run_ranks
+from recorded_jobs import require_as_one_process, sums_job
 
 pytestmark = DYNAMO_WARNINGS
 
@@ -41,38 +37,11 @@ PLAIN = ["tp=2,attention_backend=flash", "cp=2,cp_method=ulysses,attention_backe
 """Those of one without, since flash attention takes no mask."""
 
 
-def _job(folder: Path, layout: Layout, *, is_masked: bool) -> Job:
-    corpus = folder / "sums.txt"
-    corpus.write_text("".join(f"{n} times {n} is {n * n}\n" for n in range(3000)))
-    sizes: dict[str, Any] = {"vocab_size": 264, "dim": 16, "num_layers": 4, "num_heads": 4, "num_kv_heads": 2}
-    sizes |= {"head_dim": 4, "ffn_dim": 24} | ({"sliding_window": 9} if is_masked else {})
-    return Job.from_dict(
-        {
-            "model": {"source": "llama-1m", "options": sizes},
-            "data": {"source": str(corpus), "mask_documents": is_masked, "cache_dir": str(folder / "cache")},
-            "train": {"steps": 2, "seq_len": 32, "global_batch_size": 8},
-            # As the prover has it: a usual eps makes of rounding in a gradient of zero a step like any other.
-            "optimizer": {"eps": 1e-2, "learning_rate": 1e-2, "warmup_steps": 0, "max_grad_norm": 0.5},
-            "precision": {"compute": "float64"},
-            "layout": layout.to_dict(),
-        }
-    )
-
-
-def _records(jobs: list[Job]) -> list[Record]:
-    return [record(job, "cpu", None, False)[0] for job in jobs]
-
-
 def _require_equal(folder: Path, texts: list[str], *, is_masked: bool) -> None:
-    layouts = [parse_layout(text) for text in texts]
-    [[alone]] = run_ranks(_records, 1, [_job(folder, Layout(), is_masked=is_masked)])
-    jobs = [_job(folder, layout, is_masked=is_masked) for layout in layouts]
-    of_ranks = run_ranks(_records, layouts[0].num_ranks, jobs)
-    for number, job in enumerate(jobs):
-        whole = assemble([records[number] for records in of_ranks])
-        assert whole.unequal_copies == []
-        differences = compare(whole, assemble([alone]), TOLERANCES["float64"])
-        assert all(one.relative <= one.bar for one in differences), (job.layout, differences)
+    layouts = [Layout(), *(parse_layout(text) for text in texts)]
+    sizes = {"sliding_window": 9} if is_masked else {}
+    alone, *jobs = [sums_job(folder, layout, sizes, is_masked=is_masked) for layout in layouts]
+    require_as_one_process(jobs, [alone], layouts[1].num_ranks)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -15,11 +15,9 @@ from compiler_warnings import DYNAMO_WARNINGS
 from meshwright.models.contract import next_token_loss
 from meshwright.parallelism.chunked_loss import Chunking, chunked_loss, cross_entropy_
 from meshwright.parallelism.head import SeparateHead
-from meshwright.prover.differences import TOLERANCES, assemble, compare
-from meshwright.prover.record import Record, record
-from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.layout_text import parse_layout
+from recorded_jobs import require_as_one_process, sums_job
 from run_ranks import run_ranks
 
 pytestmark = DYNAMO_WARNINGS
@@ -119,39 +117,17 @@ LAYOUTS: dict[str, list[str]] = {
 }
 
 
-def _job(folder: Path, layout: Layout, precision: str, *, ties: bool) -> Job:
-    corpus = folder / "sums.txt"
-    corpus.write_text("".join(f"{n} times {n} is {n * n}\n" for n in range(3000)))
-    sizes: dict[str, Any] = {"vocab_size": 264, "dim": 16, "num_layers": 4, "num_heads": 4, "tie_embeddings": ties}
-    sizes |= {"num_kv_heads": 2, "head_dim": 4, "ffn_dim": 24}
-    return Job.from_dict(
-        {
-            "model": {"source": "llama-1m", "options": sizes},
-            "data": {"source": str(corpus), "mask_documents": True, "cache_dir": str(folder / "cache")},
-            "train": {"steps": 2, "seq_len": 32, "global_batch_size": 8},
-            # As the prover has it: a usual eps makes of rounding in a gradient of zero a step like any other.
-            "optimizer": {"eps": 1e-2, "learning_rate": 1e-2, "warmup_steps": 0, "max_grad_norm": 0.5},
-            "precision": {"compute": precision},
-            "layout": layout.to_dict(),
-        }
-    )
-
-
-def _records(jobs: list[Job]) -> list[Record]:
-    return [record(job, "cpu", None, False)[0] for job in jobs]
-
-
 def _require_equal(folder: Path, layouts: list[Layout], precision: str) -> None:
     """Compare each layout, each with a tied head and one of its own, with one process that has all logits at once."""
-    kinds = (False, True)
-    [alone] = run_ranks(_records, 1, [_job(folder, Layout(), precision, ties=ties) for ties in kinds])
-    jobs = [_job(folder, layout, precision, ties=ties) for layout in layouts for ties in kinds]
-    of_ranks = run_ranks(_records, layouts[0].num_ranks, jobs)
-    for number, job in enumerate(jobs):
-        whole, one = assemble([records[number] for records in of_ranks]), assemble([alone[number % len(kinds)]])
-        assert whole.unequal_copies == []
-        differences = compare(whole, one, TOLERANCES[precision])
-        assert all(one.relative <= one.bar for one in differences), (job.layout, job.model.options, differences)
+    alone, jobs = (
+        [
+            sums_job(folder, layout, {"tie_embeddings": ties}, precision=precision)
+            for layout in group
+            for ties in (False, True)
+        ]
+        for group in ([Layout()], layouts)
+    )
+    require_as_one_process(jobs, alone, layouts[0].num_ranks)
 
 
 @pytest.mark.parametrize(

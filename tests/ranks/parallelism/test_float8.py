@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.checkpoint.examine.contents import stored_tensors
 from run_ranks import run_ranks
-from training_runs import FinishedRun, tiny_job, train_on_this_rank
+from training_runs import FinishedRun, tiny_job, train_all_on_ranks, train_on_this_rank
 
 pytest.importorskip("torchao", reason="needs meshwright[torchao]")
 
@@ -21,28 +21,11 @@ Case = tuple[str, dict[str, Any]]
 """The recipe and the layout of a run."""
 
 
-def _train_all(cases: list[Case], names: list[str], folder: str, precision: dict[str, Any]) -> list[int]:
-    """Train one job after another in one process group."""
-    codes = []
-    for (recipe, layout), name in zip(cases, names, strict=True):
-        job = tiny_job(
-            Path(folder),
-            model=MODEL,
-            layout=layout,
-            precision={"float8": recipe, **precision},
-            train={"steps": 3, "global_batch_size": 4},
-            checkpoint={"interval": 0},
-        )
-        codes.append(train_on_this_rank(job, f"{folder}/{name}", False))
-    return codes
-
-
 def _finished(folder: Path, num_ranks: int, cases: list[Case], **precision: Any) -> list[FinishedRun]:
-    names = [f"{num_ranks}-{index}" for index in range(len(cases))]
-    tiny_job(folder)  # writes the text that all ranks read
-    for codes in run_ranks(_train_all, num_ranks, cases, names, str(folder), precision):
-        assert codes == [0] * len(cases)
-    return [FinishedRun(folder / name, [0]) for name in names]
+    sections = [
+        {"model": MODEL, "layout": layout, "precision": {"float8": recipe, **precision}} for recipe, layout in cases
+    ]
+    return train_all_on_ranks(folder, num_ranks, sections)
 
 
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")

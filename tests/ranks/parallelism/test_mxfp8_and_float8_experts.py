@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from run_ranks import run_ranks
-from training_runs import FinishedRun, tiny_job, train_on_this_rank
+from training_runs import FinishedRun, train_all_on_ranks
 
 pytest.importorskip("torchao", reason="needs meshwright[torchao]")
 pytestmark = pytest.mark.long
@@ -31,28 +30,9 @@ Case = tuple[dict[str, Any], dict[str, Any]]
 """The precision and the layout of a run."""
 
 
-def _train_all(cases: list[Case], names: list[str], folder: str) -> list[int]:
-    """Train one job after another in one process group."""
-    codes = []
-    for (precision, layout), name in zip(cases, names, strict=True):
-        job = tiny_job(
-            Path(folder),
-            model=MODEL,
-            layout=layout,
-            precision=precision,
-            train={"steps": 3, "global_batch_size": 4},
-            checkpoint={"interval": 0},
-        )
-        codes.append(train_on_this_rank(job, f"{folder}/{name}", False))
-    return codes
-
-
 def _finished(folder: Path, num_ranks: int, cases: list[Case]) -> list[FinishedRun]:
-    names = [f"{num_ranks}-{index}" for index in range(len(cases))]
-    tiny_job(folder)  # writes the text that all ranks read
-    for codes in run_ranks(_train_all, num_ranks, cases, names, str(folder)):
-        assert codes == [0] * len(cases)
-    return [FinishedRun(folder / name, [0]) for name in names]
+    sections = [{"model": MODEL, "layout": layout, "precision": precision} for precision, layout in cases]
+    return train_all_on_ranks(folder, num_ranks, sections)
 
 
 MXFP8 = {"float8": "mxfp8"}

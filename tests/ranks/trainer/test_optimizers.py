@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from meshwright.prover.differences import TOLERANCES, assemble, compare
-from meshwright.prover.record import Record, record
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import Layout, LayoutRequest
+from recorded_jobs import require_as_one_process
 from run_ranks import run_ranks
 from training_runs import TINY_MODEL, FinishedRun, tiny_job, train_on_this_rank
 
@@ -55,19 +54,10 @@ def job_of(folder: Path, case: Case, layout: Layout) -> Job:
     return Job.from_dict({**values, "model": model, "layout": LayoutRequest(**layout.to_dict()).to_dict()})
 
 
-def record_all(jobs: list[Job]) -> list[Record]:
-    return [record(job, "cpu", None, False)[0] for job in jobs]
-
-
 @pytest.mark.parametrize("cases", [CASES, pytest.param(MORE, marks=pytest.mark.long)], ids=["few", "more"])
 def test_every_layout_updates_as_one_process(tmp_path: Path, cases: list[Case]) -> None:
-    (alone,) = run_ranks(record_all, 1, [job_of(tmp_path, case, Layout()) for case in cases])
-    shared = run_ranks(record_all, 4, [job_of(tmp_path, case, case[2]) for case in cases])
-    for number, case in enumerate(cases):
-        whole = assemble([of_rank[number] for of_rank in shared])
-        differences = compare(whole, assemble([alone[number]]), TOLERANCES["float64"])
-        assert not whole.unequal_copies, case
-        assert all(one.relative <= one.bar for one in differences), (case, differences)
+    alone = [job_of(tmp_path, case, Layout()) for case in cases]
+    require_as_one_process([job_of(tmp_path, case, case[2]) for case in cases], alone, 4)
 
 
 def train_all(runs: list[tuple[dict[str, Any], str, bool]]) -> list[int]:
