@@ -193,14 +193,15 @@ def test_a_class_without_a_table_is_refused_with_the_way_out(tmp_path: Path) -> 
     assert not (tmp_path / "out").exists()
 
 
-def test_damage_leaves_no_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("write", [export, export_dcp])
+def test_damage_leaves_no_folder(tmp_path: Path, write: Callable[[Path, Path], object]) -> None:
     write_run(tmp_path / "run", architecture())
     path = Run(tmp_path / "run").checkpoint(3) / "rank-00000.bin"
     data = bytearray(path.read_bytes())
     data[-3] ^= 4
     path.write_bytes(data)
     with pytest.raises(CheckpointError, match=r"rank-00000\.bin is damaged"):
-        export(tmp_path / "run", tmp_path / "out")
+        write(tmp_path / "run", tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 

@@ -1,11 +1,11 @@
 """The catalogue: what ships is complete and sourced; the user's own entries win; bad files name file and field."""
 
 import logging
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
+from catalogue_entries import MY_CLUSTER, SHIPPED
 from meshwright.errors import ConfigError
 from meshwright.hardware.catalogue import (
     CATALOGUE_VARIABLE,
@@ -20,10 +20,6 @@ from meshwright.hardware.catalogue import (
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.machine.device import Device
 
-SHIPPED = {
-    kind: sorted(file.name.removesuffix(".toml") for file in (files("meshwright.hardware") / kind).iterdir())
-    for kind in ("devices", "clusters")
-}
 MY_DEVICE = """
 title = "My X1"
 vendor = "me"
@@ -38,32 +34,6 @@ title = "X1 datasheet"
 date = "2026-01"
 kind = "datasheet"
 """
-MY_CLUSTER = """
-title = "My rack"
-device = "x1"
-num_devices = 16
-devices_per_node = 8
-num_nics_per_node = 2
-source = "wiki"
-
-[inter_node]
-name = "Ethernet"
-bytes_per_s = { value = "100 Gb/s", source = "wiki" }
-
-[sources.wiki]
-title = "our wiki"
-date = "2026"
-kind = "reported"
-"""
-
-
-@pytest.fixture(autouse=True)
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty catalogue of the user's own, so that no test sees this machine's."""
-    for kind in ("devices", "clusters"):
-        (tmp_path / kind).mkdir()
-    monkeypatch.setenv(CATALOGUE_VARIABLE, str(tmp_path))
-    return tmp_path
 
 
 @pytest.mark.parametrize("name", SHIPPED["devices"])

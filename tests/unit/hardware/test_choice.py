@@ -6,18 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from catalogue_entries import MY_CLUSTER
 from meshwright.errors import ConfigError
-from meshwright.hardware.catalogue import CATALOGUE_VARIABLE, cluster_names, device_names, load_cluster, load_device
+from meshwright.hardware.catalogue import cluster_names, device_names, load_cluster, load_device
 from meshwright.hardware.choice import choose_cluster
-
-
-@pytest.fixture(autouse=True)
-def mine(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty catalogue of the user's own, so that no test sees this machine's."""
-    folder = tmp_path_factory.mktemp("mine")
-    (folder / "clusters").mkdir()
-    monkeypatch.setenv(CATALOGUE_VARIABLE, str(folder))
-    return folder
 
 
 def test_a_cluster_and_a_count() -> None:
@@ -92,23 +84,6 @@ def test_what_means_nothing_is_told(text: str, message: str) -> None:
 
 
 def test_the_users_usual_cluster_comes_before_ours(mine: Path) -> None:
-    text = """
-title = "My H100 racks"
-device = "h100-sxm"
-num_devices = 16
-devices_per_node = 8
-num_nics_per_node = 2
-is_usual = true
-source = "wiki"
-
-[inter_node]
-name = "Ethernet"
-bytes_per_s = { value = "100 Gb/s", source = "wiki" }
-
-[sources.wiki]
-title = "our wiki"
-date = "2026"
-kind = "reported"
-"""
+    text = MY_CLUSTER.replace('"x1"', '"h100-sxm"\nis_usual = true')
     (mine / "clusters" / "rack.toml").write_text(text)
     assert choose_cluster("h100:16").name == "rack"

@@ -1,26 +1,15 @@
 """What write makes of an entry, entry reads back."""
 
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from catalogue_entries import SHIPPED
 from meshwright.hardware import quantity
-from meshwright.hardware.catalogue import CATALOGUE_VARIABLE, load_cluster, load_device
+from meshwright.hardware.catalogue import load_cluster, load_device
 from meshwright.hardware.entry import build_cluster, cluster_toml, device_toml, read_cluster_values, read_device
-
-SHIPPED = {
-    kind: sorted(file.name.removesuffix(".toml") for file in (files("meshwright.hardware") / kind).iterdir())
-    for kind in ("devices", "clusters")
-}
-
-
-@pytest.fixture(autouse=True)
-def mine(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty catalogue of the user's own, so that no test sees this machine's."""
-    monkeypatch.setenv(CATALOGUE_VARIABLE, str(tmp_path_factory.mktemp("mine")))
 
 
 @pytest.mark.parametrize("name", SHIPPED["devices"])
