@@ -9,8 +9,8 @@ import torch
 
 import meshwright.checkpoint.format.durable
 from meshwright.checkpoint.checkpoint import save
-from meshwright.checkpoint.collect_garbage import garbage_of, remove_all
 from meshwright.checkpoint.examine.describe_run import describe_run
+from meshwright.checkpoint.prune import garbage_of, remove_all
 from meshwright.checkpoint.reshard import reshard
 from meshwright.errors import ConfigError
 from meshwright.spec.run.retention import RetentionRule

@@ -19,11 +19,11 @@ from meshwright.app.results.checkpoint_results import (
     VerificationResult,
 )
 from meshwright.app.results.result import viewed
-from meshwright.checkpoint.collect_garbage import garbage_of, remove_all
 from meshwright.checkpoint.examine.contents import summarize
 from meshwright.checkpoint.examine.describe_run import describe_run
 from meshwright.checkpoint.examine.verify import verify_checkpoint
 from meshwright.checkpoint.format.find_checkpoint import find_checkpoint
+from meshwright.checkpoint.prune import garbage_of, remove_all
 from meshwright.errors import ConfigError
 from meshwright.fault_tolerance.evidence import is_running
 from meshwright.spec.run.retention import RetentionRule
