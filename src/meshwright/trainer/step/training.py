@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from meshwright.checkpoint.checkpoint import load, load_newest
+from meshwright.checkpoint.checkpoint import load_newest
 from meshwright.checkpoint.hf.hf_model import BuiltInModel, HfModel
 from meshwright.checkpoint.hf.own_model import OwnModel, has_format
 from meshwright.checkpoint.hf.weights import load_hf_weights
@@ -98,21 +98,12 @@ class Training:
             MODEL_FIELDS: None if architecture is None else fields_unseen_in_shapes(architecture),
         }
 
-    def load(self, run: Run, step: int) -> None:
-        """Load the state after `step`, saved by any number of ranks; a collective."""
-        metadata: dict[str, Any] = load(run.checkpoint(step), self.state())
-        self._check(metadata)
-
     def load_newest(self, run: Run) -> int:
         """Load the newest checkpoint that is as it was saved and return its step, 0 without one; a collective."""
         found = load_newest(run, self.state())
         if found is None:
             return 0
         step, metadata = found
-        self._check(metadata)
-        return step
-
-    def _check(self, metadata: dict[str, Any]) -> None:
         if (changed := differing_fields(metadata.get(MODEL_FIELDS), resolve_architecture(self.job.model))) is not None:
             raise ConfigError(
                 f"the model is not that of the checkpoint: {changed}: a run keeps its model, so set it back, or start "
@@ -120,6 +111,7 @@ class Training:
             )
         share_tied(self.model, self.meshes)
         check_resumable(metadata["position"], self.loader.position)
+        return step
 
     def state(self) -> dict[str, Any]:
         """Return the tensors of a checkpoint: this rank's shards of parameters, buffers and optimizer state."""
