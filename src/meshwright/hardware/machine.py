@@ -61,6 +61,12 @@ def resident_bytes() -> int:
     statistics = Path("/proc/self/statm")
     if statistics.exists():
         return int(statistics.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return peak_resident_bytes()
+
+
+def peak_resident_bytes() -> int:
+    """Return the most memory that this process has had resident so far, bytes."""
+    # Linux counts in KiB, macOS in bytes.
     unit_bytes = 1 if sys.platform == "darwin" else KiB
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes
 

@@ -93,6 +93,12 @@ def require_scalar(loss: object) -> None:
     )
 
 
+def is_stage_without_blocks(model: nn.Module) -> bool:
+    """Return whether `model` is a pipeline stage that has none of the model's blocks."""
+    blocks = blocks_of(model)
+    return len(blocks) > 0 and all(block is None for block in blocks)
+
+
 def blocks_of(model: nn.Module) -> nn.ModuleList:
     """Return the model's `blocks`, or an empty list if it has none and is one unit."""
     blocks = getattr(model, "blocks", None)

@@ -8,7 +8,7 @@ from meshwright.models.attention.flex_attention import FlexAttention
 from meshwright.models.attention.sdpa_attention import SdpaAttention
 from meshwright.models.attention.sparse_backend import SparseAttention
 from meshwright.models.attention.varlen_attention import VarlenAttention
-from meshwright.models.contract import blocks_of
+from meshwright.models.contract import is_stage_without_blocks
 from meshwright.spec.layout.attention_backend import AttentionBackend
 
 WHOLE_SEQUENCE = (CausalAttention, SdpaAttention, FlexAttention, VarlenAttention)
@@ -20,9 +20,7 @@ def apply_attention_backend(model: nn.Module, backend: AttentionBackend) -> None
     if backend == "auto":
         return
     found = {name: module for name, module in model.named_modules() if type(module) is CausalAttention}
-    blocks = blocks_of(model)
-    is_stage_without_blocks = len(blocks) > 0 and all(block is None for block in blocks)
-    if not found and not is_stage_without_blocks:
+    if not found and not is_stage_without_blocks(model):
         raise UnsupportedError(
             f'layout.attention_backend = "{backend}": {type(model).__name__} computes attention by itself; give it '
             "modules of meshwright.models.attention.causal_attention.CausalAttention, or set layout.attention_backend "

@@ -30,7 +30,7 @@ from meshwright.models.attention.causal_attention import (
     same_document,
     with_sink_scores,
 )
-from meshwright.models.contract import blocks_of
+from meshwright.models.contract import is_stage_without_blocks
 from meshwright.parallelism.collectives import all_gather_autograd, all_gather_dim, exchange_rows
 from meshwright.parallelism.context.ring_attention import RingAttention
 from meshwright.parallelism.mesh import Meshes
@@ -46,9 +46,7 @@ def apply_context_parallel(model: nn.Module, meshes: Meshes, seq_len: int) -> No
     # Raises for a sequence that cannot be split, before training.
     sequence_indices(seq_len, meshes.rank("cp"), layout.cp, layout.cp_method)
     attentions = {name: module for name, module in model.named_modules() if type(module) in WHOLE_SEQUENCE}
-    blocks = blocks_of(model)
-    is_stage_without_blocks = len(blocks) > 0 and all(block is None for block in blocks)
-    if not is_stage_without_blocks:
+    if not is_stage_without_blocks(model):
         _require_splittable(model, attentions, layout.cp)
     for name, attention in attentions.items():
         model.set_submodule(name, _shared(attention, layout.cp_method, meshes.group("cp")))

@@ -1,22 +1,18 @@
 """precompile_rank: what each rank of `meshwright precompile` does: one step of the job, and what it compiled saved."""
 
-import os
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import distributed as dist
 
 from meshwright.parallelism.torch_private.torch_compat import silence_known_warnings
 from meshwright.parallelism.torch_private.torch_compile_count import compile_count
 from meshwright.spec.job.job import Job
 from meshwright.trainer.launch.compile_cache import CacheKey, save_cache
-from meshwright.trainer.launch.ranks import Ranks, choose_device_type
-from meshwright.trainer.optimizer.optimizer import build_optimizer
+from meshwright.trainer.launch.ranks import Ranks
 from meshwright.trainer.step.build_step import constant_microbatches
-from meshwright.trainer.step.train_step import TrainStep
-from meshwright.trainer.step.training import build_pipeline
+from meshwright.trainer.step.training import build_pipeline, build_train_step
 
 
 class Precompiled(NamedTuple):
@@ -39,10 +35,7 @@ def precompile_rank(job_text: str, module_dir: str, folder: str, num_threads: in
     # Code of the job's own is found in its folder.
     sys.path.insert(0, module_dir)
     job = Job.from_json(job_text)
-    device = torch.device(choose_device_type(job.run))
-    if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    ranks = Ranks(dist.get_rank(), dist.get_world_size(), device)
+    ranks = Ranks.joined(job.run)
     _run(job, ranks)
     count = compile_count()
     return Precompiled(count.num_graphs, count.wall_s, save_cache(Path(folder), CacheKey.of(job, ranks), ranks))
@@ -51,10 +44,7 @@ def precompile_rank(job_text: str, module_dir: str, folder: str, num_threads: in
 def _run(job: Job, ranks: Ranks) -> None:
     """Run a step of two microbatches at most, and validate on them if the job does; a collective."""
     meshes, pipeline, _ = build_pipeline(job, ranks)
-    assert pipeline.stages.pools is not None
-    backend, pool = meshes.layout.optimizer_backend, pipeline.stages.pools.optimizer_state
-    optimizer = build_optimizer(pipeline.stages, job.optimizer, backend, pool)
-    step = TrainStep(job, pipeline.stages, meshes, optimizer, pipeline)
+    step = build_train_step(job, meshes, pipeline)
     count = min(2, job.num_microbatches(meshes.layout))
     pipeline.set_schedule(pipeline.schedule.of_microbatches(range(count)))
     microbatches = constant_microbatches(job, count, meshes.layout.microbatch_size)

@@ -1,20 +1,18 @@
 """profile_rank: what each rank of `meshwright profile` does: steps of the job, the last of them profiled."""
 
-import os
 import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import distributed as dist
 
 from meshwright.parallelism.torch_private.torch_compat import silence_known_warnings
 from meshwright.profiler.window import ProfilerWindow
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.run import Run
 from meshwright.trainer.launch.compile_cache import load_cache
-from meshwright.trainer.launch.ranks import Ranks, choose_device_type
+from meshwright.trainer.launch.ranks import Ranks
 from meshwright.trainer.run.loop import PeakFlops, take_step
 from meshwright.trainer.step.training import Training
 
@@ -59,10 +57,7 @@ def profile_rank(order: ProfileOrder) -> list[float]:
     # Code of the job's own is found in its folder.
     sys.path.insert(0, order.module_dir)
     job = Job.from_json(order.job)
-    device = torch.device(choose_device_type(job.run))
-    if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    ranks = Ranks(dist.get_rank(), dist.get_world_size(), device)
+    ranks = Ranks.joined(job.run)
     if job.layout.compiles_anything:
         load_cache(job, Run(order.run_dir), ranks)
     training, speed, steps_s = Training.build(job, ranks), PeakFlops(None, None, None), []

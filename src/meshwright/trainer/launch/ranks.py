@@ -93,6 +93,14 @@ class Ranks:
             raise
         return cls(rank, num_ranks, device, own_store)
 
+    @classmethod
+    def joined(cls, section: RunSection) -> Self:
+        """Return this process's place in a process group that exists, as run_ranks makes one."""
+        device = torch.device(choose_device_type(section))
+        if device.type == "cuda":
+            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        return cls(dist.get_rank(), dist.get_world_size(), device)
+
     @staticmethod
     def _own_device(device_type: str, local_rank: int) -> torch.device:
         if device_type == "cpu":

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import resource
 import signal
-import sys
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from meshwright.errors import ExitCode
 from meshwright.fault_tolerance.hang_watch import HangWatch
 from meshwright.fault_tolerance.stop_request import StopRequest
 from meshwright.hardware.catalogue import load_device, recognise_device
+from meshwright.hardware.machine import peak_resident_bytes
 from meshwright.log import logger
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters
 from meshwright.profiler.window import ProfilerWindow
@@ -38,7 +37,7 @@ from meshwright.trainer.run.open_run import open_recorder
 from meshwright.trainer.run.run_checkpoints import RunCheckpoints
 from meshwright.trainer.run.run_recorder import RunRecorder, StepMetrics
 from meshwright.trainer.step.training import Training
-from meshwright.units import KiB, counted, format_count
+from meshwright.units import counted, format_count
 
 
 def train(job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate | None = None) -> ExitCode:
@@ -239,6 +238,4 @@ def peak_memory_bytes(device: torch.device) -> int:
     """Return this rank's peak memory in bytes: allocated on a CUDA device, resident on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    # Linux counts in KiB, macOS in bytes.
-    unit_bytes = 1 if sys.platform == "darwin" else KiB
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes
+    return peak_resident_bytes()

@@ -11,9 +11,7 @@ from meshwright.models.attention.attention_choice import state_document_length
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.user_object import is_object_source
 from meshwright.trainer.launch.ranks import Ranks
-from meshwright.trainer.optimizer.optimizer import build_optimizer
-from meshwright.trainer.step.train_step import TrainStep
-from meshwright.trainer.step.training import build_pipeline
+from meshwright.trainer.step.training import build_pipeline, build_train_step
 
 
 def build_step(device: torch.device, rank: int, world_size: int, job: str, folder: str) -> Callable[[], None]:
@@ -46,10 +44,7 @@ def _build(job: Job, ranks: Ranks, chosen: Sequence[int] | None = None) -> Calla
     meshes, pipeline, _ = build_pipeline(job, ranks, chosen)
     if job.data.mask_documents:
         state_document_length(pipeline.stages, job.data.document_tokens)
-    assert pipeline.stages.pools is not None
-    backend, pool = meshes.layout.optimizer_backend, pipeline.stages.pools.optimizer_state
-    optimizer = build_optimizer(pipeline.stages, job.optimizer, backend, pool)
-    step = TrainStep(job, pipeline.stages, meshes, optimizer, pipeline)
+    step = build_train_step(job, meshes, pipeline)
     count = job.num_microbatches(meshes.layout) if chosen is None else len(chosen)
     microbatches = constant_microbatches(job, count, meshes.layout.microbatch_size)
     whole = pipeline.schedule

@@ -58,7 +58,7 @@ class Training:
 
     def __init__(self, job: Job, ranks: Ranks, meshes: Meshes, dataset: Dataset, pipeline: Pipeline) -> None:
         self.job, self.ranks, self.meshes, self.dataset = job, ranks, meshes, dataset
-        self.model = model = pipeline.stages
+        self.model = pipeline.stages
         self.layout = layout = meshes.layout
         share = Share(job.global_batch_size, layout.microbatch_size, meshes.dp_rank, layout.dp)
         self.loader = Loader(
@@ -68,10 +68,8 @@ class Training:
             shuffle=job.data.shuffle,
             pin_memory=ranks.device.type == "cuda",
         )
-        assert model.pools is not None
-        pool = model.pools.optimizer_state
-        self.optimizer = build_optimizer(model, job.optimizer, layout.optimizer_backend, pool)
-        self.step = TrainStep(job, model, meshes, self.optimizer, pipeline)
+        self.step = build_train_step(job, meshes, pipeline)
+        self.optimizer = self.step.optimizer
         self.step.may_ignore_targets = dataset.may_ignore_targets
 
     @classmethod
@@ -149,6 +147,14 @@ def build_pipeline(job: Job, ranks: Ranks, microbatches: Sequence[int] | None = 
     share_tied(model, meshes)
     compute_dtype, loss = TORCH_DTYPES[job.precision.compute], make_loss(whole, meshes, model.last)
     return meshes, Pipeline(model, schedule, loss, meshes, compute_dtype), num_parameters
+
+
+def build_train_step(job: Job, meshes: Meshes, pipeline: Pipeline) -> TrainStep:
+    """Return the step of a pipeline's stages, with the optimizer of their parameters."""
+    model = pipeline.stages
+    assert model.pools is not None
+    optimizer = build_optimizer(model, job.optimizer, meshes.layout.optimizer_backend, model.pools.optimizer_state)
+    return TrainStep(job, model, meshes, optimizer, pipeline)
 
 
 def build_unsharded(job: Job) -> nn.Module:
