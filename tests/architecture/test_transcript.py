@@ -1,24 +1,11 @@
 """The transcript in the README is what the demo shows."""
 
-import importlib.util
 import re
-from types import ModuleType
 
-from repository import ROOT
+from repository import load_module
 
-
-def load(name: str) -> ModuleType:
-    """Return a Python file of the repository that belongs to no package."""
-    spec = importlib.util.spec_from_file_location(name.split("/")[-1], ROOT / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-transcript = load("docs/transcript")
-demo = load("examples/demo")
+transcript = load_module("docs/transcript")
+demo = load_module("examples/demo")
 TEXT = transcript.TEXT.read_text(encoding="utf-8")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 import tomllib
@@ -10,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from repository import ROOT
+from repository import ROOT, load_module
 
 
 def load_hook(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -18,12 +17,7 @@ def load_hook(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     interface = ModuleType("hatchling.metadata.plugin.interface")
     interface.MetadataHookInterface = object  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "hatchling.metadata.plugin.interface", interface)
-    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module("hatch_build")
 
 
 def test_the_readme_of_an_index_has_no_relative_link_and_no_picture(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,25 @@
 
 import ast
 import functools
+import importlib.util
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "meshwright"
+
+
+def load_module(name: str) -> ModuleType:
+    """Return a Python file of the repository that belongs to no package, such as docs/transcript."""
+    spec = importlib.util.spec_from_file_location(name.split("/")[-1], ROOT / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @functools.cache

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import distributed as dist
 
@@ -69,6 +70,13 @@ class FinishedRun:
     def grad_norms(self) -> dict[int, float]:
         """Return the newest gradient norm of each step."""
         return {row["step"]: row["grad_norm"] for row in self.rows}
+
+    def require_close(self, one: FinishedRun) -> None:
+        """Compare losses and gradient norms with those of the same steps on one process."""
+        assert self.losses.keys() == one.losses.keys()
+        for step, loss in one.losses.items():
+            assert self.losses[step] == pytest.approx(loss, rel=2e-6)
+            assert self.grad_norms[step] == pytest.approx(one.grad_norms[step], rel=1e-5)
 
     @property
     def parameter_hash(self) -> str:

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
+from fixed_jobs import problems_left
 from meshwright.spec.job.attention_rules import device_problem
 from meshwright.spec.job.job import Job
-from meshwright.spec.job.validity import attention_device_problem, layout_problems, with_fix
+from meshwright.spec.job.validity import attention_device_problem, layout_problems
 from meshwright.spec.layout.attention_backend import CUDA_BACKENDS
 from meshwright.spec.layout.layout_text import parse_layout
 
@@ -44,9 +45,7 @@ def test_what_cannot_run_is_refused_and_a_fix_runs(sections: dict[str, Any], lay
     assert len(found) == 1
     assert found[0].fixes
     for fix in found[0].fixes:
-        changed = with_fix(job, {key: value for key, value in fix.items() if not key.startswith("layout.")})
-        keys = {key.removeprefix("layout."): value for key, value in fix.items() if key.startswith("layout.")}
-        assert not [one for one in layout_problems(changed, wanted.replace(**keys)) if said in one]
+        assert not [one for one in problems_left(job, wanted, fix) if said in one]
 
 
 @pytest.mark.parametrize(

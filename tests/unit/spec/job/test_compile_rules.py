@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from fixed_jobs import problems_left
 from meshwright.spec.job.job import Job
-from meshwright.spec.job.validity import layout_problems, with_fix
+from meshwright.spec.job.validity import layout_problems
 from meshwright.spec.layout.layout_text import parse_layout
 
 JOB = Job.from_dict({"model": {"source": "moe-4m"}, "train": {"seq_len": 64, "global_batch_size": 16}})
@@ -57,9 +58,7 @@ def test_what_no_graph_can_hold_is_refused_and_a_fix_runs(sections: dict[str, An
     assert len(found) == 1, layout_problems(job, asked)
     assert {"layout.compile": True} in found[0].fixes
     for fix in found[0].fixes:
-        changed = with_fix(job, {key: value for key, value in fix.items() if not key.startswith("layout.")})
-        keys = {key.removeprefix("layout."): value for key, value in fix.items() if key.startswith("layout.")}
-        assert not [one for one in layout_problems(changed, asked.replace(**keys)) if why in one]
+        assert not [one for one in problems_left(job, asked, fix) if why in one]
 
 
 @pytest.mark.parametrize(

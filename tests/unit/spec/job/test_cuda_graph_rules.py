@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from fixed_jobs import problems_left
 from meshwright.spec.job.job import Job
-from meshwright.spec.job.validity import layout_problems, with_fix
+from meshwright.spec.job.validity import layout_problems
 from meshwright.spec.layout.layout_text import parse_layout
 
 DENSE: dict[str, Any] = {"model": {"source": "llama-1m"}}
@@ -45,10 +46,7 @@ def test_what_does_not_compose_has_a_reason(sections: dict[str, Any], layout: st
     found = [problem for problem in layout_problems(job, parse_layout(layout)) if why in problem]
     assert len(found) == 1, layout_problems(job, parse_layout(layout))
     for fix in found[0].fixes:
-        keys = {key.removeprefix("layout."): value for key, value in fix.items() if key.startswith("layout.")}
-        others = {key: value for key, value in fix.items() if not key.startswith("layout.")}
-        problems = layout_problems(with_fix(job, others), parse_layout(layout).replace(**keys))
-        assert not [problem for problem in problems if why in problem]
+        assert not [problem for problem in problems_left(job, parse_layout(layout), fix) if why in problem]
 
 
 @pytest.mark.parametrize("layout", ["cuda_graphs=true,compile=model", "cuda_graphs=true,compile=true,loss_chunks=4"])

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from fixed_jobs import problems_left
 from meshwright.spec.job.job import Job
-from meshwright.spec.job.validity import layout_problems, with_fix
+from meshwright.spec.job.validity import layout_problems
 from meshwright.spec.layout.layout_text import parse_layout
 
 JOB = Job.from_dict(
@@ -33,9 +34,7 @@ def test_what_cannot_run_is_refused_and_a_fix_runs(precision: dict[str, Any], la
     found = [one for one in layout_problems(job, parse_layout(layout)) if said in one]
     assert len(found) == 1
     for fix in found[0].fixes:
-        changed = with_fix(job, {key: value for key, value in fix.items() if not key.startswith("layout.")})
-        keys = {key.removeprefix("layout."): value for key, value in fix.items() if key.startswith("layout.")}
-        assert not [one for one in layout_problems(changed, parse_layout(layout).replace(**keys)) if said in one]
+        assert not [one for one in problems_left(job, parse_layout(layout), fix) if said in one]
 
 
 @pytest.mark.parametrize(

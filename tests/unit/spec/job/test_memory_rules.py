@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
+from fixed_jobs import problems_left
 from meshwright.hardware.catalogue import load_device
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.memory_rules import idle_group_keys, pool_device_problems
 from meshwright.spec.job.memory_section import MemorySection
-from meshwright.spec.job.validity import layout_problems, with_fix
+from meshwright.spec.job.validity import layout_problems
 from meshwright.spec.layout.layout_text import parse_layout
 
 JOB = Job.from_dict({"model": {"source": "llama-1m"}, "train": {"seq_len": 64, "global_batch_size": 16}})
@@ -33,9 +34,7 @@ def test_what_cannot_be_is_refused_and_each_fix_is_valid(
     assert len(found) == 1
     assert len(found[0].fixes) >= 2
     for fix in found[0].fixes:
-        changed = with_fix(job, {key: value for key, value in fix.items() if not key.startswith("layout.")})
-        keys = {key.removeprefix("layout."): value for key, value in fix.items() if key.startswith("layout.")}
-        assert not layout_problems(changed, parse_layout(layout).replace(**keys))
+        assert not problems_left(job, parse_layout(layout), fix)
 
 
 @pytest.mark.parametrize(
