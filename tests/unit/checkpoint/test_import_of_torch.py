@@ -20,7 +20,7 @@ from torch.distributed import checkpoint as dcp
 from hf_models import NARROW, architecture, some_tokens, write_hf
 from meshwright.checkpoint.checkpoint import load_parameters
 from meshwright.checkpoint.hf.import_ import import_folder
-from meshwright.checkpoint.torch_formats.dcp_metadata import read_dcp_metadata
+from meshwright.checkpoint.torch_formats.dcp_folder import read_dcp_metadata
 from meshwright.errors import CheckpointError, ConfigError, DamagedCheckpoint, UnsupportedError
 from meshwright.inference.loaded_model import load_model
 from meshwright.spec.model.architecture import LlamaArchitecture

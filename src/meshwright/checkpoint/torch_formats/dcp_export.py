@@ -20,7 +20,7 @@ from meshwright.checkpoint.peers import GroupPeers
 from meshwright.checkpoint.safetensors.rounding import rounded, warn_of_float64
 from meshwright.checkpoint.saved_model import find_saved_model
 from meshwright.checkpoint.section import SectionReader
-from meshwright.checkpoint.torch_formats.dcp_metadata import FILE_NAME
+from meshwright.checkpoint.torch_formats.dcp_folder import FILE_NAME
 from meshwright.errors import CheckpointError
 from meshwright.spec.model.hf.hf_config import hf_obstacles
 from meshwright.spec.model.hf.name_map import BUFFER

@@ -10,8 +10,7 @@ from meshwright.checkpoint.hf.maps.llama import meta_map
 from meshwright.checkpoint.hf.maps.moe import FUSED_EXPERTS, with_fused_experts
 from meshwright.checkpoint.hf.tensor_source import TensorSource
 from meshwright.checkpoint.hf.weights import HfWeights, checked_weights
-from meshwright.checkpoint.torch_formats.dcp_folder import DcpFolder
-from meshwright.checkpoint.torch_formats.dcp_metadata import FILE_NAME
+from meshwright.checkpoint.torch_formats.dcp_folder import FILE_NAME, DcpFolder
 from meshwright.checkpoint.torch_formats.torch_file import TorchFile
 from meshwright.errors import CheckpointError, ConfigError
 from meshwright.spec.model.architecture import LlamaArchitecture
