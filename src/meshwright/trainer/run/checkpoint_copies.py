@@ -31,11 +31,11 @@ class CheckpointCopies:
         if section.remote is not None:
             # What was uploaded by an earlier attempt is found complete.
             remote = options | {"url": section.remote, "rule": section.retention.to_dict()}
-            worker = StepWorker(run, f"{package}.remote.upload_process", remote, committed)
+            worker = StepWorker(run, f"{package}.remote.upload", remote, committed)
             self._kinds.append(_Kind("remote", "upload", section.remote, worker))
         if section.export != "none":
             pending = {*committed} - {*run.export_steps()}
-            worker = StepWorker(run, f"{package}.hf.export_process", options | {"dtype": section.export}, pending)
+            worker = StepWorker(run, f"{package}.hf.export", options | {"dtype": section.export}, pending)
             self._kinds.append(_Kind("exports", "export", str(run.exports), worker))
 
     @property
