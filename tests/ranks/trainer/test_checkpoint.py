@@ -2,8 +2,8 @@
 
 import hashlib
 import os
-import resource
 import signal
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import hand_made
+from full_disk import no_file_larger_than
 from meshwright.checkpoint.checkpoint import load, load_parameters, save
 from meshwright.errors import CheckpointError
 from meshwright.spec.layout.layout import Layout
@@ -91,12 +92,9 @@ def load_fails(folder: Path) -> str:
 
 def save_with_a_full_disk_on(full_rank: int, folder: Path) -> str:
     model, optimizer = build((dist.get_world_size(),))
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if dist.get_rank() == full_rank:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (64, before[1]))
-    with pytest.raises(CheckpointError) as caught:
+    disk = no_file_larger_than(64) if dist.get_rank() == full_rank else nullcontext()
+    with disk, pytest.raises(CheckpointError) as caught:
         save(folder, state_of(model, optimizer), METADATA)
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
     dist.barrier()
     assert not folder.exists()
     # The same process can save again once there is room.

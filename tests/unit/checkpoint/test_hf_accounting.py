@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from full_disk import no_file_larger_than
 from hf_models import architecture, write_hf, write_run
 from meshwright.checkpoint.checkpoint import save
 from meshwright.checkpoint.format.leftovers import hold
@@ -244,15 +244,9 @@ def test_too_little_space_and_a_target_below_a_file_are_errors_before_a_byte_is_
 
 
 def test_a_disk_that_becomes_full_during_an_import_leaves_nothing(theirs: Path, tmp_path: Path) -> None:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, before[1]))
-    try:
-        with pytest.raises(
-            CheckpointError, match=r"^step-0 could not be .*File too large\), and was removed: free space"
-        ):
-            import_folder(theirs, tmp_path / "run")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    said = r"^step-0 could not be .*File too large\), and was removed: free space"
+    with no_file_larger_than(30_000), pytest.raises(CheckpointError, match=said):
+        import_folder(theirs, tmp_path / "run")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["theirs"]
 
 

@@ -1,7 +1,6 @@
 """export against transformers itself: a mistake that export and import share would pass every round trip."""
 
 import json
-import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from full_disk import no_file_larger_than
 from hf_models import (
     NARROW,
     SCALING,
@@ -207,13 +207,9 @@ def test_damage_leaves_no_folder(tmp_path: Path, write: Callable[[Path, Path], o
 
 def test_a_full_disk_leaves_no_folder(tmp_path: Path) -> None:
     write_run(tmp_path / "run", architecture())
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, before[1]))
-    try:
-        with pytest.raises(CheckpointError, match=r"could not be written .*File too large.*was removed"):
-            export(tmp_path / "run", tmp_path / "out")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    said = r"could not be written .*File too large.*was removed"
+    with no_file_larger_than(30_000), pytest.raises(CheckpointError, match=said):
+        export(tmp_path / "run", tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 

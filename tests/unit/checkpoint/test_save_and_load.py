@@ -1,9 +1,7 @@
 """save and load in one process: bit-equal, refused when damaged, nothing lost when a save fails."""
 
 import json
-import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from full_disk import no_file_larger_than
 from meshwright.checkpoint.checkpoint import load, load_parameters, read_metadata, save
 from meshwright.checkpoint.format.manifest import hash_bytes
 from meshwright.checkpoint.prune import prune
@@ -251,17 +250,6 @@ def test_another_model_is_refused_with_the_tensors_named(run: Run) -> None:
     state["model"]["a.weight"] = torch.zeros(8, 6, dtype=torch.float64)
     with pytest.raises(CheckpointError, match=r"saved float32 \[8, 6\], now float64 \[8, 6\]"):
         load(run.checkpoint(20), state)
-
-
-@contextmanager
-def no_file_larger_than(num_bytes: int) -> Iterator[None]:
-    """Make the kernel refuse writes beyond `num_bytes` (Python ignores the signal that comes with it)."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize(("num_elements", "limit"), [(1000, 0), (1000, 100), (1000, 50_000), (1, 1000)])

@@ -1,6 +1,5 @@
 import logging
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from full_disk import no_file_larger_than
 from meshwright.data import cache, readers
 from meshwright.data.cache import cached_tokens
 from meshwright.data.tokenizer import ByteTokenizer, Tokenizer
@@ -265,14 +265,9 @@ def test_an_unwritable_folder_is_named(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
     section = make_corpus(tmp_path, "text" * 100_000)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # A file-size limit fails a write in mid-file as a full disk does.
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
-    try:
-        with pytest.raises(DataError, match=r"cache' has no room for about 781 KiB of tokens .*free some space there"):
-            cached_tokens(section, ByteTokenizer())
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    said = r"cache' has no room for about 781 KiB of tokens .*free some space there"
+    with no_file_larger_than(100_000), pytest.raises(DataError, match=said):
+        cached_tokens(section, ByteTokenizer())
     assert files(section) == []
     assert len(tokens_of(section)) == 400_001
 

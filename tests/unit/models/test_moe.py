@@ -1,5 +1,6 @@
 """The mixture of experts against one written out token by token; its router's rules, losses and statistics."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -88,18 +89,22 @@ ROUTERS = {
 }
 
 
-@pytest.mark.parametrize("name", ROUTERS)
-def test_output_and_gradients_are_those_of_one_token_at_a_time(name: str) -> None:
-    router = ROUTERS[name] | ({"groups_per_token": 1} if name == "groups of softmax" else {})
-    one, x_BSD = mixture(router), tokens().requires_grad_()
-    ours_BSD = one(x_BSD)
-    theirs_BSD = torch.stack([expected_output(one, x_D) for x_D in x_BSD.flatten(0, 1)]).view_as(x_BSD)
+def require_one_token_at_a_time(one: MixtureOfExperts, x_BSD: Tensor, output: Callable[[Tensor], Tensor]) -> None:
+    """Compare outputs and gradients of a mixture with those of `output` of each token."""
+    ours_BSD = one(x_BSD.requires_grad_())
+    theirs_BSD = torch.stack([output(x_D) for x_D in x_BSD.flatten(0, 1)]).view_as(x_BSD)
     torch.testing.assert_close(ours_BSD, theirs_BSD, rtol=1e-12, atol=1e-12)
-    variables = (x_BSD, *one.parameters())
-    direction = torch.randn_like(ours_BSD)
+    variables, direction = (x_BSD, *one.parameters()), torch.randn_like(ours_BSD)
     ours = torch.autograd.grad(ours_BSD, variables, direction)
     for gradient, theirs in zip(ours, torch.autograd.grad(theirs_BSD, variables, direction), strict=True):
         torch.testing.assert_close(gradient, theirs, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_output_and_gradients_are_those_of_one_token_at_a_time(name: str) -> None:
+    router = ROUTERS[name] | ({"groups_per_token": 1} if name == "groups of softmax" else {})
+    one = mixture(router)
+    require_one_token_at_a_time(one, tokens(), partial(expected_output, one))
 
 
 def test_biases_and_a_clamped_activation_are_those_of_one_token_at_a_time() -> None:
@@ -128,14 +133,7 @@ def test_biases_and_a_clamped_activation_are_those_of_one_token_at_a_time() -> N
         pairs = zip(logits_K.softmax(0), chosen.tolist(), strict=True)
         return sum(weight * expert_output(index, x_D) for weight, index in pairs)  # type: ignore[return-value]
 
-    x_BSD.requires_grad_()
-    ours_BSD = one(x_BSD)
-    theirs_BSD = torch.stack([output(x_D) for x_D in x_BSD.flatten(0, 1)]).view_as(x_BSD)
-    torch.testing.assert_close(ours_BSD, theirs_BSD, rtol=1e-12, atol=1e-12)
-    variables, direction = (x_BSD, *one.parameters()), torch.randn_like(ours_BSD)
-    ours = torch.autograd.grad(ours_BSD, variables, direction)
-    for gradient, theirs in zip(ours, torch.autograd.grad(theirs_BSD, variables, direction), strict=True):
-        torch.testing.assert_close(gradient, theirs, rtol=1e-11, atol=1e-12)
+    require_one_token_at_a_time(one, x_BSD, output)
 
 
 def test_shared_experts_see_every_token() -> None:
