@@ -122,8 +122,8 @@ class ModelMemory:
         setup, name, compiled = self.setup, self.setup.stack.kernels, self.layouts.compiles_blocks
         by_kernels = {"eager": ~compiled, "compiled": compiled} if name == "eager" else {name: compiled | True}
         # Measured on one GPU; sharded over tp, a compiled block was traced to keep what bfloat16 keeps.
-        is_low = setup.workload.matmul_dtype in ("float8", "float4") and name == "eager"
-        casts_again = is_low & compiled & (self.layouts.tp == 1)
+        is_low = setup.workload.matmul_dtype in ("float8", "float4") and name != "fused"
+        casts_again = is_low & (compiled | (name == "compiled")) & (self.layouts.tp == 1)
         for (kernels, chosen), casts in product(by_kernels.items(), {False, is_low}):
             formats = Formats.of(
                 setup.workload,
