@@ -1,8 +1,8 @@
 """python -m validation.gpu_runs: runs of our own on a GPU next to what is predicted of them.
 
 `gpu_runs.csv` holds the median step and the most that torch allocated in runs of `meshwright train` on two H200 (torch
-2.11.0, CUDA 13.0, 16 cores of a virtual machine each, 2026-11-26), where a profile was read with what it says of the step's
-parts. A profile costs the host time of its own. Two constants come from two of the rows: matmul_own.hopper and
+2.11.0, CUDA 13.0, 16 cores of a virtual machine each, 2026-11-26), where a profile was read with what it says of the
+step's parts. A profile costs the host time of its own. Two constants come from two of the rows: matmul_own.hopper and
 attention_backward.cudnn, from the steps of 4 x 8192 tokens that have parts; nothing is fitted on the others.
 """
 
