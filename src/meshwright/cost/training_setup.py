@@ -97,7 +97,8 @@ class TrainingSetup:
         """Return whether our trainer sums gradients in place, not by FSDP2, where each rank holds the whole model: on a
         host, if it computes in the format of its parameters.
         """
-        is_wide = self.workload.activation_dtype == self.workload.gradient_dtype == "float32"
+        workload = self.workload
+        is_wide = workload.activation_dtype == workload.gradient_dtype == workload.matmul_dtype == "float32"
         return self.is_own and self.cluster.device.is_host and is_wide
 
     @property

@@ -28,6 +28,9 @@ def _finished(folder: Path, num_ranks: int, cases: list[Case], **precision: Any)
     return train_all_on_ranks(folder, num_ranks, sections)
 
 
+COMPILED = {"compile": True, "compile_backend": "aot_eager"}
+"""Around a ring, which stays eager, the compiler gets the rest of a block in parts, one of which begins with a linear
+layer."""
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 
 
@@ -53,6 +56,7 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FinishedR
                 ("tensorwise", {"dp_shard": 1, "pp": 2, "schedule": "InterleavedZeroBubble"}),
                 ("tensorwise", {"dp_shard": 1, "tp": 2}),
                 ("rowwise_with_gw_hp", {"dp_shard": 1, "cp": 2}),
+                ("rowwise", {"dp_shard": 1, "cp": 2, "cp_method": "ring", **COMPILED}),
                 ("tensorwise", {"dp_shard": 1, "cp": 2, "activation_checkpoint": "selective"}),
             ],
             marks=pytest.mark.long,

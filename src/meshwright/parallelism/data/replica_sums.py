@@ -34,7 +34,8 @@ _SMALL_BYTES = 64 << 10
 def needs_no_sharding(model: nn.Module, layout: Layout, precision: PrecisionSection, device_type: str) -> bool:
     """Return whether FSDP2 would neither shard nor cast anything of `model`, on processors."""
     is_whole = layout.num_ranks == layout.dp_replicate and not layout.cpu_offload
-    is_wide = precision.compute == precision.reduce == "float32"
+    # Scales of float8 weights are kept by FSDP2's gathers.
+    is_wide = precision.compute == precision.reduce == "float32" and precision.float8 == "none"
     return (
         device_type == "cpu"
         and is_whole

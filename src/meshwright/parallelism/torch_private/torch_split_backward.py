@@ -50,6 +50,9 @@ def backward_to_weights(pending: PendingWeights, stage: nn.Module) -> None:
         _accumulate(pending.groups, _trained(stage))
 
 
+_LEAVES = ("AccumulateGrad", "autograd::Error")
+
+
 def is_needed(node: Any, index: int) -> bool:
     """Return whether the backward pass under way asks a Python function's node for the gradient of tensor `index`.
 
@@ -58,8 +61,8 @@ def is_needed(node: Any, index: int) -> bool:
     if not node.needs_input_grad[index]:
         return False
     after = node.next_functions[index][0]
-    # The engine refuses the question for a leaf.
-    return after.name().endswith("AccumulateGrad") or torch._C._will_engine_execute_node(after)
+    # The engine refuses the question for a leaf, of which AOTAutograd's inputs are one kind.
+    return after.name().endswith(_LEAVES) or torch._C._will_engine_execute_node(after)
 
 
 def _trained(stage: nn.Module) -> list[nn.Parameter]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from meshwright.data.loader import Microbatch
-from meshwright.errors import MeshwrightError, NonFiniteError
+from meshwright.errors import ConfigError, NonFiniteError
 from meshwright.parallelism.context.context_parallel import sequence_indices
 from meshwright.parallelism.data.fully_sharded import reshard_model
 from meshwright.parallelism.data.materialize import share_buffers
@@ -198,10 +198,10 @@ def require_finite(
 
 
 def require_all_gradients(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """Raise MeshwrightError that lists trainable parameters without a gradient after the first backward."""
+    """Raise ConfigError that lists trainable parameters without a gradient after the first backward."""
     missing = [name for name, parameter in named_parameters if parameter.requires_grad and parameter.grad is None]
     if missing:
-        raise MeshwrightError(
+        raise ConfigError(
             f"no gradient after the first backward for {first_of(missing)}: every trainable parameter must contribute "
             "to the loss: use it in the model's forward, or set requires_grad = False on it in the model"
         )

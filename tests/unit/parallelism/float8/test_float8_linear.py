@@ -68,3 +68,20 @@ def test_a_backward_in_two_parts_repeats_no_matmul(recipe: str) -> None:
         with counted() as matmuls:
             torch.autograd.grad(output, wanted, retain_graph=True)
         assert matmuls.count == 1
+
+
+@pytest.mark.slow
+def test_a_compiled_part_may_begin_with_a_layer() -> None:
+    # As where ring attention or experts, which stay eager, leave the compiler parts of a block.
+    eager, part = layer_of("rowwise", LayoutFreeFloat8Linear), layer_of("rowwise", LayoutFreeFloat8Linear)
+    compiled = torch.compile(part, backend="aot_eager", fullgraph=True)
+
+    def compiled_step() -> list[Tensor]:
+        torch.manual_seed(1)
+        x = torch.randn(2, 16, 32, dtype=torch.bfloat16, requires_grad=True)
+        output = compiled(x)
+        output.square().sum().backward()
+        return [output, x.grad, part[0].weight.grad, part[0].bias.grad]  # type: ignore[index,list-item,union-attr]
+
+    for theirs, ours in zip(step(eager), compiled_step(), strict=True):
+        assert torch.equal(theirs, ours)
