@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from compiler_warnings import DYNAMO_WARNINGS
 from meshwright.checkpoint.examine.contents import stored_tensors
 from run_ranks import run_ranks
 from training_runs import FinishedRun, tiny_job, train_all_on_ranks, train_on_this_rank
@@ -40,6 +41,7 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FinishedR
     return dict(zip(RECIPES, _finished(folder, 1, [(recipe, {}) for recipe in RECIPES]), strict=True))
 
 
+@DYNAMO_WARNINGS
 @pytest.mark.parametrize(
     ("num_ranks", "cases"),
     [
