@@ -131,7 +131,7 @@ class RunComparisonResult(PlottedResult, RunComparison):
         return f"Comparison {a.name}, {b.name}: {steps}, {settings} differ, {self._losses()}"
 
     def _rows(self) -> list[dict[str, Any]]:
-        return [self.a.to_dict(), self.b.to_dict()]
+        return [self.a.model_dump(), self.b.model_dump()]
 
     def _figures(self) -> Mapping[str, Callable[[], Any]]:
         runs = {side: read_metrics(Run(one.name)) for side, one in (("A", self.a), ("B", self.b))}

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
+from math import isfinite
 
 from rich.console import RenderableType
 from rich.markup import escape
@@ -23,6 +24,9 @@ def run_page(report: RunReport, how_to_profile: str) -> Iterator[RenderableType]
     yield f"[bold]{report.folder}[/], {layout_text(report.layout) or 'one rank'}"
     yield ""
     yield from waterfall_page(report.waterfall, how_to_profile)
+    not_finite = report.metrics.steps_not_finite
+    if len(not_finite):
+        yield not_finite_words(int(not_finite[0]), len(not_finite))
     if report.predicted is None:
         return
     estimate, measured_s = report.predicted.estimate, report.measured_s
@@ -90,13 +94,28 @@ def _figures(found: RunComparison) -> Iterator[RenderableType]:
         if of_a is None and of_b is None:
             continue
         cells = ("-" if value is None else form(value) for value in (of_a, of_b))
-        change = "" if of_a is None or of_b is None or not of_a else signed_percent(of_b / of_a - 1)
-        table.add_row(label_of(name), *cells, change)
+        table.add_row(label_of(name), *cells, _change(of_a, of_b))
     yield table
     yield f"ranks, medians and peak memory: {_timed_words(found)}"
     for name, one in (("A", found.a), ("B", found.b)):
         if len(one.attempts) > 1:
             yield f"{name} was resumed: {attempt_words(one)}"
+        if one.first_not_finite is not None:
+            yield f"{name}: {not_finite_words(one.first_not_finite, one.num_not_finite)}"
+
+
+def _change(of_a: float | None, of_b: float | None) -> str:
+    """Return the relative change; "" where one is missing, and where a quotient says nothing."""
+    if of_a is None or of_b is None or not of_a or not isfinite(of_a) or not isfinite(of_b):
+        return ""
+    return signed_percent(of_b / of_a - 1)
+
+
+def not_finite_words(first_step: int, num_steps: int) -> str:
+    """Return where the losses of a run are nan or infinite."""
+    if num_steps == 1:
+        return f"the loss of step {first_step} is not finite"
+    return f"the losses of {num_steps:,} steps are not finite, the first at step {first_step}"
 
 
 def _timed_words(found: RunComparison) -> str:
@@ -159,7 +178,8 @@ def _loss_table(found: RunComparison) -> Table:
     table = PageTable("step", "A#", "B#", "B - A#", *(("attempt of A#", "of B#") if is_resumed else ()))
     for one in found.losses:
         attempts = (f"{one.a_attempt}", f"{one.b_attempt}") if is_resumed else ()
-        table.add_row(f"{one.step}", f"{one.a:.5f}", f"{one.b:.5f}", f"{one.b - one.a:+.2e}", *attempts)
+        difference = f"{one.b - one.a:+.2e}" if isfinite(one.a) and isfinite(one.b) else ""
+        table.add_row(f"{one.step}", f"{one.a:.5f}", f"{one.b:.5f}", difference, *attempts)
     return table
 
 

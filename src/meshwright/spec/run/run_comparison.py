@@ -1,9 +1,11 @@
 """RunSummary and RunComparison: a run in figures, each with the attempt that it is of, and two runs side by side."""
 
-from typing import Any
+from math import isfinite
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import AllowInfNan, BeforeValidator, PlainSerializer
 
 from meshwright.spec.frozen import Frozen
 from meshwright.spec.layout.layout_text import layout_text
@@ -15,6 +17,23 @@ _NOT_COMPARED = ("name", "run")
 _MOST_LOSSES = 8
 
 Integers = NDArray[np.int64]
+
+
+def _read_loss(value: Any) -> Any:
+    return float(value) if value in ("nan", "inf", "-inf") else value
+
+
+def _written_loss(value: float) -> float | str:
+    return value if isfinite(value) else str(value)
+
+
+Loss = Annotated[
+    float,
+    AllowInfNan(True),
+    BeforeValidator(_read_loss),
+    PlainSerializer(_written_loss, return_type=float | str, when_used="json"),
+]
+"""A loss as the run had it; one that is not finite is a string in JSON, which has no number for it."""
 
 
 class AttemptSteps(Frozen):
@@ -35,8 +54,12 @@ class RunSummary(Frozen):
     name: str
     num_steps: int
     num_ranks: int
-    last_loss: float
-    validation_loss: float | None
+    last_loss: Loss
+    first_not_finite: int | None
+    """First step whose loss is nan or infinite; None where none is."""
+    num_not_finite: int
+    """Steps whose loss is nan or infinite."""
+    validation_loss: Loss | None
     """The last one; None where none was computed."""
     timed_steps: str
     """Steps that the medians are taken over, such as "steps 24 to 40"."""
@@ -45,8 +68,8 @@ class RunSummary(Frozen):
     median_step_s: float
     median_tokens_per_s: float | None
     """None of data that has no tokens."""
-    peak_memory_bytes: float
-    """Rank 0's peak."""
+    peak_memory_bytes: float | None
+    """Rank 0's peak; None where it was not recorded."""
     attempts: tuple[AttemptSteps, ...]
     """Which attempt trained which steps, oldest first."""
 
@@ -55,8 +78,8 @@ class LossPair(Frozen):
     """The losses of both runs at one step."""
 
     step: int
-    a: float
-    b: float
+    a: Loss
+    b: Loss
     a_attempt: int
     """Attempt of A that trained the step, from 1."""
     b_attempt: int
@@ -79,7 +102,7 @@ class RunComparison(Frozen):
     """The job of each run's newest attempt, and layout and versions of the attempt that its medians are of."""
     num_common_steps: int
     first_difference: int | None
-    """First common step whose losses are not bitwise equal; None where all are."""
+    """First common step whose losses are not bitwise equal, where nan equals nan; None where all are."""
     first_other_layout: int | None
     """First common step that the runs trained in different layouts; None where all were trained in the same."""
     num_other_layout: int
@@ -94,7 +117,8 @@ def compare_runs(
     """Return how the runs differ."""
     one, other = metrics
     common, first, second = np.intersect1d(one.step, other.step, return_indices=True)
-    apart = np.flatnonzero(one.loss[first] != other.loss[second])
+    of_a, of_b = one.loss[first], other.loss[second]
+    apart = np.flatnonzero((of_a != of_b) & ~(np.isnan(of_a) & np.isnan(of_b)))
     is_other_layout = _layouts(manifests[0], one.attempt[first]) != _layouts(manifests[1], other.attempt[second])
     summaries = [run_summary(*each) for each in zip(names, manifests, metrics, strict=True)]
     return RunComparison(
@@ -108,8 +132,8 @@ def compare_runs(
         losses=tuple(
             LossPair(
                 step=int(common[at]),
-                a=float(one.loss[first[at]]),
-                b=float(other.loss[second[at]]),
+                a=float(of_a[at]),
+                b=float(of_b[at]),
                 a_attempt=int(one.attempt[first[at]]),
                 b_attempt=int(other.attempt[second[at]]),
             )
@@ -135,17 +159,21 @@ def run_summary(name: str, manifest: Manifest, metrics: RunMetrics) -> RunSummar
     """Return a run with at least one finished step in figures."""
     rows = timed_rows(metrics, manifest.job)
     tokens_per_s = float(np.median(metrics.tokens_per_s[rows]))
+    not_finite = metrics.steps_not_finite
+    peak_bytes = float(np.fmax.reduce(metrics.memory_bytes[metrics.attempt == metrics.timed_attempt]))
     return RunSummary(
         name=name,
         num_steps=len(metrics),
         num_ranks=timed_attempt_of(manifest, metrics).layout.num_ranks,
         last_loss=float(metrics.loss[-1]),
+        first_not_finite=int(not_finite[0]) if len(not_finite) else None,
+        num_not_finite=len(not_finite),
         validation_loss=float(metrics.validation_loss[-1]) if len(metrics.validation_loss) else None,
         timed_steps=metrics.words_of(rows),
         are_few=not metrics.is_timed,
         median_step_s=float(np.median(metrics.step_s[rows])),
         median_tokens_per_s=None if np.isnan(tokens_per_s) else tokens_per_s,
-        peak_memory_bytes=float(metrics.memory_bytes[metrics.attempt == metrics.timed_attempt].max()),
+        peak_memory_bytes=None if np.isnan(peak_bytes) else peak_bytes,
         attempts=tuple(_attempt_steps(number, manifest, metrics) for number in np.unique(metrics.attempt)),
     )
 

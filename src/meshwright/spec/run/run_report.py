@@ -54,6 +54,11 @@ class RunMetrics:
         return len(self.step)
 
     @property
+    def steps_not_finite(self) -> NDArray[np.int64]:
+        """Return the steps whose loss was recorded as nan or infinite."""
+        return self.step[~np.isfinite(self.loss)]
+
+    @property
     def timed_attempt(self) -> int:
         """Return the newest attempt that has enough steps to be timed; the newest of all, if none has."""
         attempts, counts = np.unique(self.attempt, return_counts=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,32 @@ def test_runs_are_compared_by_settings_losses_and_speed(tmp_path: Path) -> None:
     assert isinstance(console.file, io.StringIO)
     assert "+25.0 %" in console.file.getvalue()
     assert type(found).from_json(found.to_json()) == found
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_is_a_fact_of_its_run(tmp_path: Path, loss: float) -> None:
+    rows = [row | ({"loss": loss} if row["step"] in (3, 12) else {}) for row in steps(12)]
+    validation = {"step": 12, "validation_loss": loss, "attempt": 2}
+    found = both(write_run(tmp_path / "a", steps(12)), write_run(tmp_path / "b", [*rows, validation]))
+    assert found.first_difference == 3
+    assert (found.b.first_not_finite, found.b.num_not_finite, found.a.num_not_finite) == (3, 2, 0)
+    page = " ".join(str(found).split())
+    assert "B: the losses of 2 steps are not finite, the first at step 3" in page
+    assert f" {loss:.4f}" in page
+    assert f"{loss:+.1f} %" not in page
+    assert type(found).from_json(found.to_json()).to_json() == found.to_json()
+    assert json.loads(found.to_json())["b"]["last_loss"] == str(loss)
+    assert isinstance(found, RunComparisonResult)
+    found.to_html(tmp_path / "compare.html")
+    same = both(tmp_path / "b", tmp_path / "b")
+    assert same.first_difference is None
+    assert "the losses of 2 steps are not finite, the first at step 3" in " ".join(str(report(tmp_path / "b")).split())
+
+
+def test_memory_that_was_not_recorded_is_left_out(tmp_path: Path) -> None:
+    rows = [row | {"memory_bytes": None} for row in steps(9)]
+    found = both(write_run(tmp_path / "a", steps(9)), write_run(tmp_path / "b", rows))
+    assert (found.a.peak_memory_bytes, found.b.peak_memory_bytes) == (2**30, None)
 
 
 def test_equal_losses_are_told_to_the_last_bit(tmp_path: Path) -> None:
