@@ -13,6 +13,7 @@ from meshwright.cli.main import run
 from meshwright.errors import ExitCode
 from meshwright.spec.step.comparison import module_list, short_name
 from meshwright.spec.trace.timeline import SpanKind, Spans, Timeline, TimelineSource
+from written_runs import STEPS, write_run
 
 
 def timeline_with(num_matmuls: int, wait_s: float) -> Timeline:
@@ -96,8 +97,32 @@ def test_what_is_no_step_is_told(
 
 
 def test_a_run_without_a_profile_says_how_to_get_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["compare", str(tmp_path), str(tmp_path)]) == ExitCode.BAD_INPUT
-    assert "run.profile_start" in capsys.readouterr().err
+    plain, simulated = write_run(tmp_path / "plain", STEPS), tmp_path / "a.npz"
+    timeline_with(2, 0.5).save(simulated)
+    assert run(["compare", str(plain), str(simulated)]) == ExitCode.BAD_INPUT
+    told = capsys.readouterr().err
+    assert f"{plain} has no profile" in told
+    assert "run.profile_start" in told
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("kind", ["empty", "without a manifest", "cut off"])
+def test_the_folder_that_is_no_run_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, is_first: bool
+) -> None:
+    good, bad = write_run(tmp_path / "good", STEPS), tmp_path / "bad"
+    if kind == "empty":
+        bad.mkdir()
+    else:
+        manifest = write_run(bad, STEPS) / "manifest.json"
+        manifest.unlink()
+        if kind == "cut off":
+            manifest.write_text("{", encoding="utf-8")
+    assert run(["compare", *map(str, (bad, good) if is_first else (good, bad))]) == ExitCode.BAD_INPUT
+    told = capsys.readouterr().err
+    assert str(good) not in told
+    assert run(["report", str(bad)]) == ExitCode.BAD_INPUT
+    assert capsys.readouterr().err == told
 
 
 def test_names_are_those_that_both_kinds_of_timeline_know() -> None:

@@ -14,7 +14,7 @@ from meshwright.app.arguments import Positive, checked
 from meshwright.app.results.result import PlottedResult, viewed
 from meshwright.app.results.simulation_result import Simulation
 from meshwright.errors import ConfigError
-from meshwright.evaluation.dataset.own_run import read_steps
+from meshwright.evaluation.dataset.own_run import read_manifest, read_steps
 from meshwright.pages.figures.run_figures import compared_curve_figure, has_curve, parts_figure
 from meshwright.pages.html.comparison_html import write_comparison_html
 from meshwright.pages.html.run_html import CURVES, shown_parts
@@ -42,6 +42,8 @@ def compare(a: Step, b: Step, *, step: Positive | None = None) -> ComparisonResu
     folders = [Path(one) for one in (a, b) if not isinstance(one, Timeline | Simulation)]
     if missing := [str(folder) for folder in folders if not folder.exists()]:
         raise ConfigError(f"there is no {' and no '.join(missing)}: name a run folder, or what simulate --out wrote")
+    for folder in folders:
+        _require_step_or_run(folder)
     if step is None and len(folders) == 2 and all(map(_is_plain_run, folders)):
         return _compare_runs(folders)
     return viewed(ComparisonResult, compare_steps(read_step(a, step), read_step(b, step)))
@@ -68,6 +70,12 @@ def read_step(place: Step, step: int | None = None) -> Timeline:
     if path.is_dir():
         return profile_of_run(path, step)
     return timeline_of([path], path.name, step)
+
+
+def _require_step_or_run(path: Path) -> None:
+    """Raise ConfigError for a folder without a timeline or a profile that is no run either, whatever the other is."""
+    if path.is_dir() and not (path / "timeline.npz").is_file() and not any(Run(path).timelines.glob("*.json.gz")):
+        read_manifest(Run(path))
 
 
 def _is_plain_run(path: Path) -> bool:
