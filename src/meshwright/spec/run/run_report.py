@@ -24,6 +24,13 @@ _NUM_WARM_UP = 3
 """First steps of an attempt, which compile and allocate."""
 LEAST_STEPS = 2 * _NUM_WARM_UP
 """Steps of an attempt from which a step time is taken."""
+_WHOLE = ("step", "attempt")
+_FIELDS = (
+    *_WHOLE,
+    *("loss", "grad_norm", "learning_rate", "tokens_per_s", "step_ms", "data_wait_ms", "memory_bytes"),
+    "validation_loss",
+)
+"""What is read of a row; others are left to their readers."""
 
 
 def num_warm_up(num_steps: int) -> int:
@@ -87,15 +94,55 @@ class RunMetrics:
 
 
 def read_metrics(run: Run) -> RunMetrics:
-    """Return the metrics of `run`; raises ConfigError where they cannot be read."""
+    """Return the metrics of `run`; raises ConfigError, which names the line, where they cannot be read."""
     try:
         *lines, unended = run.metrics.read_text(encoding="utf-8").split("\n")
-        if unended:
-            logger.warning("%s: its last line is incomplete and left out", run.metrics)
-        rows: list[dict[str, Any]] = [json.loads(line) for line in lines if line.strip()]
-        return _columns(rows)
-    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
-        raise ConfigError(f"{run.metrics} cannot be read as metrics ({error}): name another run folder") from None
+    except OSError as error:
+        raise ConfigError(
+            f"{run.metrics} cannot be read ({error.strerror}): put it back, or name a run that has trained"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{run.metrics} cannot be read as metrics: {error.reason} at byte {error.start}: restore it from a copy, "
+            "or name another run folder"
+        ) from None
+    if unended:
+        logger.warning("%s: its last line is incomplete and left out", run.metrics)
+    return _columns([_row(run, number, line) for number, line in enumerate(lines, start=1) if line.strip()])
+
+
+def _row(run: Run, number: int, line: str) -> dict[str, Any]:
+    """Return one line's row, whose fields are numbers; raises ConfigError for another."""
+    try:
+        row: dict[str, Any] = json.loads(line)
+        _require_numbers(row)
+        return row
+    except json.JSONDecodeError as error:
+        fault = f"{error.msg} at column {error.colno}"
+    except (ValueError, TypeError) as error:
+        fault = str(error)
+    raise ConfigError(
+        f"{run.metrics}, line {number}, cannot be read as metrics: {fault}: delete that line, or restore the file "
+        "from a copy"
+    )
+
+
+def _require_numbers(row: Any) -> None:
+    """Raise ValueError or TypeError unless `row` is one of metrics: of a step, of a validation, or of neither."""
+    if not isinstance(row, dict):
+        raise TypeError("it is no object, as rows are")
+    needed = [name for name in ("step_ms", "validation_loss") if name in row]
+    for name in (*(("step",) if needed else ()), *needed):
+        if row.get(name) is None:
+            raise ValueError(f'"{name}" is missing')
+    for name in _FIELDS:
+        if row.get(name) is not None:
+            try:
+                (int if name in _WHOLE else float)(row[name])
+            except (ValueError, TypeError, OverflowError):
+                raise ValueError(f'"{name}" is {json.dumps(row[name])[:40]}, no number') from None
+    if "step_ms" in row and not np.isfinite(float(row["step_ms"])):
+        raise ValueError(f'"step_ms" is {row["step_ms"]}')
 
 
 def _columns(rows: list[dict[str, Any]]) -> RunMetrics:

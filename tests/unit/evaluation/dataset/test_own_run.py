@@ -50,3 +50,18 @@ def test_another_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{}", encoding="utf-8")
     with pytest.raises(ConfigError, match="no manifest"):
         calibrate_given([tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "manifest.json is damaged or cut off: EOF while parsing an object at line 1 column 1: restore it"),
+        (b'{"seed": 1', "manifest.json is damaged or cut off: EOF while parsing"),
+        (b"\xff{}", "manifest.json is damaged: invalid start byte at byte 0: restore it"),
+        (b'{"schema_version": 2}', r"is no manifest of this version \(schema_version: "),
+    ],
+)
+def test_what_is_wrong_with_a_manifest_is_told(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "manifest.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        read_own_run(tmp_path)

@@ -64,3 +64,41 @@ def test_an_incomplete_line_before_the_last_is_refused(tmp_path: Path) -> None:
     run.metrics.write_text('{"step": 10, "st\n' + run.metrics.read_text(encoding="utf-8"), encoding="utf-8")
     with pytest.raises(ConfigError, match="cannot be read as metrics"):
         read_metrics(run)
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("no json", "Expecting value at column 1"),
+        ("[1]", "it is no object"),
+        ('{"step_ms": 1.0}', '"step" is missing'),
+        ('{"step": 2, "step_ms": null}', '"step_ms" is missing'),
+        ('{"step": 2, "step_ms": NaN}', '"step_ms" is nan'),
+        ('{"step": 2, "step_ms": 1.0, "loss": "high"}', '"loss" is "high", no number'),
+        ('{"step": Infinity, "step_ms": 1.0}', '"step" is Infinity, no number'),
+    ],
+)
+def test_a_line_that_is_no_row_is_named(tmp_path: Path, line: str, fault: str) -> None:
+    run = Run(write_run(tmp_path / "run", steps(1, 2, 1, 100.0)))
+    with run.metrics.open("a", encoding="utf-8") as stream:
+        stream.write(f"{line}\n")
+    with pytest.raises(ConfigError) as raised:
+        read_metrics(run)
+    assert str(raised.value).startswith(f"{run.metrics}, line 3, cannot be read as metrics: {fault}")
+    assert str(raised.value).endswith("delete that line, or restore the file from a copy")
+
+
+def test_missing_metrics_are_named_once(tmp_path: Path) -> None:
+    run = Run(write_run(tmp_path / "run", []))
+    run.metrics.unlink()
+    with pytest.raises(ConfigError) as raised:
+        read_metrics(run)
+    assert str(raised.value).count(str(run.metrics)) == 1
+    assert "Errno" not in str(raised.value)
+
+
+def test_metrics_that_are_no_text_are_told(tmp_path: Path) -> None:
+    run = Run(write_run(tmp_path / "run", []))
+    run.metrics.write_bytes(b"ab\xff\n")
+    with pytest.raises(ConfigError, match="cannot be read as metrics: invalid start byte at byte 2"):
+        read_metrics(run)
