@@ -64,6 +64,8 @@ _FIGURES: dict[str, Callable[[float], str]] = {
     "peak_memory_bytes": format_bytes,
 }
 """By field of RunSummary what formats it."""
+_COUNTS = ("num_steps", "num_ranks")
+"""Whose change is none worth a figure where both are equal."""
 
 
 def run_summary_table(summary: RunSummary) -> Table:
@@ -90,11 +92,11 @@ def run_comparison_page(found: RunComparison) -> Iterator[RenderableType]:
 def _figures(found: RunComparison) -> Iterator[RenderableType]:
     table = PageTable("", "A#", "B#", "B vs A#")
     for name, form in _FIGURES.items():
-        of_a, of_b = getattr(found.a, name), getattr(found.b, name)
+        label, of_a, of_b = _sides(found, name)
         if of_a is None and of_b is None:
             continue
         cells = ("-" if value is None else form(value) for value in (of_a, of_b))
-        table.add_row(label_of(name), *cells, _change(of_a, of_b))
+        table.add_row(label, *cells, _change(of_a, of_b) if _is_comparable(found, name) else "")
     yield table
     yield f"ranks, medians and peak memory: {_timed_words(found)}"
     for name, one in (("A", found.a), ("B", found.b)):
@@ -102,6 +104,26 @@ def _figures(found: RunComparison) -> Iterator[RenderableType]:
             yield f"{name} was resumed: {attempt_words(one)}"
         if one.first_not_finite is not None:
             yield f"{name}: {not_finite_words(one.first_not_finite, one.num_not_finite)}"
+
+
+def _sides(found: RunComparison, name: str) -> tuple[str, float | None, float | None]:
+    """Return the label and both values of a row; of the loss those of the last step that both runs trained."""
+    if name == "last_loss" and found.losses:
+        last = found.losses[-1]
+        return f"loss at step {last.step}", last.a, last.b
+    steps = (found.a.validation_step, found.b.validation_step)
+    at = f" at steps {steps[0]} and {steps[1]}" if name == "validation_loss" and not _is_comparable(found, name) else ""
+    return f"{label_of(name)}{at}", getattr(found.a, name), getattr(found.b, name)
+
+
+def _is_comparable(found: RunComparison, name: str) -> bool:
+    """Return whether a row's change says something: losses are of one step, counts are not the same."""
+    if name == "last_loss":
+        return found.num_common_steps > 0
+    if name == "validation_loss":
+        steps = {found.a.validation_step, found.b.validation_step}
+        return len(steps) == 1 or None in steps
+    return name not in _COUNTS or getattr(found.a, name) != getattr(found.b, name)
 
 
 def _change(of_a: float | None, of_b: float | None) -> str:

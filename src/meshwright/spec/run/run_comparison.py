@@ -61,6 +61,8 @@ class RunSummary(Frozen):
     """Steps whose loss is nan or infinite."""
     validation_loss: Loss | None
     """The last one; None where none was computed."""
+    validation_step: int | None
+    """The step that it was computed after."""
     timed_steps: str
     """Steps that the medians are taken over, such as "steps 24 to 40"."""
     are_few: bool
@@ -143,8 +145,8 @@ def compare_runs(
 
 
 def _shown(num_steps: int, apart: Integers) -> Integers:
-    """Return positions of a few steps, evenly spaced, with the first of those `apart`."""
-    spaced = np.linspace(0, max(num_steps - 1, 0), _MOST_LOSSES).round().astype(np.int64)[:num_steps]
+    """Return positions of a few steps, evenly spaced, with the last one and the first of those `apart`."""
+    spaced = np.linspace(0, num_steps - 1, min(num_steps, _MOST_LOSSES)).round().astype(np.int64)
     return np.union1d(spaced, apart[:1])
 
 
@@ -169,6 +171,7 @@ def run_summary(name: str, manifest: Manifest, metrics: RunMetrics) -> RunSummar
         first_not_finite=int(not_finite[0]) if len(not_finite) else None,
         num_not_finite=len(not_finite),
         validation_loss=float(metrics.validation_loss[-1]) if len(metrics.validation_loss) else None,
+        validation_step=int(metrics.validation_step[-1]) if len(metrics.validation_step) else None,
         timed_steps=metrics.words_of(rows),
         are_few=not metrics.is_timed,
         median_step_s=float(np.median(metrics.step_s[rows])),

@@ -134,6 +134,36 @@ def test_memory_that_was_not_recorded_is_left_out(tmp_path: Path) -> None:
     assert (found.a.peak_memory_bytes, found.b.peak_memory_bytes) == (2**30, None)
 
 
+def rows_of(found: RunComparison) -> dict[str, list[str]]:
+    """Return the cells of the first table by their label."""
+    lines = [line.split("  ") for line in str(found).splitlines()]
+    return {cells[0].strip(): [one.strip() for one in cells[1:] if one.strip()] for cells in lines if cells[1:]}
+
+
+def test_losses_are_compared_at_the_last_step_in_common(tmp_path: Path) -> None:
+    validated = [{"step": step, "validation_loss": 3.9 + step / 100, "attempt": 2} for step in (8, 12)]
+    a = write_run(tmp_path / "a", [*steps(12), *validated])
+    found = both(a, write_run(tmp_path / "b", [*steps(8, loss=4.4), validated[0]]))
+    rows = rows_of(found)
+    assert rows["loss at step 8"] == ["3.9200", "4.3200", "+10.2 %"]
+    assert rows["validation loss at steps 12 and 8"] == ["4.0200", "3.9800"]
+    assert rows["steps"] == ["12", "8", "-33.3 %"]
+    assert rows["ranks"] == ["4", "4"]
+
+
+def test_losses_of_runs_without_a_step_in_common_are_shown_alone(tmp_path: Path) -> None:
+    later = [row | {"step": row["step"] + 20} for row in steps(8)]
+    found = both(write_run(tmp_path / "a", steps(8)), write_run(tmp_path / "b", later))
+    assert rows_of(found)["last loss"] == ["3.9200", "3.9200"]
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 7, 8, 9, 40])
+def test_the_last_step_in_common_is_in_the_table(tmp_path: Path, num_steps: int) -> None:
+    found = both(write_run(tmp_path / "a", steps(num_steps)), write_run(tmp_path / "b", steps(num_steps, loss=5.0)))
+    shown = [one.step for one in found.losses]
+    assert (shown[0], shown[-1], len(shown)) == (1, num_steps, min(num_steps, 8))
+
+
 def test_equal_losses_are_told_to_the_last_bit(tmp_path: Path) -> None:
     rows = steps(20)
     same = both(write_run(tmp_path / "a", rows), write_run(tmp_path / "b", rows))
