@@ -51,7 +51,10 @@ def test_a_profile_is_a_step_of_the_job_and_leaves_no_run(
 
 
 def test_what_cannot_be_profiled_is_refused_before_ranks_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     job = str(write_job(tmp_path))
     for words, refused in (
@@ -62,6 +65,9 @@ def test_what_cannot_be_profiled_is_refused_before_ranks_start(
     ):
         assert run(["profile", job, *words]) == ExitCode.BAD_INPUT
         assert refused in " ".join(capsys.readouterr().err.split())
+    assert "run.dir" not in caplog.text
+    assert run(["profile", job, "--ranks", "3", "run.dir=mine"]) == ExitCode.BAD_INPUT
+    assert "profile writes nothing to run.dir: --out FOLDER keeps its traces" in caplog.text
     monkeypatch.setenv("RANK", "0")
     assert run(["profile", job]) == ExitCode.BAD_INPUT
     assert "profile starts its own ranks" in capsys.readouterr().err

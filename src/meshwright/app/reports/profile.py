@@ -99,6 +99,8 @@ def profile(
         )
     own = as_job(job, overrides)
     kept = None if out is None else _new_folder(Path(out))
+    if any(override.partition("=")[0].strip() == "run.dir" for override in overrides):
+        logger.warning("profile writes nothing to run.dir: --out FOLDER keeps its traces")
     with tempfile.TemporaryDirectory(prefix="meshwright-profile-") as folder:
         resolved = as_job(job, (*overrides, f"run.dir={folder}"))
         # A module that the job names may lie next to the job file.
