@@ -1,5 +1,6 @@
 """What the keys of [optimizer] rule out among themselves, and what they ask of a layout."""
 
+import re
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
@@ -18,6 +19,8 @@ _NAME, _STATE, _IN_BACKWARD = "optimizer.name", "optimizer.state_dtype", "optimi
 _MOMENTUM, _CLIP = "optimizer.momentum", "optimizer.max_grad_norm"
 _DEFAULT_MOMENTUM: float = OptimizerSection.model_fields["momentum"].default
 _AFTER_BACKWARD: Fix = {_IN_BACKWARD: False}
+_WILDCARD, _INDEX = re.compile(r"[*?\[]"), re.compile(r"(?<=\.)\d+(?=\.)")
+_MOST_EXAMPLES = 4
 
 
 def optimizer_problems(optimizer: OptimizerSection, precision: PrecisionSection) -> Iterator[Problem]:
@@ -68,11 +71,27 @@ def group_problems(optimizer: OptimizerSection, names: Sequence[str]) -> Iterato
         matched = {name for name in names if fnmatchcase(name, group.match)}
         given = f'optimizer.groups matches "{group.match}" in group {number}'
         if not matched:
-            near = did_you_mean(group.match, names) or f": names are such as {names[0]} and {names[-1]}"
+            near = did_you_mean(group.match, _alike(group.match, names)) or f": names are such as {_examples(names)}"
             yield Problem(f"{given}, which none of the model's {len(names)} parameters is named{near}")
         elif matched <= taken:
             yield Problem(f"{given}, but groups above take all of these, and the first that matches counts: move it up")
         taken |= matched
+
+
+def _alike(pattern: str, names: Sequence[str]) -> Sequence[str]:
+    """Return what `pattern` may have meant: a name, or of one with wildcards the patterns of parts of the model."""
+    if not _WILDCARD.search(pattern):
+        return names
+    of_every_block = list(dict.fromkeys(_INDEX.sub("*", name) for name in names))
+    parts = {name[: dot.end()] + "*" for name in of_every_block for dot in re.finditer(r"\.", name)}
+    return [*of_every_block, *sorted(part for part in parts if not part.endswith("*.*"))]
+
+
+def _examples(names: Sequence[str]) -> str:
+    """Return the first name of each of the first and the last parts of the model, such as its blocks."""
+    firsts = list({name.split(".", 1)[0]: name for name in reversed(names)}.values())[::-1]
+    shown = firsts if len(firsts) <= _MOST_EXAMPLES else [*firsts[: _MOST_EXAMPLES - 1], firsts[-1]]
+    return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
 
 
 def block_problems(optimizer: OptimizerSection, layout: Layout, architecture: LlamaArchitecture) -> Iterator[Problem]:

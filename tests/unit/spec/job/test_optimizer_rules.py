@@ -73,6 +73,22 @@ def test_patterns_take_parameters_and_the_first_counts() -> None:
     assert "move it up" in hidden
 
 
+@pytest.mark.parametrize("preset", ["llama-1m", "moe-4m", "mla-moe-4m"])
+@pytest.mark.parametrize(
+    ("pattern", "told"),
+    [
+        ("blocks.*.attn*", ": did you mean blocks.*.attention.*?"),
+        ("blok*", ": did you mean blocks.*?"),
+        ("block.*.attention_norm.weight", ": did you mean blocks.*.attention_norm.weight?"),
+        ("zzz*", ": names are such as embedding.weight, blocks.0."),
+    ],
+)
+def test_a_pattern_is_told_the_nearest_one_that_takes_parameters(preset: str, pattern: str, told: str) -> None:
+    names = [*weight_shapes(PRESETS[preset]), *bias_names(PRESETS[preset])]
+    (problem,) = group_problems(OptimizerSection.from_dict({"groups": [{"match": pattern}]}), names)
+    assert told in problem
+
+
 @pytest.mark.parametrize("preset", ["llama-1m", "moe-4m", "mla-moe-4m", "gpt-oss-4m", "qwen3-0.6b"])
 def test_every_parameter_has_a_name_before_the_model_is_built(preset: str) -> None:
     known = [*weight_shapes(PRESETS[preset]), *bias_names(PRESETS[preset])]
