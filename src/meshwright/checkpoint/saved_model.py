@@ -15,7 +15,7 @@ from meshwright.spec.job.user_object import find_modules_in, is_object_source
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.model.unseen_fields import differing_fields
-from meshwright.spec.run.run import Manifest, Run
+from meshwright.spec.run.run import Manifest, Run, manifest_fault
 
 MODEL_FIELDS = "model"
 """Metadata key of the model's fields that change no shape; None for a class of the user's."""
@@ -86,5 +86,7 @@ def _read_manifest(run: Run) -> Manifest:
         return Manifest.from_json(run.manifest.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"there is no {run.manifest}, which says what the model is: put it back") from None
-    except (OSError, ValidationError) as error:
-        raise ConfigError(f"{run.manifest} cannot be read as a manifest ({error}): restore it from a copy") from error
+    except OSError as error:
+        raise ConfigError(f"{run.manifest} cannot be read ({error.strerror}): restore it from a copy") from error
+    except (UnicodeDecodeError, ValidationError) as error:
+        raise ConfigError(f"{run.manifest} {manifest_fault(error)}: restore it from a copy") from error

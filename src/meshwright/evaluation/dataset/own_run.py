@@ -15,11 +15,9 @@ from meshwright.evaluation.dataset.read import MeasuredRun
 from meshwright.evaluation.dataset.row import RunRow
 from meshwright.planner.read_request import Options, plan_request
 from meshwright.spec.layout.layout import Layout, LayoutRequest
-from meshwright.spec.run.run import Manifest, Run
+from meshwright.spec.run.run import Manifest, Run, manifest_fault
 from meshwright.spec.run.run_report import LEAST_STEPS, RunMetrics, read_metrics, timed_attempt_of, timed_rows
 from meshwright.units import counted
-
-_RESTORE = "restore it from a copy, or name another run folder"
 
 
 def read_own_run(folder: Path) -> MeasuredRun:
@@ -60,25 +58,13 @@ def read_manifest(run: Run) -> Manifest:
             f"{run.folder} is no run folder: {run.manifest.name} cannot be read ({error.strerror}): name a folder that "
             "`meshwright train` made"
         ) from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{run.manifest} is damaged: {error.reason} at byte {error.start}: {_RESTORE}") from None
-    except ValidationError as error:
-        raise ConfigError(_manifest_fault(run, error)) from None
+    except (UnicodeDecodeError, ValidationError) as error:
+        raise ConfigError(
+            f"{run.manifest} {manifest_fault(error)}: restore it from a copy, or name another run folder"
+        ) from None
     if not manifest.attempts:
         raise ConfigError(f"{run.folder} has not started any rank yet: name a run that has trained")
     return manifest
-
-
-def _manifest_fault(run: Run, error: ValidationError) -> str:
-    """Return whether the manifest was cut off, or which of its keys another version wrote."""
-    first = error.errors(include_url=False)[0]
-    if first["type"] == "json_invalid":
-        return f"{run.manifest} is damaged or cut off: {first['ctx']['error']}: {_RESTORE}"
-    key = ".".join(map(str, first["loc"])) or "the whole file"
-    return (
-        f"{run.manifest} is no manifest of this version ({key}: {first['msg']}): name another run folder, or read it "
-        "with the version that wrote it"
-    )
 
 
 def timed_layout(run: Run, manifest: Manifest, metrics: RunMetrics) -> Layout:

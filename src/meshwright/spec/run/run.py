@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from meshwright.spec.frozen import Frozen
 from meshwright.spec.job.job import Job
@@ -132,3 +132,13 @@ class Manifest(Frozen):
     """Last step, losses, median and p95 step time, parameter hash."""
     exit: int | None = None
     """Exit code of the newest attempt: 0 done, 2 bad input, 70 do not retry, 75 retry, 130 interrupted."""
+
+
+def manifest_fault(error: UnicodeDecodeError | ValidationError) -> str:
+    """Return in a few words whether a manifest was damaged or cut off, or which key of it another version wrote."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"is damaged: {error.reason} at byte {error.start}"
+    first = error.errors(include_url=False)[0]
+    if first["type"] == "json_invalid":
+        return f"is damaged or cut off: {first['ctx']['error']}"
+    return f"is no manifest of this version ({'.'.join(map(str, first['loc'])) or 'the whole file'}: {first['msg']})"

@@ -12,7 +12,7 @@ from meshwright.config.paths import with_absolute_paths
 from meshwright.errors import ConfigError, Retryable
 from meshwright.log import logger
 from meshwright.spec.job.job import Job
-from meshwright.spec.run.run import Attempt, Manifest, Run
+from meshwright.spec.run.run import Attempt, Manifest, Run, manifest_fault
 
 # Keys that must not change between attempts of one run.
 _IDENTITY = ("model", "data", "train.seed", "train.seq_len", "train.global_batch_size", "train.global_batch_tokens")
@@ -33,8 +33,12 @@ def read_manifest(run: Run) -> Manifest | None:
         return Manifest.from_json(run.manifest.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValidationError) as error:
-        raise ConfigError(f"{run.manifest} cannot be read as a manifest: {error}: choose another run.dir") from error
+    except OSError as error:
+        raise ConfigError(f"{run.manifest} cannot be read ({error.strerror}): choose another run.dir") from error
+    except (UnicodeDecodeError, ValidationError) as error:
+        raise ConfigError(
+            f"{run.manifest} {manifest_fault(error)}: restore it from a copy, or choose another run.dir"
+        ) from error
 
 
 def write_atomically(path: Path, text: str) -> None:

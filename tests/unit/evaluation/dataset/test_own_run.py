@@ -8,6 +8,8 @@ import pytest
 from meshwright.errors import ConfigError
 from meshwright.evaluation.dataset.own_run import read_own_run
 from meshwright.evaluation.fitting.given_runs import calibrate_given
+from meshwright.spec.run.run import Run
+from meshwright.trainer.run import run_folder
 from written_runs import STEPS, write_run
 
 
@@ -65,3 +67,5 @@ def test_what_is_wrong_with_a_manifest_is_told(tmp_path: Path, content: bytes, m
     (tmp_path / "manifest.json").write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         read_own_run(tmp_path)
+    with pytest.raises(ConfigError, match=message):  # what `train --resume` says of it
+        run_folder.read_manifest(Run(tmp_path))
