@@ -31,7 +31,6 @@ def read_back(text: str) -> Job:
 @given(jobs())
 def test_a_job_reads_back_equal(job: Job) -> None:
     assert read_back(to_toml(job)) == job
-    assert read_back(to_toml(job, comments=False)) == job
 
 
 @pytest.mark.slow
@@ -59,13 +58,6 @@ def test_examples_of_keys_that_were_left_out_are_right_once_uncommented() -> Non
         before, after = text[:start], text[start:]
         changed = before + after.replace(f"\n# {key.name} = ", f"\n{key.name} = ", 1)
         assert getattr(getattr(read_back(changed), key.section), key.name) is not None
-
-
-def test_without_comments_only_values_are_written() -> None:
-    lines = to_toml(Job(), comments=False).splitlines()
-    assert lines[0] == "schema_version = 1"
-    assert not any(line.startswith("#") for line in lines)
-    assert "stop_after" not in "\n".join(lines)
 
 
 def test_golden_beginning() -> None:
