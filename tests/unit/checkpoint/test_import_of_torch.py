@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint import metadata
 
 from hf_models import NARROW, architecture, some_tokens, write_hf
 from meshwright.checkpoint.checkpoint import load_parameters
@@ -245,6 +246,18 @@ def test_a_folder_without_its_index_is_named(tmp_path: Path) -> None:
     (tmp_path / "meta" / ".metadata").unlink()
     with pytest.raises(CheckpointError, match=r"holds __0_0\.distcp of torch.* but not its index \.metadata"):
         import_folder(tmp_path / "meta", tmp_path / "run")
+
+
+def test_an_index_of_an_older_python_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def before_3_11_4(member: Any, _: int) -> tuple[Any, ...]:
+        return getattr, (type(member), member.name)
+
+    monkeypatch.setattr(metadata._MEM_FORMAT_ENCODING, "__reduce_ex__", before_3_11_4)
+    model = architecture()
+    write_config(tmp_path / "meta", model)
+    save_dcp(meta_state(model), tmp_path / "meta")
+    assert b"getattr" in (tmp_path / "meta" / ".metadata").read_bytes()
+    import_folder(tmp_path / "meta", tmp_path / "run")
 
 
 def test_a_damaged_shard_is_an_error(tmp_path: Path) -> None:

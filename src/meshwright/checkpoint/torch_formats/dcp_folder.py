@@ -87,6 +87,8 @@ _ALLOWED: dict[tuple[str, str], Any] = {
     (_FILESYSTEM, "_StorageInfo"): _Record,
     (_FILESYSTEM, "_StoragePrefix"): _Record,
     ("torch", "Size"): _size,
+    # By which Python before 3.11.4 writes members of an enum: of memory formats, the only one here.
+    ("builtins", "getattr"): _nothing,
     ("torch.serialization", "_get_layout"): _nothing,
     ("pathlib", "PosixPath"): _nothing,
     ("pathlib", "WindowsPath"): _nothing,
