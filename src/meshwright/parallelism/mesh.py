@@ -75,15 +75,15 @@ def build_meshes(layout: Layout, device_type: str) -> Meshes:
     """Return the meshes of `layout` over all ranks of the process group; a collective."""
     world = init_device_mesh(device_type, (layout.num_ranks,), mesh_dim_names=("world",))
     views = {
-        name: world._unflatten(
-            0, tuple(getattr(layout, axis) for axis in axes), axes, backend_override=_options(layout, axes)
-        )
+        name: world._unflatten(0, tuple(getattr(layout, axis) for axis in axes), axes, **_limits(layout, axes))
         for name, axes in _VIEWS.items()
     }
     return Meshes(layout, **views)
 
 
-def _options(layout: Layout, axes: Sequence[str]) -> dict[str, Any] | None:
-    """Return the options of each axis' groups; None for the default group's, which an axis of all ranks then shares."""
+def _limits(layout: Layout, axes: Sequence[str]) -> dict[str, Any]:
+    """Return arguments with options of each axis' groups; none for those of the default group, which an axis of all
+    ranks then shares.
+    """
     options = {axis: limited_options(layout.communication_sms) for axis in axes}
-    return None if None in options.values() else options
+    return {} if None in options.values() else {"backend_override": options}
