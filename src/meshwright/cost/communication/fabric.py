@@ -135,7 +135,7 @@ class Fabric:
     measured_slowdown: Floats
     """Collectives that share what was measured with one."""
     usual_ctas: Floats
-    """CTAs, of one SM each, that a collective's kernel takes inside a domain; 0 where that is unknown (ctas.py)."""
+    """CTAs, of one SM each, that a collective's kernel takes inside a domain; 0 where unknown (nccl_ctas.py)."""
     saturating_ctas: Floats
     """Those of them that the links inside a domain need for their full rate."""
     max_ctas: Floats

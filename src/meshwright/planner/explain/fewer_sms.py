@@ -20,7 +20,7 @@ _LEAST_GAIN = 0.01
 
 def fewer_sms_what_if(pick: Candidate, request: PlanRequest) -> Iterator[WhatIf]:
     """Yield the pick with the limit that is predicted to shorten its step most, if any does noticeably."""
-    if not request.setup.is_own or request.cluster.device.is_host or pick.layout.communication_sms is not None:
+    if not request.setup.is_own_on_device or pick.layout.communication_sms is not None:
         return
     priced = price(vary(layout_table([pick.layout]), {"communication_sms": _LIMITS}), request)
     if not len(priced):
