@@ -80,7 +80,7 @@ def test_ranks_are_told_one_by_one_where_they_differ(tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "error"),
     [
         ("a.json", "{}", "cannot be read as a trace of torch.profiler"),
         ("a.json", '{"traceEvents": []}', "the trace holds no events"),
@@ -89,20 +89,20 @@ def test_ranks_are_told_one_by_one_where_they_differ(tmp_path: Path, capsys: pyt
     ],
 )
 def test_what_is_no_step_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: str, told: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: str, error: str
 ) -> None:
     (tmp_path / name).write_text(content, encoding="utf-8")
     assert run(["compare", str(tmp_path / name), str(tmp_path / name)]) == ExitCode.BAD_INPUT
-    assert told in capsys.readouterr().err
+    assert error in capsys.readouterr().err
 
 
 def test_a_run_without_a_profile_says_how_to_get_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain, simulated = write_run(tmp_path / "plain", STEPS), tmp_path / "a.npz"
     timeline_with(2, 0.5).save(simulated)
     assert run(["compare", str(plain), str(simulated)]) == ExitCode.BAD_INPUT
-    told = capsys.readouterr().err
-    assert f"{plain} has no profile" in told
-    assert "run.profile_start" in told
+    error = capsys.readouterr().err
+    assert f"{plain} has no profile" in error
+    assert "run.profile_start" in error
 
 
 @pytest.mark.parametrize("is_first", [False, True])
@@ -119,10 +119,10 @@ def test_the_folder_that_is_no_run_is_named(
         if kind == "cut off":
             manifest.write_text("{", encoding="utf-8")
     assert run(["compare", *map(str, (bad, good) if is_first else (good, bad))]) == ExitCode.BAD_INPUT
-    told = capsys.readouterr().err
-    assert str(good) not in told
+    error = capsys.readouterr().err
+    assert str(good) not in error
     assert run(["report", str(bad)]) == ExitCode.BAD_INPUT
-    assert capsys.readouterr().err == told
+    assert capsys.readouterr().err == error
 
 
 def test_names_are_those_that_both_kinds_of_timeline_know() -> None:

@@ -90,7 +90,7 @@ def test_runs_resume_to_the_bit_and_backward_updates_the_same_bits(tmp_path: Pat
         assert after.parameter_hash == inside.parameter_hash
         assert after.losses == inside.losses
         assert after.grad_norms == pytest.approx(inside.grad_norms, rel=1e-6)
-    # Sums of two addends are the same to the bit, whoever adds them.
+    # Sums of two addends are the same to the bit on any rank.
     assert finished["after, replicas"].losses == pytest.approx(finished["after"].losses, rel=1e-6)
     # On another number of ranks gradients, and so the updates, are rounded differently.
     assert alone.losses == pytest.approx(whole.losses, rel=1e-4)

@@ -75,7 +75,7 @@ def test_patterns_take_parameters_and_the_first_counts() -> None:
 
 @pytest.mark.parametrize("preset", ["llama-1m", "moe-4m", "mla-moe-4m"])
 @pytest.mark.parametrize(
-    ("pattern", "told"),
+    ("pattern", "suggestion"),
     [
         ("blocks.*.attn*", ": did you mean blocks.*.attention.*?"),
         ("blok*", ": did you mean blocks.*?"),
@@ -83,10 +83,10 @@ def test_patterns_take_parameters_and_the_first_counts() -> None:
         ("zzz*", ": names are such as embedding.weight, blocks.0."),
     ],
 )
-def test_a_pattern_is_told_the_nearest_one_that_takes_parameters(preset: str, pattern: str, told: str) -> None:
+def test_the_nearest_pattern_that_takes_parameters_is_suggested(preset: str, pattern: str, suggestion: str) -> None:
     names = [*weight_shapes(PRESETS[preset]), *bias_names(PRESETS[preset])]
     (problem,) = group_problems(OptimizerSection.from_dict({"groups": [{"match": pattern}]}), names)
-    assert told in problem
+    assert suggestion in problem
 
 
 @pytest.mark.parametrize("preset", ["llama-1m", "moe-4m", "mla-moe-4m", "gpt-oss-4m", "qwen3-0.6b"])
