@@ -222,14 +222,13 @@ def catalogue(kind: str) -> Path:
     ("text", "message"),
     [
         ('[cluster]\nname = "dgx-h100"\n[layout]\ndp_shard = 8\ndp_replicate = 2\n[train]\nglobal_batch_size = 16',
-         "job.toml:2: cluster.name = 'dgx-h100' has 8 devices but the layout needs 16: change cluster.name, or lower a "
-         "degree in [layout], such as dp_shard to 4"),
+         "job.toml:2: cluster.name = 'dgx-h100' has 8 devices but the layout needs 16: set layout.dp_shard to 4, or "
+         "layout.dp_replicate to 1"),
         ('[cluster]\nname = "h100-ib400"\nnum_devices = 8\n[layout]\ndp_shard = 16\n[train]\nglobal_batch_size = 16',
-         "job.toml:3: cluster.num_devices = 8 but the layout needs 16: change cluster.num_devices, or "
-         "lower a degree in [layout], such as dp_shard to 8"),
+         "job.toml:3: cluster.num_devices = 8 but the layout needs 16: set layout.dp_shard to 8, or "
+         "cluster.num_devices to 16"),
         ('[cluster]\nname = "h100-ib400"\nnum_devices = 16\n[layout]\ndp_shard = 8\n',
-         "job.toml:3: cluster.num_devices = 16 but the layout has 8 ranks: set both to one number, or a degree in "
-         "[layout] to -1, which takes the devices that the others leave"),
+         "job.toml:3: cluster.num_devices = 16 but the layout has 8 ranks: set cluster.num_devices to 8"),
         (
             '[cluster]\nname = "h100-ib400"\nnum_devices = 256\n'
             "[layout]\ndp_shard = -1\n[train]\nglobal_batch_size = 16",
@@ -237,8 +236,8 @@ def catalogue(kind: str) -> Path:
             "layout.microbatch_size = 1: set train.global_batch_size to 256 or 512",
         ),
         ('[cluster]\nname = "h100-ib400"\nnum_devices = 12\n',
-         "job.toml:3: cluster.num_devices = 12 fills no whole number of h100-ib400 nodes (8 devices each): set it to 8 "
-         "or 16"),
+         "job.toml:3: cluster.num_devices = 12 fills no whole number of h100-ib400 nodes (8 devices each): set "
+         "cluster.num_devices to 8 or 16"),
     ],
 )  # fmt: skip
 def test_a_layout_must_fit_its_cluster(capsys: pytest.CaptureFixture[str], text: str, message: str) -> None:
@@ -247,7 +246,8 @@ def test_a_layout_must_fit_its_cluster(capsys: pytest.CaptureFixture[str], text:
 
 def test_ranks_that_the_layout_cannot_use(capsys: pytest.CaptureFixture[str]) -> None:
     shown = refusal(capsys, job_file("[layout]\ndp_shard = 2"), "--ranks", "3")
-    assert "3 ranks cannot run a layout of dp_shard=2: start 2 ranks" in shown
+    assert "3 ranks cannot run a layout of dp_shard=2: set layout.dp_shard to 3 and train." in shown
+    assert shown.endswith(", or start 2 ranks\n")
 
 
 @pytest.mark.parametrize(
@@ -411,8 +411,7 @@ def test_what_check_job_returns_is_what_train_refuses() -> None:
     resolved = load_job(job_file("[train]\nglobal_batch_size = 8\n[layout]\ndp_shard = 1"))
     assert check_job(resolved, 1) == []
     assert check_job(resolved, 4) == [
-        "4 ranks cannot run a layout of one rank: start 1 rank, or set one degree in [layout] to -1, which takes the "
-        "ranks that the others leave"
+        "job.toml:4: 4 ranks cannot run a layout of one rank: set layout.dp_shard to 4, or start 1 rank"
     ]
 
 

@@ -116,7 +116,7 @@ def test_collectives_are_those_of_the_layout(folder: Path) -> None:
         ([TINY, "--every-rank"], ("--every-rank is for --build", "leave it out")),
         (
             [TINY, "layout.dp_shard=4", "--cluster", "h100-ib400:8"],
-            ("--cluster h100-ib400:8: 8 devices cannot run a layout of dp_shard=4: take 4 of them",),
+            ("--cluster h100-ib400:8: 8 devices cannot run a layout of dp_shard=4: set ", "take 4 of them"),
         ),
         (
             [TINY, "layout.dp_replicate=6", "layout.dp_shard=-1", "train.global_batch_size=48", "--cluster", "h100:16"],

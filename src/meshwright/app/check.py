@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from rich.text import Text
@@ -11,22 +11,23 @@ from rich.text import Text
 from meshwright.app.arguments import JobSource, Positive, checked
 from meshwright.app.job.compile_choice import settled_on
 from meshwright.app.job.job_problems import check_job, run_folder
+from meshwright.app.job.jobs import inspect_job_of, raise_all
 from meshwright.app.job.settle_float8 import settle_float8_for_check
 from meshwright.app.job.summary import summary
 from meshwright.app.results.result import Result
-from meshwright.config.load import ResolvedJob, inspect_job, raise_problems
+from meshwright.config.load import ResolvedJob
 from meshwright.errors import InfeasibleLayout, MeshwrightError, problems_raised_by
 from meshwright.hardware.catalogue import LOCAL
 from meshwright.hardware.choice import named_cluster
+from meshwright.planner.candidate import judge
 from meshwright.planner.explain.verdict import verdict
 from meshwright.planner.plan import find
 from meshwright.planner.read_request import Options, plan_request
-from meshwright.planner.request import rate_problem
+from meshwright.planner.request import PlanRequest, rate_problem
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.memory_rules import pool_device_problems
 from meshwright.spec.layout.communication_sms import communication_sms_problems
 from meshwright.spec.model.model_source import resolve_architecture
-from meshwright.spec.problem import distinct
 from meshwright.trainer.run.run_folder import require_same_run
 from meshwright.units import counted, format_bytes, format_duration
 
@@ -70,19 +71,19 @@ def check(
     Raises one ConfigError with all that is wrong, and InfeasibleLayout where the planner is to choose the layout and
     none fits.
     """
-    path = job.path if isinstance(job, ResolvedJob) else Path(job)
-    inspection = inspect_job(path, (*job.overrides, *overrides) if isinstance(job, ResolvedJob) else overrides)
+    inspection = inspect_job_of(job, overrides)
     resolved, unknown = inspection.resolved, inspection.unknown
     layout = resolved.job.layout
     # One rank is no layout: the planner is to choose it.
     if ranks is None and (layout.rest_axis is not None or (layout.is_open and layout.num_ranks > 1)):
         ranks = resolved.job.cluster.num_devices
-    found = check_job(resolved, ranks, resume=resume, overwrite=overwrite, unknown=unknown)
+    fits = partial(_fits, resolved, ranks) if _is_priced(resolved.job) else None
+    found = check_job(resolved, ranks, resume=resume, overwrite=overwrite, unknown=unknown, fits=fits)
     found += [resolved.located(text) for text in device_problems(resolved.job)]
     if resume and not inspection.problems:
         found += problems_raised_by(lambda: require_same_run(run_folder(resolved), resolved.job))
-    problems = [*inspection.problems, *(text for text in found if not inspection.is_about_wrong(text))]
-    raise_problems(resolved.path, distinct(problems))
+    others = [text for text in found if not inspection.is_about_wrong(text)]
+    raise_all(resolved, [*inspection.problems, *others], ranks, unknown, fits)
     if (unsearchable := search_problem(resolved, ranks)) is not None:
         raise unsearchable
     predicted, misfit = estimate(resolved, ranks)
@@ -122,16 +123,15 @@ def estimate(resolved: ResolvedJob, num_ranks: int | None) -> tuple[list[tuple[s
     No line where the cluster is this machine, the model is a user's own, or the planner chooses the layout.
     """
     job = resolved.job
-    count = num_ranks or (job.layout.num_ranks if job.layout.rest_axis is None else job.cluster.num_devices)
+    count = _count(job, num_ranks)
     if not _is_priced(job) or job.layout.search or count is None:
         return [], None
     try:
-        cluster = named_cluster(job.cluster.name).with_num_devices(count, f"a layout of {counted(count, 'rank')}")
-        settled = settled_on(_on(resolved, count), cluster)
-        request = plan_request(settled, Options())
-        found = verdict(replace(request, given=settled.job.layout.resolve(count)))
+        request = _request(resolved, count)
+        found = verdict(request)
     except MeshwrightError as error:
         return [("step", f"not estimated: {error}")], None
+    cluster = request.cluster
     step, usable = format_duration(found.candidate.estimate.step.total_s), format_bytes(found.usable_bytes)
     where = f", on pipeline rank {found.fullest_rank}" if job.layout.pp > 1 else ""
     memory = f"{format_bytes(found.needed_bytes)} reserved of {usable} usable{where}"
@@ -140,6 +140,31 @@ def estimate(resolved: ResolvedJob, num_ranks: int | None) -> tuple[list[tuple[s
     if cluster.device.is_host:
         memory += "; `mem` of train is the whole process on a CPU, with torch itself"
     return [("step", f"{step} predicted on {cluster.name}"), ("memory", memory)], found.problem()
+
+
+def _count(job: Job, num_ranks: int | None) -> int | None:
+    """Return the ranks of a job, None where they are not known yet."""
+    return num_ranks or (job.layout.num_ranks if job.layout.rest_axis is None else job.cluster.num_devices)
+
+
+def _request(resolved: ResolvedJob, count: int) -> PlanRequest:
+    """Return the job's own layout on `count` devices of its cluster; raises MeshwrightError if it cannot be priced."""
+    cluster = named_cluster(resolved.job.cluster.name)
+    cluster = cluster.with_num_devices(count, f"a layout of {counted(count, 'rank')}")
+    settled = settled_on(_on(resolved, count), cluster)
+    return replace(plan_request(settled, Options()), given=settled.job.layout.resolve(count))
+
+
+def _fits(resolved: ResolvedJob, num_ranks: int | None, job: Job) -> bool:
+    """Return whether `job`, which is `resolved` with keys changed, fits its devices; True where that is not known."""
+    if job.layout.search or (count := _count(job, num_ranks)) is None:
+        return True
+    try:
+        request = _request(replace(resolved, job=job), count)
+        assert request.given is not None
+        return judge(request.given, request).free_bytes >= 0
+    except MeshwrightError:
+        return True
 
 
 def search_problem(resolved: ResolvedJob, num_ranks: int | None) -> InfeasibleLayout | None:

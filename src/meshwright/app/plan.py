@@ -157,7 +157,8 @@ class PlanArguments:
                     f"{_name(self.job)!r} names a job file, which says the model and the batch already: leave out "
                     f"{', '.join(named)}, or write an override as section.key=value"
                 )
-            return _open_layout(as_job(self.job, self.overrides), self.overrides)
+            job = as_job(self.job, self.overrides, cluster=self.cluster)
+            return _open_layout(job, self.overrides)
         if self.model is None:
             raise ConfigError("what should be planned is missing: name a job file, or give --model and --cluster")
         if self.cluster is None:

@@ -62,7 +62,7 @@ def precompile(
 
     The ranks, as many as train, run one step with tokens of zero. Raises ConfigError for a job that compiles nothing.
     """
-    resolved = as_job(job, overrides)
+    resolved = as_job(job, overrides, ranks)
     sys.path.insert(0, str(resolved.folder))
     num_ranks = num_ranks_of(resolved.job, ranks)
     raise_problems(resolved.path, layout_problems_of(resolved, num_ranks))

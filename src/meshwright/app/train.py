@@ -9,7 +9,7 @@ from meshwright.app.arguments import JobSource, Positive, checked
 from meshwright.app.cuda import local_gpu, with_local_gpu
 from meshwright.app.job.initial_weights import tokenizer_note
 from meshwright.app.job.job_problems import check_job, layout_problems_of, run_folder
-from meshwright.app.job.jobs import as_job
+from meshwright.app.job.jobs import as_job, raise_all
 from meshwright.app.job.remote_checkpoints import fetch_if_empty
 from meshwright.app.job.settle_float8 import settle_float8_for_training
 from meshwright.app.job.summary import precision_note
@@ -45,7 +45,7 @@ def train(
     before any process starts; a class of your own that fails when it is built ends with exit code 2.
     """
     _refuse_both(resume=resume, overwrite=overwrite)
-    resolved = as_job(job, overrides)
+    resolved = as_job(job, overrides, ranks)
     run = run_folder(resolved)
     resume = resume or require_checkpoint
     fetch_if_empty(resolved.job, run, resume=resume)
@@ -194,7 +194,7 @@ def settled(
         resolved = found.resolve(resolved)
     num_ranks = num_ranks_of(resolved.job, ranks)
     on_device = _on_device(resolved) if resolved.job.layout.attention_backend in CUDA_BACKENDS else resolved
-    raise_problems(resolved.path, check_job(on_device, num_ranks, resume=resume, overwrite=overwrite))
+    raise_all(on_device, check_job(on_device, num_ranks, resume=resume, overwrite=overwrite), num_ranks)
     # Only now: it imports torch, which takes seconds that a mistake in the job should not.
     from meshwright.trainer.launch.ranks import require_devices
 

@@ -19,7 +19,7 @@ from meshwright.errors import ConfigError, problems_raised_by
 from meshwright.spec.job.job import Job
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.model.presets import PRESETS
-from meshwright.spec.problem import Problem
+from meshwright.spec.problem import Fix, Problem, override_of
 from meshwright.spec.run.run import Run
 from meshwright.units import parse_count
 
@@ -143,13 +143,17 @@ def keys_in(text: str) -> list[KeyPath]:
     return [found.groups() for found in _KEY_IN_TEXT.finditer(text)]
 
 
-def raise_problems(path: Path, problems: Sequence[str]) -> None:
-    """Raise one ConfigError that lists `problems`, numbered when there are several; return when there are none."""
+def raise_problems(path: Path, problems: Sequence[str], together: Fix | None = None) -> None:
+    """Raise one ConfigError that lists `problems`, numbered when there are several; return when there are none.
+
+    `together` are changes after which none of several is left.
+    """
     if len(problems) == 1:
         raise ConfigError(problems[0])
     if problems:
         numbered = "".join(f"\n  {number}. {problem}" for number, problem in enumerate(problems, start=1))
-        error = ConfigError(f"{path} has {len(problems)} problems:{numbered}")
+        solved = f"\n  all at once: {override_of(together)}" if together else ""
+        error = ConfigError(f"{path} has {len(problems)} problems:{numbered}{solved}")
         error.listed = problems
         raise error
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,8 +20,10 @@ from meshwright.spec.job.job import Job
 from meshwright.spec.job.memory_rules import pool_device_problems
 from meshwright.spec.job.sections import ModelSection
 from meshwright.spec.job.size_rules import length_problems
+from meshwright.spec.job.validity import with_fix
 from meshwright.spec.layout.communication_sms import communication_sms_problems
 from meshwright.spec.layout.layout import AXES, Layout, LayoutRequest
+from meshwright.spec.layout.rank_misfit import rank_misfit
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.model.model_spec import model_spec
@@ -234,27 +237,21 @@ def _sets_ranks(job: Job, fixed: dict[str, Any]) -> bool:
 
 def layout_on(cluster: Cluster, job: Job, options: Options) -> Layout:
     """Return the job's own layout on all devices of `cluster`; raises InfeasibleLayout that says what names them."""
-    request, count, fixed = job.layout, cluster.num_devices, job.layout.num_fixed_ranks
-    if count == fixed or ((request.is_open or request.rest_axis) and count % fixed == 0):
-        return request.resolve(count)
-    section = job.cluster
+    count, section = cluster.num_devices, job.cluster
+    problem = rank_misfit(job.layout, count, partial(_numbers_of_devices, job.layout, cluster), of_devices=True)
+    if problem is None:
+        return job.layout.resolve(count)
     named = f'cluster.name = "{section.name}"' if section.num_devices is None else "cluster.num_devices"
     named = named if options.cluster is None else f"--cluster {options.cluster}"
-    raise InfeasibleLayout(f"{named}: {counted(count, 'device')} {_misfit(request, cluster)}")
+    working = problem.working(lambda fix: not with_fix(job, fix).problems(num_ranks=count))
+    raise InfeasibleLayout(f"{named}: {working}")
 
 
-def _misfit(request: LayoutRequest, cluster: Cluster) -> str:
-    """Return why the devices of `cluster` cannot run `request`, and what to change."""
-    fixed = request.num_fixed_ranks
-    if rest := "dp_shard" if request.is_open else request.rest_axis:
-        nearest = " or ".join(map(str, cluster.nearest_multiples(fixed)))
-        advice = f"take {nearest} of them, or " if nearest else ""
-        return f"do not divide by {request.product}, so layout.{rest} has no value: {advice}change a degree in [layout]"
-    advice = f"take {fixed} of them, or " if cluster.takes(fixed) else ""
-    return (
-        f"cannot run a layout of {request.product}: {advice}set one degree in [layout] to -1, which takes the devices "
-        "that the others leave"
-    )
+def _numbers_of_devices(request: LayoutRequest, cluster: Cluster, needed: int) -> list[int]:
+    """Return the numbers of devices next to those of `cluster`, as it can have them, that `request` can run on."""
+    if request.taking_rest is not None:
+        return cluster.nearest_multiples(needed)
+    return [needed] if cluster.takes(needed) else []
 
 
 def _meant_precision(text: str, choices: Sequence[str]) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import shlex
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
@@ -18,6 +19,10 @@ Fix = dict[str, Any]
 
 _MULTIPLES = 32
 """Multiples on each side of a value that are tried before a message suggests none."""
+_MOST_JOINED = 3
+"""Fixes of each key that are tried together with those of other problems."""
+_MOST_TRIED = 40
+"""Sets of changes from which further ones are tried before no set is suggested for all problems."""
 _MOST_COMBINED = 8
 """Changes of each key that are tried together with a change of another key."""
 
@@ -58,10 +63,18 @@ class Problem(str):
                 kept.append(fix)
         return Problem(self.what, kept, after=self._after, otherwise=self._otherwise, most=self._most)
 
+    def first_of_each_key(self, most: int) -> list[Fix]:
+        """Return the first `most` fixes of each key."""
+        return [fix for same in _by_key(self.fixes) for fix in same[:most]]
+
     def at(self, place: str, note: str = "") -> Problem:
         """Return the problem behind the place where the value is written, and a note behind the whole."""
         problem = Problem(f"{place}: {self.what}")
         return problem._with(f"{place}: {self}{note}", self.fixes)
+
+    def with_note(self, note: str) -> Problem:
+        """Return the problem with a note behind the whole."""
+        return self._with(f"{self}{note}", self.fixes)
 
     def _with(self, text: str, fixes: tuple[Fix, ...]) -> Problem:
         problem: Problem = str.__new__(Problem, text)
@@ -79,10 +92,7 @@ def with_working_fixes(problems: Sequence[Problem], after: Callable[[Fix], Seque
     before = _subjects(problems)
 
     def left(fix: Fix) -> Sequence[Problem] | None:
-        try:
-            return after(fix)
-        except (MeshwrightError, ValidationError):
-            return None
+        return _left(fix, after)
 
     def is_better(fix: Fix) -> bool:
         return (found := left(fix)) is not None and _subjects(found) < before
@@ -97,9 +107,38 @@ def with_working_fixes(problems: Sequence[Problem], after: Callable[[Fix], Seque
         if working.fixes or not problem.fixes:
             return working
         both = next(filter(is_better, combined(problem)), None)
-        return Problem(problem.what, [both]) if both else working
+        # Another way stays one; what qualifies the values of one key does not.
+        after = problem._after if problem._after.startswith(", or ") else ""
+        return Problem(problem.what, [both], after=after) if both else working
 
     return [improved(problem) for problem in problems]
+
+
+def fix_of_all(problems: Sequence[Problem], after: Callable[[Fix], Sequence[Problem]]) -> Fix | None:
+    """Return the fewest of the fixes of `problems`, and of what they lead to, after which nothing is wrong.
+
+    None where none are found. `after` is that of `with_working_fixes`.
+    """
+    queue: deque[tuple[Fix, Sequence[Problem]]] = deque([({}, problems)])
+    for _ in range(_MOST_TRIED):
+        if not queue:
+            return None
+        fix, left = queue.popleft()
+        for other in (one for problem in left for one in problem.first_of_each_key(_MOST_JOINED)):
+            if fix.keys() & other or (found := _left(fix | other, after)) is None:
+                continue
+            if not found:
+                return fix | other
+            queue.append((fix | other, found))
+    return None
+
+
+def _left(fix: Fix, after: Callable[[Fix], Sequence[Problem]]) -> Sequence[Problem] | None:
+    """Return what is wrong after a fix; None where a key does not take its value, or that is not known."""
+    try:
+        return after(fix)
+    except (MeshwrightError, ValidationError):
+        return None
 
 
 def _subjects(problems: Iterable[Problem]) -> Counter[str]:
@@ -131,6 +170,12 @@ def shown_value(value: object) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
+def override_of(fix: Fix) -> str:
+    """Return a fix as it is written on a command line: "layout.tp=2 layout.dp_shard=4"."""
+    values = {key: "none" if value is None else shown_value(value).strip('"') for key, value in fix.items()}
+    return " ".join(shlex.quote(f"{key}={value}") for key, value in values.items())
+
+
 def distinct(problems: Iterable[str]) -> list[str]:
     """Return one message for each thing that is wrong, the last where only the advice differs."""
     return list({problem.what if isinstance(problem, Problem) else problem: problem for problem in problems}.values())
@@ -138,14 +183,19 @@ def distinct(problems: Iterable[str]) -> list[str]:
 
 def _advice(fixes: tuple[Fix, ...], most: int) -> str:
     """Return "set layout.tp to 2 or 4, or layout.cp to 1": the first `most` values of each set of keys."""
-    groups: dict[_Group, list[Fix]] = {}
-    for fix in fixes:
-        groups.setdefault(_group(fix), []).append(fix)
-    ways = [_way(same[:most]) for same in groups.values()]
+    ways = [_way(same[:most]) for same in _by_key(fixes)]
     is_set = [not way.startswith("leave ") for way in ways]
     return ", or ".join(
         f"set {way}" if is_set[number] and not any(is_set[:number]) else way for number, way in enumerate(ways)
     )
+
+
+def _by_key(fixes: Iterable[Fix]) -> list[list[Fix]]:
+    """Return fixes that set the same keys together."""
+    groups: dict[_Group, list[Fix]] = {}
+    for fix in fixes:
+        groups.setdefault(_group(fix), []).append(fix)
+    return [*groups.values()]
 
 
 _Group = tuple[str, bool] | tuple[tuple[str, bool], ...]

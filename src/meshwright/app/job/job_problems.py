@@ -1,7 +1,7 @@
 """Everything that would stop a job, found before any process starts; needs no torch."""
 
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from meshwright.app.job.float8_job_problems import NEEDS_TORCHAO, float8_job_pro
 from meshwright.app.job.initial_weights import weight_problems
 from meshwright.app.job.object_problems import object_problems
 from meshwright.app.job.remote_checkpoints import remote_problems
+from meshwright.app.job.tried_fixes import problems_between
 from meshwright.config.load import ResolvedJob
 from meshwright.data.data_problems import problems as data_problems
 from meshwright.errors import MeshwrightError, problems_raised_by
@@ -18,7 +19,6 @@ from meshwright.hardware.machine import nearest_existing
 from meshwright.spec.job.job import SPLIT_SECTIONS, Job
 from meshwright.spec.job.optimizer_rules import group_problems
 from meshwright.spec.job.user_object import is_object_source
-from meshwright.spec.job.validity import has_wrong_degree
 from meshwright.spec.layout.schedule.action import read_schedule
 from meshwright.spec.layout.schedule.schedule import build_schedule
 from meshwright.spec.model.hf.hf_config import hf_obstacles
@@ -26,7 +26,6 @@ from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.model.weight_shapes import bias_names, weight_shapes
 from meshwright.spec.problem import Problem, distinct
 from meshwright.spec.run.run import Run
-from meshwright.units import counted
 
 
 def check_job(
@@ -36,22 +35,25 @@ def check_job(
     resume: bool = False,
     overwrite: bool = False,
     unknown: Collection[str] = (),
+    fits: Callable[[Job], bool] | None = None,
 ) -> list[str]:
     """Return everything that would stop a job on `num_ranks` ranks (None: not known yet), one message each.
 
+    `fits` says whether a job fits its devices' memory: changes with which it does are then preferred.
     Sections that are `unknown`, since something in them was refused, are not compared with others.
     """
     job = resolved.job
-    between, of_model = _problems_between(job, num_ranks, unknown), _model_problems(resolved)
+    between, of_model = _problems_between(resolved, num_ranks, unknown, fits), _model_problems(resolved)
+    # What is known of a model of one's own is between, too, with changes that were tried.
+    tried = {problem.what for problem in between if isinstance(problem, Problem)}
+    of_model = [problem for problem in of_model if not isinstance(problem, Problem) or problem.what not in tried]
     if _BACKEND in _subjects(of_model):
         # A model that takes no backend has no use for another.
         between = [problem for problem in between if _BACKEND not in _subjects([problem])]
-    # The ranks that a wrong degree asks for are compared with no cluster.
-    open_sections = {*unknown, "layout"} if has_wrong_degree(between) else unknown
     problems = [
         *between,
         *of_model,
-        *_cluster_problems(job, num_ranks, open_sections),
+        *_cluster_problems(job),
         *_data_problems(resolved, knows_model="model" not in unknown),
         *remote_problems(job, resume=resume),
         *_export_problems(job),
@@ -72,7 +74,7 @@ def _subjects(problems: Sequence[str]) -> set[str]:
 
 def layout_problems_of(resolved: ResolvedJob, num_ranks: int) -> list[str]:
     """Return why the job's layout cannot run on `num_ranks` ranks, one message each: each rank can ask by itself."""
-    return [resolved.located(text) for text in distinct(_problems_between(resolved.job, num_ranks))]
+    return [resolved.located(text) for text in distinct(_problems_between(resolved, num_ranks, ("cluster",)))]
 
 
 def run_folder(resolved: ResolvedJob) -> Run:
@@ -143,9 +145,15 @@ def _optimizer_problems(job: Job) -> list[str]:
     return problems
 
 
-def _problems_between(job: Job, num_ranks: int | None, unknown: Collection[str] = ()) -> list[str]:
+def _problems_between(
+    resolved: ResolvedJob,
+    num_ranks: int | None,
+    unknown: Collection[str] = (),
+    fits: Callable[[Job], bool] | None = None,
+) -> list[str]:
     """Return what is wrong between the job's fields on `num_ranks` ranks, and with a schedule's file."""
-    problems: list[str] = [*job.problems(unknown, num_ranks)]
+    job = resolved.job
+    problems: list[str] = [*problems_between(resolved, num_ranks, unknown, fits)]
     is_open = job.layout.search or (num_ranks is None and job.layout.rest_axis is not None)
     if problems or is_open or SPLIT_SECTIONS.intersection(unknown):
         return problems
@@ -154,40 +162,14 @@ def _problems_between(job: Job, num_ranks: int | None, unknown: Collection[str] 
     return problems_raised_by(lambda: build_schedule(layout, job.num_microbatches(layout), read_schedule(layout)))
 
 
-def _cluster_problems(job: Job, num_ranks: int | None, unknown: Collection[str]) -> list[str]:
+def _cluster_problems(job: Job) -> list[str]:
     section, problems = job.cluster, []
     device = section.device
     if device is not None:
         problems += [f"cluster.device: {text}" for text in problems_raised_by(lambda: load_device(device))]
     if section.name == LOCAL:
         return problems
-    unnamed = [f"cluster.name: {text}" for text in problems_raised_by(lambda: named_cluster(section.name))]
-    if unnamed:
-        return [*problems, *unnamed]
-    cluster = named_cluster(section.name)
-    if (count := section.num_devices) is not None:
-        problems += problems_raised_by(lambda: cluster.with_num_devices(count))
-    return problems if {"layout", "cluster"}.intersection(unknown) else [*problems, *_count_problems(job, num_ranks)]
-
-
-def _count_problems(job: Job, num_ranks: int | None) -> Iterator[str]:
-    """Yield why the layout does not use the devices that the job's cluster has, more of them or fewer."""
-    section = job.cluster
-    is_open = job.layout.search or job.layout.is_open or job.layout.rest_axis is not None
-    needed = num_ranks or (None if is_open else job.layout.num_ranks)
-    available = section.num_devices or named_cluster(section.name).num_devices
-    if needed is not None and needed > available:
-        key = "cluster.num_devices" if section.num_devices else "cluster.name"
-        has = f"= {available}" if section.num_devices else f"= {section.name!r} has {counted(available, 'device')}"
-        shards = job.layout.dp_shard * available // needed
-        fits = shards and job.layout.dp_shard * available == shards * needed and num_ranks is None
-        lower = f"lower a degree in [layout], such as dp_shard to {shards}" if fits else "lower a degree in [layout]"
-        yield f"{key} {has} but the layout needs {needed}: change {key}, or {lower}"
-    elif num_ranks is None and needed not in (None, 1) and needed < (section.num_devices or 0):
-        yield (
-            f"cluster.num_devices = {available} but the layout has {counted(needed, 'rank')}: set both to one number, "
-            "or a degree in [layout] to -1, which takes the devices that the others leave"
-        )
+    return [*problems, *(f"cluster.name: {text}" for text in problems_raised_by(lambda: named_cluster(section.name)))]
 
 
 def _data_problems(resolved: ResolvedJob, *, knows_model: bool) -> list[str]:

@@ -1,20 +1,77 @@
 """load_job: a job file with what overrides it."""
 
-from meshwright.app.arguments import JobSource, checked
-from meshwright.config.load import ResolvedJob
-from meshwright.config.load import load_job as _load_job
+from collections.abc import Callable, Collection, Sequence
+
+from meshwright.app.arguments import JobSource, Positive, checked
+from meshwright.app.job.tried_fixes import fix_of_all, problems_between
+from meshwright.config.load import Inspection, ResolvedJob, inspect_job, raise_problems
+from meshwright.errors import ConfigError
+from meshwright.hardware.choice import choose_cluster
+from meshwright.spec.job.job import Job
+from meshwright.spec.problem import Problem, distinct
 
 
 @checked
-def load_job(path: JobSource, *overrides: str) -> ResolvedJob:
+def load_job(path: JobSource, *overrides: str, ranks: Positive | None = None) -> ResolvedJob:
     """Return the job of a file or a run folder, with `section.key=value` overrides; raises ConfigError with all that
-    is wrong.
+    is wrong. What it suggests holds on `ranks` ranks, or devices, where they are given.
     """
-    return as_job(path, overrides)
+    return as_job(path, overrides, ranks)
 
 
-def as_job(job: JobSource, overrides: tuple[str, ...] = ()) -> ResolvedJob:
-    """Return a job that is given as a file or already loaded, with overrides."""
+def as_job(
+    job: JobSource, overrides: tuple[str, ...] = (), num_ranks: int | None = None, cluster: str | None = None
+) -> ResolvedJob:
+    """Return a job that is given as a file or already loaded, with overrides.
+
+    What an error suggests holds on `num_ranks` ranks, or on those of `cluster`, a NAME:COUNT in place of the job's.
+    """
+    if isinstance(job, ResolvedJob) and not overrides:
+        return job
+    inspection = inspect_job_of(job, overrides)
+    if inspection.problems:
+        resolved, unknown = inspection.resolved, inspection.unknown
+        if cluster is not None:
+            num_ranks, unknown = _num_devices(cluster), unknown | {"cluster"}
+        found = (resolved.located(text) for text in problems_between(resolved, num_ranks, unknown))
+        others = [text for text in found if not inspection.is_about_wrong(text)]
+        raise_all(resolved, [*inspection.problems, *others], num_ranks, unknown)
+    return inspection.resolved
+
+
+def inspect_job_of(job: JobSource, overrides: tuple[str, ...]) -> Inspection:
+    """Return what can be read of a job that is given as a file or already loaded, with overrides."""
     if isinstance(job, ResolvedJob):
-        return _load_job(job.path, (*job.overrides, *overrides)) if overrides else job
-    return _load_job(job, overrides)
+        return inspect_job(job.path, (*job.overrides, *overrides))
+    return inspect_job(job, overrides)
+
+
+def raise_all(
+    resolved: ResolvedJob,
+    found: Sequence[str],
+    num_ranks: int | None,
+    unknown: Collection[str] = (),
+    fits: Callable[[Job], bool] | None = None,
+) -> None:
+    """Raise one ConfigError with all that was `found` wrong with a job on `num_ranks` ranks; return if nothing was.
+
+    Of several problems it says, too, which keys solve them all at once, where that is known.
+    """
+    problems, together = distinct(found), None
+    if len(problems) > 1:
+        between = problems_between(resolved, num_ranks, unknown)
+        if {problem.what for problem in map(resolved.located, between)}.issuperset(map(_what, problems)):
+            together = fix_of_all(resolved, num_ranks, unknown, fits)
+    raise_problems(resolved.path, problems, together)
+
+
+def _what(text: str) -> str:
+    return text.what if isinstance(text, Problem) else text
+
+
+def _num_devices(cluster: str) -> int | None:
+    """Return COUNT of a NAME:COUNT; None where it is wrong, which is reported when the cluster is chosen."""
+    try:
+        return choose_cluster(cluster).num_devices
+    except ConfigError:
+        return None

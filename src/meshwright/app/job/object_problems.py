@@ -96,9 +96,10 @@ def _definition_problems(
     words = {*_words(tree)}
     for axis, attribute in _ATTRIBUTES.items():
         if (degree := getattr(job.layout, axis)) > 1 and attribute not in words:
-            yield (
-                f"layout.{axis} = {degree}: {name} ({file}) has no attribute {attribute}: add it (see "
-                f"meshwright/models/contract.py), or set layout.{axis} to 1"
+            yield Problem(
+                f"layout.{axis} = {degree}: {name} ({file}) has no attribute {attribute}",
+                [{f"layout.{axis}": 1}],
+                after=", or add it (see meshwright/models/contract.py)",
             )
     if job.layout.activation_offload and "blocks" not in words:
         yield (

@@ -8,9 +8,10 @@ from typing import Any
 
 from meshwright.app.job.compile_choice import settled_on
 from meshwright.app.job.job_problems import layout_problems_of
+from meshwright.app.job.jobs import as_job
 from meshwright.app.job.settle_float8 import settle_float8
 from meshwright.app.simulated.run_traces import Subject
-from meshwright.config.load import ResolvedJob, load_job, raise_problems
+from meshwright.config.load import ResolvedJob, raise_problems
 from meshwright.errors import ConfigError
 from meshwright.hardware.catalogue import with_example_rates
 from meshwright.hardware.choice import choose_cluster
@@ -89,7 +90,7 @@ def trace_of_job(words: tuple[str, ...], given: dict[str, Any], conditions: Cond
     files, overrides = _split(words)
     _require_job(files, given)
     name = files[0] if files else given["model"]
-    resolved = load_job(name, overrides) if files else _named_model(given, overrides)
+    resolved = as_job(name, overrides, cluster=given["cluster"]) if files else _named_model(given, overrides)
     require_ranks(conditions, _named_cluster(resolved, given["cluster"]).num_devices)
     resolved = _settled(resolved, given["cluster"])
     resolved, note = settle_float8(resolved, _cluster(resolved, given["cluster"]))

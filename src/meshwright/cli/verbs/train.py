@@ -41,7 +41,7 @@ def command(
     from meshwright.trainer.launch.rank import preempt_on_sigterm
 
     preempt_on_sigterm()
-    resolved = load_job(job_file, *overrides)
+    resolved = load_job(job_file, *overrides, ranks=ranks)
     resume = resume or require_checkpoint
     with _stdout_on_stderr() if as_json else contextlib.nullcontext():
         if "RANK" in os.environ:

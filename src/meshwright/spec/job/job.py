@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from pydantic import Field
 
@@ -27,7 +27,7 @@ from meshwright.spec.job.size_rules import divisors
 from meshwright.spec.job.validity import broken_rules, has_wrong_degree, with_fix
 from meshwright.spec.layout.layout import Layout, LayoutRequest
 from meshwright.spec.layout.schedule.schedule_rules import name_problems
-from meshwright.spec.problem import Problem, multiples_near, nearest_first, with_working_fixes
+from meshwright.spec.problem import Fix, Problem, fix_of_all, multiples_near, nearest_first, with_working_fixes
 from meshwright.spec.step.workload import Workload
 from meshwright.units import counted
 
@@ -36,6 +36,14 @@ DEFAULT_GLOBAL_BATCH_SIZE = 8
 _MICROBATCH = "layout.microbatch_size"
 SPLIT_SECTIONS = frozenset({"model", "layout"})
 """Sections that say together whether the model can be split as the layout asks."""
+
+FurtherRules = Callable[["Job", list[Problem]], Iterable[Problem]]
+"""Returns what is wrong with a job by rules that this package does not know; the second is what is wrong by its own."""
+
+
+def no_further(_: Job, __: list[Problem]) -> tuple[Problem, ...]:
+    """Return that no further rules count."""
+    return ()
 
 
 class Job(Frozen):
@@ -79,40 +87,54 @@ class Job(Frozen):
             updates_in_backward=self.optimizer.in_backward,
         )
 
-    def problems(self, unknown: Collection[str] = (), num_ranks: int | None = None) -> list[Problem]:
+    def problems(
+        self, unknown: Collection[str] = (), num_ranks: int | None = None, further: FurtherRules = no_further
+    ) -> list[Problem]:
         """Return what is wrong between fields, one message each; empty when the job is consistent.
 
         What is suggested works, on `num_ranks` ranks where they are given; a dp_shard that is left out is 1 where they
-        are not. Whether layout and model fit is not judged where one of them is among the `unknown` sections.
+        are not. Whether layout and model fit is not judged where one of them is among the `unknown` sections. `further`
+        are rules of others, such as a cluster's, that a job and what is suggested for it must keep, too.
         """
-
-        def layout_problems(job: Job) -> list[Problem]:
-            alone = job.layout.num_fixed_ranks if job.layout.is_open else None
-            # A job that only tries a fix needs no numbers of ranks that would suit it: each costs a check of its own.
-            return job._layout_problems(num_ranks or alone, suggests_ranks=job is self)
-
-        found = self._problems(unknown, layout_problems)
+        found = with_working_fixes(*self._rules(unknown, num_ranks, further))
         if num_ranks is None:
             return found
         return [problem if problem.fixes else self._on_other_ranks(problem, num_ranks) for problem in found]
 
+    def fix_of_all(
+        self, unknown: Collection[str] = (), num_ranks: int | None = None, further: FurtherRules = no_further
+    ) -> Fix | None:
+        """Return changes after which `problems` finds nothing, of few keys; None where none are found."""
+        return fix_of_all(*self._rules(unknown, num_ranks, further))
+
     def problems_on_any_ranks(self, unknown: Collection[str] = ()) -> list[Problem]:
         """Return what `problems` does of what is wrong on any number of ranks."""
-        return self._problems(unknown, lambda job: job._layout_problems(None))
+        return with_working_fixes(*self._rules(unknown, None, no_further, knows_ranks=False))
 
-    def _problems(self, unknown: Collection[str], layout_problems: Callable[[Job], list[Problem]]) -> list[Problem]:
+    def _rules(
+        self, unknown: Collection[str], num_ranks: int | None, further: FurtherRules, *, knows_ranks: bool = True
+    ) -> tuple[list[Problem], Callable[[Fix], list[Problem]]]:
+        """Return the rules that the job breaks, with fixes that are not tried yet, and those that it does after one."""
+        knows_split = not SPLIT_SECTIONS.intersection(unknown)
+
         def broken_rules_of(job: Job) -> list[Problem]:
-            knows_split = not SPLIT_SECTIONS.intersection(unknown)
-            of_layout = layout_problems(job) if knows_split else name_problems(job.layout)
-            return [
+            alone = job.layout.num_fixed_ranks if job.layout.is_open and knows_ranks else None
+            # A job that only tries a fix needs no numbers of ranks that would suit it: each costs a check of its own.
+            of_layout = (
+                job._layout_problems(num_ranks or alone, suggests_ranks=job is self)
+                if knows_split
+                else name_problems(job.layout)
+            )
+            own = [
                 *job.batch_problems(),
                 *job._step_problems(),
                 *optimizer_problems(job.optimizer, job.precision),
                 *job._checkpoint_problems(),
                 *of_layout,
             ]
+            return [*own, *further(job, own)]
 
-        return with_working_fixes(broken_rules_of(self), lambda fix: broken_rules_of(with_fix(self, fix)))
+        return broken_rules_of(self), lambda fix: broken_rules_of(with_fix(self, fix))
 
     def _on_other_ranks(self, problem: Problem, num_ranks: int) -> Problem:
         """Return a problem without a fix on `num_ranks` ranks, with a fix and the ranks that a degree then needs."""
@@ -236,5 +258,5 @@ class Job(Frozen):
             )
 
         if misfit := self.layout.misfit(num_ranks, is_valid):
-            return [*anyhow, Problem(misfit)]
+            return [*anyhow, misfit]
         return broken_rules(self, self.layout.resolve(num_ranks))

@@ -13,7 +13,8 @@ from meshwright.errors import InfeasibleLayout
 from meshwright.spec.layout.attention_backend import SPARSE_BACKENDS, AttentionBackend
 from meshwright.spec.layout.compile_value import Compile, CompileBackend
 from meshwright.spec.layout.degrees import Degrees
-from meshwright.units import counted
+from meshwright.spec.layout.rank_misfit import rank_misfit
+from meshwright.spec.problem import Problem
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """The axes whose degrees multiply to the number of ranks, outermost first; ep is carved out of them."""
@@ -239,44 +240,42 @@ class LayoutRequest(Layout):
     @property
     def num_fixed_ranks(self) -> int:
         """Return the product of the degrees that are numbers: all ranks, or what the rest must divide into."""
-        return math.prod(degree for axis in AXES if (degree := getattr(self, axis)) != -1)
+        return math.prod(self.given_degrees.values())
+
+    @property
+    def given_degrees(self) -> dict[str, int]:
+        """Return the degrees that are numbers, by axis; a dp_shard that takes the rest is none."""
+        return {axis: getattr(self, axis) for axis in AXES if axis != self.taking_rest}
 
     def resolve(self, num_ranks: int) -> Layout:
         """Return the concrete Layout for `num_ranks` ranks; raises InfeasibleLayout when they do not fit."""
         if (misfit := self.misfit(num_ranks)) is not None:
-            raise InfeasibleLayout(misfit)
+            # What nobody has tried is not suggested.
+            raise InfeasibleLayout(misfit.working(lambda _: False))
         degrees = {axis: getattr(self, axis) for axis in AXES}
-        if (rest := self._taking_rest) is not None:
+        if (rest := self.taking_rest) is not None:
             degrees[rest] = num_ranks // self.num_fixed_ranks
         return Layout(**{name: getattr(self, name) for name in Layout.model_fields} | degrees)
 
-    def misfit(self, num_ranks: int, is_valid: Callable[[int], bool] = lambda _: True) -> str | None:
-        """Return why `num_ranks` ranks cannot run the layout, and the nearest numbers that can; None if they can.
+    def misfit(self, num_ranks: int, is_valid: Callable[[int], bool] = lambda _: True) -> Problem | None:
+        """Return why `num_ranks` ranks cannot run the layout, with degrees to be tried that they can; None if they can.
 
         Only numbers of ranks that are valid otherwise are suggested.
         """
-        fixed, rest, given = self.num_fixed_ranks, self._taking_rest, counted(num_ranks, "rank")
+
+        def nearest(needed: int) -> list[int]:
+            if self.taking_rest is None:
+                return [needed]
+            lower = num_ranks // needed
+            ways = range(lower, max(0, lower - _MAX_MULTIPLES), -1), range(lower + 1, lower + 1 + _MAX_MULTIPLES)
+            return [found for way in ways if (found := next((n * needed for n in way if is_valid(n * needed)), None))]
+
         if num_ranks < 1:
-            return f"{given} cannot run a layout: start {fixed} or more ranks"
-        if num_ranks == fixed or (rest is not None and num_ranks % fixed == 0):
-            return None
-        if rest is None:
-            return (
-                f"{given} cannot run a layout of {self.product}: start {counted(fixed, 'rank')}, "
-                "or set one degree in [layout] to -1, which takes the ranks that the others leave"
-            )
-        equals, verb = "" if self.is_open else " = -1", "does" if num_ranks == 1 else "do"
-        lower = num_ranks // fixed
-        ways = range(lower, max(0, lower - _MAX_MULTIPLES), -1), range(lower + 1, lower + 1 + _MAX_MULTIPLES)
-        nearest = [found for way in ways if (found := next((n * fixed for n in way if is_valid(n * fixed)), None))]
-        start = f"start {' or '.join(map(str, nearest))} ranks, or " if nearest else ""
-        return (
-            f"{given} {verb} not divide by {self.product}, so layout.{rest}{equals} has no value: "
-            f"{start}change a degree in [layout]"
-        )
+            return Problem(f"{num_ranks} ranks cannot run a layout: start {self.num_fixed_ranks} or more ranks")
+        return rank_misfit(self, num_ranks, nearest)
 
     @property
-    def _taking_rest(self) -> str | None:
+    def taking_rest(self) -> str | None:
         """Return the axis whose degree is the ranks that the others leave, or None."""
         return "dp_shard" if self.is_open else self.rest_axis
 

@@ -105,20 +105,23 @@ class Cluster(Frozen):
 
         `what` has that many, if it is not what a job or a command line gives as cluster.num_devices.
         """
-        what = what or f"cluster.num_devices = {num_devices}"
+        if (refusal := self.count_refusal(num_devices)) is not None:
+            rule, numbers, otherwise = refusal
+            what = what or f"cluster.num_devices = {num_devices}"
+            raise ConfigError(f"{what} {rule}: set it to {' or '.join(map(str, numbers))}{otherwise}")
+        return self.replace(num_devices=num_devices)
+
+    def count_refusal(self, num_devices: int) -> tuple[str, list[int], str] | None:
+        """Return the rule that a number of devices breaks, the nearest numbers that keep it, and what else helps."""
         node = self.devices_per_node
         if num_devices > max(self.domain_size, node) and self.inter_node is None:
-            raise ConfigError(
-                f"{what} but {self.name} is a single node of {counted(node, 'device')} "
-                f"without a network: set it to {node} or less, or choose another cluster.name"
-            )
+            rule = f"but {self.name} is a single node of {counted(node, 'device')} without a network"
+            return rule, [node], " or less, or choose another cluster.name"
         if not self.takes(num_devices):
             lower = num_devices // node * node
-            raise ConfigError(
-                f"{what} fills no whole number of {self.name} nodes "
-                f"({node} devices each): set it to {lower} or {lower + node}"
-            )
-        return self.replace(num_devices=num_devices)
+            rule = f"fills no whole number of {self.name} nodes ({node} devices each)"
+            return rule, [lower, lower + node], ""
+        return None
 
     def nearest_multiples(self, product: int) -> list[int]:
         """Return the multiples of `product` next to num_devices that this cluster can have: below, and above."""

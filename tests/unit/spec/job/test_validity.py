@@ -413,8 +413,8 @@ def test_what_a_left_out_dp_shard_decides_waits_for_the_ranks() -> None:
 def test_numbers_of_ranks_are_suggested_that_divide_the_batch() -> None:
     job = Job(train=TrainSection(seq_len=64), layout=LayoutRequest(tp=4))
     assert job.problems(num_ranks=14) == [
-        "14 ranks do not divide by tp=4, so layout.dp_shard has no value: start 8 or 16 ranks, or change a degree in "
-        "[layout]"
+        "14 ranks do not divide by tp=4, so layout.dp_shard has no value: set layout.tp to 2 and "
+        "train.global_batch_size to 7, or start 8 or 16 ranks"
     ]
     assert job.problems(num_ranks=1)[0].startswith("1 rank does not divide by tp=4")
 
