@@ -32,7 +32,7 @@ def test_the_page_tells_pick_waterfall_memory_alternatives_and_doubts(capsys: py
         "80 % interval",
         "where the step goes",
         "model FLOPs at peak",
-        "MFU: model FLOPs (forward and backward once, causal attention halved) over the dense peak.",
+        "MFU: model FLOPs (forward and backward once, causal attention halved) over the dense peak of bfloat16.",
         "HFU: model FLOPs and recomputed FLOPs over the dense peak.",
         "memory by class, GiB",
         "reserved",
@@ -40,8 +40,8 @@ def test_the_page_tells_pick_waterfall_memory_alternatives_and_doubts(capsys: py
         "best of each parallel layout",
         "alternatives: best layout with",
         "sensitivities: with hardware",
-        "precision float8-tensorwise",
-        "Largest potential speedup: precision float8-tensorwise (changes numerics)",
+        "precision.float8=tensorwise",
+        "Largest potential speedup: precision.float8=tensorwise (changes numerics)",
     ):
         assert part in text
 
@@ -49,8 +49,8 @@ def test_the_page_tells_pick_waterfall_memory_alternatives_and_doubts(capsys: py
 def test_what_our_trainer_cannot_do_is_listed_and_not_advised(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*SMALL[:4], "b200:8", "--seq-len", "2048", "--global-batch-size", "16"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "precision nvfp4" in text
-    assert "Largest potential speedup: precision nvfp4" not in text
+    assert "--precision nvfp4" in text
+    assert "Largest potential speedup: --precision nvfp4" not in text
 
 
 def test_a_row_names_what_it_needs_and_no_key_that_does_nothing(capsys: pytest.CaptureFixture[str]) -> None:

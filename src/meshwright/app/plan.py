@@ -18,6 +18,7 @@ from meshwright.app.job.summary import precision_note
 from meshwright.app.progress import elapsed
 from meshwright.app.results.result import PlottedResult, memory_words, step_words, viewed
 from meshwright.config.load import COMMAND_LINE, ResolvedJob, raise_problems
+from meshwright.cost.communication.nccl_ctas import idle_limit_note
 from meshwright.cost.stack_factors import OURS
 from meshwright.errors import ConfigError, problems_raised_by
 from meshwright.hardware.choice import named_cluster
@@ -233,7 +234,8 @@ def answer(arguments: PlanArguments, resolved: ResolvedJob, request: PlanRequest
     """Return the plan for arguments whose job and request are known."""
     device = request.cluster.device
     of_precision = None if arguments.precision else precision_note(resolved, device)
-    note = "; ".join(filter(None, (of_precision, request.float8_note, pools_note(resolved.job, device))))
+    of_limit = "" if request.given is None else idle_limit_note(request.given, request.cluster)
+    note = "; ".join(filter(None, (of_precision, request.float8_note, pools_note(resolved.job, device), of_limit)))
     num_simulated = resolved.job.planner.simulate if arguments.simulate is None else arguments.simulate
     if not num_simulated:
         with elapsed("searching layouts"):

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.cost.communication.nccl_ctas import idle_limit_note
 from meshwright.cost.compute.recompute import drops_attention, nth_share, repeated_share
 from meshwright.cost.layout_table import LayoutTable, layout_table
 from meshwright.cost.pipeline.stage import recompute_passes
@@ -136,7 +137,7 @@ def unmeasured_features(layout: Layout, setup: TrainingSetup) -> tuple[str, ...]
         found.append(f"cp_method={layout.cp_method}")
     if layout.tp > 1 and layout.async_tp:
         found.append("async_tp=true (measured with torchtitan only)")
-    if layout.communication_sms is not None and layout.num_ranks > 1 and not setup.cluster.device.is_host:
+    if layout.communication_sms is not None and not idle_limit_note(layout, setup.cluster):
         found.append(f"communication_sms={layout.communication_sms}")
     if layout.activation_offload:
         found.append("activation_offload=true")

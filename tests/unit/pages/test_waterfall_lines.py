@@ -49,7 +49,7 @@ def test_each_cause_has_a_line_and_the_profiler_has_its_own(capsys: pytest.Captu
     assert "step, median 800 ms" in lines
     words = " ".join(text.split())
     assert "step 8, the median of 3 profiled, of rank 1, the critical one" in words
-    assert "4.0 times its floor" in words
+    assert "4.0 times the model FLOPs at peak" in words
     assert "layout.microbatch_size=4, predicted to save 200 ms of the predicted step (29 %)" in words
 
 
@@ -99,7 +99,9 @@ def test_a_change_of_numerics_is_a_sentence_of_its_own() -> None:
 def test_the_end_of_a_log_has_three_lines_at_most() -> None:
     lines = list(short_lines(found(), "do this"))
     assert len(lines) == 3
-    assert lines[0].startswith("where the step goes (profiled, rank 1): floor 200 ms, GEMM inefficiency 300 ms")
+    assert lines[0].startswith(
+        "where the step goes (profiled, rank 1): model FLOPs at peak 200 ms, GEMM inefficiency 300 ms"
+    )
     assert lines[1] == "step 800 ms measured (median of steps 4 to 6), 700 ms predicted"
     assert "layout.microbatch_size=4" in lines[2]
     timers = found(source="timers", measured=StepDecomposition(compute_s=0.8))
@@ -114,7 +116,7 @@ def test_a_machine_that_is_not_calibrated_gets_no_advice_in_its_log(capsys: pyte
     words = " ".join(page_of(example, capsys).split())
     assert "This machine is not calibrated" in words
     assert "Kernels were faster than the peak" in words
-    assert "4.0 times the floor of the example machine" in words
+    assert "4.0 times the model FLOPs at peak of the example machine" in words
     assert "No change of a key is advised" in words
     assert CHANGE.change not in words
 

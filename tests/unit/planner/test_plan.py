@@ -163,7 +163,7 @@ def test_the_latencies_are_constants_of_the_cost_model() -> None:
 @pytest.mark.slow
 def test_lower_precision_is_only_a_what_if() -> None:
     (what_if,) = plan().what_ifs
-    assert what_if.change == "precision float8-tensorwise"
+    assert what_if.change == "precision.float8=tensorwise"
     assert plan().workload.precision == "bfloat16"
     assert what_if.best.estimate.step.total_s < plan().pick.estimate.step.total_s
     assert what_if.is_runnable

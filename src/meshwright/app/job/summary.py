@@ -5,8 +5,9 @@ from itertools import groupby, pairwise
 
 from meshwright.app.job.initial_weights import tokenizer_note
 from meshwright.config.load import DEFAULT, ResolvedJob
+from meshwright.cost.communication.nccl_ctas import idle_limit_note
 from meshwright.hardware.catalogue import LOCAL, load_device
-from meshwright.hardware.choice import named_cluster
+from meshwright.hardware.choice import cluster_of_section, named_cluster
 from meshwright.hardware.machine import free_disk_bytes, nearest_existing
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.memory_rules import idle_group_keys
@@ -170,7 +171,12 @@ def _listed(numbers: Sequence[object]) -> str:
 
 
 def _cluster_words(job: Job) -> str:
-    return "" if job.cluster.name == LOCAL else f"; on {job.cluster.name}"
+    name = job.cluster.name
+    if name == LOCAL:
+        return ""
+    # A device names its usual cluster, as which the prediction next to it is labelled.
+    found = named_cluster(name).name
+    return f"; on {found}" if found == name else f'; on {found} (cluster.name = "{name}")'
 
 
 def _run_line(resolved: ResolvedJob) -> str:
@@ -224,11 +230,9 @@ def _notes(resolved: ResolvedJob, layout: Layout | None) -> Iterator[tuple[str, 
             f"{' and '.join(idle)} {verb} nothing in this layout: FSDP2 communicates where dp_shard, cp or "
             "dp_replicate share parameters among ranks",
         )
-    if layout is not None and layout.num_ranks == 1 and layout.communication_sms is not None:
-        yield (
-            "note",
-            f"layout.communication_sms = {layout.communication_sms} does nothing on one rank: none communicates",
-        )
+    on_cpu = job.cluster.name == LOCAL and job.run.device == "cpu"
+    if layout is not None and (note := idle_limit_note(layout, cluster_of_section(job.cluster), on_cpu=on_cpu)):
+        yield "note", note
     device = _named_device(job)
     if device is not None and (note := precision_note(resolved, device)) is not None:
         yield "note", note

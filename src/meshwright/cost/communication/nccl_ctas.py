@@ -17,6 +17,7 @@ collective leaves links to others.
 """
 
 from meshwright.cost.constants import fixed_constant
+from meshwright.spec.layout.layout import Layout
 from meshwright.spec.machine.cluster import Cluster
 
 CTAS_PER_CARD = fixed_constant("nccl_ctas_per_link")
@@ -45,3 +46,25 @@ def ctas_of(cluster: Cluster) -> tuple[float, float]:
     bytes_per_s, most, saturating = known
     usual = min(CTAS_PER_CARD * max(1.0, link.bytes_per_s.value // bytes_per_s), most)
     return usual, min(usual, saturating)
+
+
+def is_idle_limit(limit: int | None, cluster: Cluster) -> bool:
+    """Return whether NCCL takes no more CTAs on `cluster` than a limit allows, so that it changes nothing."""
+    usual, _ = ctas_of(cluster)
+    return limit is not None and 0 < usual <= limit
+
+
+def idle_limit_note(layout: Layout, cluster: Cluster, *, on_cpu: bool = False) -> str:
+    """Return why layout.communication_sms changes nothing on `cluster`, or its processors; "" where it may."""
+    limit = layout.communication_sms
+    if limit is None:
+        return ""
+    given = f"layout.communication_sms = {limit}"
+    if layout.num_ranks == 1:
+        return f"{given} does nothing on one rank: none communicates"
+    if on_cpu or cluster.device.is_host:
+        return f"{given} has no effect on a CPU: gloo runs no kernels that take SMs"
+    if is_idle_limit(limit, cluster):
+        usual = f"{ctas_of(cluster)[0]:.0f}"
+        return f"{given} has no effect: NCCL takes {usual} SMs at most on {cluster.name} without it"
+    return ""

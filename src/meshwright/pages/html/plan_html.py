@@ -12,7 +12,7 @@ from meshwright.pages.html.html_page import cards, paragraph, plot, rich_table, 
 from meshwright.pages.tables.page_table import percent
 from meshwright.pages.tables.plan_table import largest_speedup, memory_table, pick_notes, plan_tables, request_words
 from meshwright.pages.tables.simulated_table import simulated_page
-from meshwright.pages.tables.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK
+from meshwright.pages.tables.waterfall import HFU_MEANS, NO_PEAK, mfu_words
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.layout_plan import Plan
 from meshwright.units import format_bytes, format_count, format_interval
@@ -52,7 +52,7 @@ def _cards(plan: Plan) -> str:
 
 
 def _step(plan: Plan) -> Iterator[str]:
-    means = NO_PEAK if plan.pick.estimate.mfu is None else f"{MFU_MEANS}. {HFU_MEANS}"
+    means = NO_PEAK if plan.pick.estimate.mfu is None else f"{mfu_words(plan.workload.precision)}. {HFU_MEANS}"
     yield section("Where the step goes", f"{means}.", plot(step_figure(plan)))
     yield from _rendered("Simulated steps", simulated_page(plan))
 

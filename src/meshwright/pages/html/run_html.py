@@ -8,7 +8,7 @@ from meshwright.pages.figures.run_figures import MEDIAN, curve_figure, measured_
 from meshwright.pages.html.html_page import cards, paragraph, plot, section, table, write_page
 from meshwright.pages.tables.page_table import percent
 from meshwright.pages.tables.run_table import difference_words
-from meshwright.pages.tables.waterfall import MFU_MEANS, NO_PEAK, NO_PEAK_OF_EXAMPLE
+from meshwright.pages.tables.waterfall import NO_PEAK, NO_PEAK_OF_EXAMPLE, mfu_words
 from meshwright.pages.tables.waterfall_lines import change_words, floor_words, other_words, source_words
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.run import HOW_TO_PROFILE, Manifest
@@ -88,7 +88,9 @@ def _waterfall(report: RunReport) -> str:
     if report.predicted is not None:
         words += [difference_words(report)] if report.example is None else []
         no_peak = NO_PEAK if report.example is None else NO_PEAK_OF_EXAMPLE
-        note = f"{no_peak if report.predicted.estimate.mfu is None else MFU_MEANS}."
+        note = (
+            f"{no_peak if report.predicted.estimate.mfu is None else mfu_words(report.manifest.job.precision.matmuls)}."
+        )
     drawn = plot(measured_waterfall_figure(found)) + "".join(map(paragraph, words))
     whose = f" of rank {found.rank}" if found.source == "profile" and found.num_ranks > 1 else ""
     return section(f"Step{whose} by cause, from the model FLOPs at the peak up", note, drawn)

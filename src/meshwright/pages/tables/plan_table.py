@@ -8,7 +8,7 @@ from rich.table import Table
 
 from meshwright.pages.tables.page_table import PageTable, percent, signed_percent
 from meshwright.pages.tables.simulated_table import fastest_words, simulated_page, spaced
-from meshwright.pages.tables.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK, waterfall
+from meshwright.pages.tables.waterfall import HFU_MEANS, NO_PEAK, mfu_words, waterfall
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.layout_plan import Candidate, Contrast, Plan
 from meshwright.spec.step.estimate import COMPONENT_NAMES, MEMORY_CLASSES, MemoryUse
@@ -26,7 +26,7 @@ def plan_page(plan: Plan) -> Iterator[RenderableType]:
     yield from simulated_page(plan)
     yield ""
     yield waterfall(plan.pick.estimate)
-    means = (NO_PEAK,) if plan.pick.estimate.mfu is None else (MFU_MEANS, HFU_MEANS)
+    means = (NO_PEAK,) if plan.pick.estimate.mfu is None else (mfu_words(plan.workload.precision), HFU_MEANS)
     yield "\n".join(f"[dim]{line}.[/]" for line in means)
     yield ""
     yield memory_table(plan.memory_by_pipeline_rank, plan.usable_memory_bytes)

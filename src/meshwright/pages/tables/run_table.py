@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from meshwright.pages.tables.page_table import PageTable, percent, signed, signed_percent
-from meshwright.pages.tables.waterfall import HFU_MEANS, MFU_MEANS, NO_PEAK, NO_PEAK_OF_EXAMPLE
+from meshwright.pages.tables.waterfall import HFU_MEANS, NO_PEAK, NO_PEAK_OF_EXAMPLE, mfu_words
 from meshwright.pages.tables.waterfall_lines import waterfall_page
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.run_comparison import RunComparison, RunSummary
@@ -39,7 +39,7 @@ def run_page(report: RunReport, how_to_profile: str) -> Iterator[RenderableType]
         return
     # The floor is the same work at the peak, so that a measured MFU is the predicted one on another step.
     measured = f"{percent(estimate.mfu * total_s / measured_s)} measured"
-    yield f"MFU {measured}, {percent(estimate.mfu)} predicted. {MFU_MEANS}."
+    yield f"MFU {measured}, {percent(estimate.mfu)} predicted. {mfu_words(report.manifest.job.precision.matmuls)}."
     if estimate.hfu is not None:
         yield f"HFU {percent(estimate.hfu * total_s / measured_s)} measured. {HFU_MEANS}."
 

@@ -2,9 +2,12 @@
 
 from meshwright.pages.tables.page_table import PageTable, percent
 from meshwright.spec.step.estimate import COMPONENT_NAMES, Estimate
+from meshwright.spec.step.workload import MATMUL_DTYPE, Precision
 from meshwright.units import format_duration
 
 MFU_MEANS = "MFU: model FLOPs (forward and backward once, causal attention halved) over the dense peak"
+PEAK_OF_FLOAT8 = "The peak is that of float8, for all model FLOPs: those outside of float8 layers, too"
+"""What to say next to MFU where a step computes in float8, so that nobody compares it with one of bfloat16's peak."""
 HFU_MEANS = "HFU: model FLOPs and recomputed FLOPs over the dense peak"
 NO_PEAK = (
     "MFU and HFU are unknown because this device's peak FLOP/s is unknown; the first row uses its best measured rate"
@@ -42,3 +45,9 @@ def bar(start_s: float, end_s: float, total_s: float, width: int) -> str:
     drawn = "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
     start = min(int(start_s / total_s * width), width - len(drawn))
     return f"[dim]{' ' * start}[/]{drawn}"
+
+
+def mfu_words(precision: Precision) -> str:
+    """Return what the MFU of a step in `precision` means, and of which peak it is a share."""
+    dtype = MATMUL_DTYPE[precision]
+    return f"{MFU_MEANS}. {PEAK_OF_FLOAT8}" if dtype == "float8" else f"{MFU_MEANS} of {dtype}"

@@ -71,8 +71,8 @@ def floor_words(found: Waterfall) -> Iterator[str]:
     columns = found.columns
     floor_s = max(one.model_flops_at_peak_s for one in columns.values())
     if floor_s:
-        whose = "its floor" if found.rates_of is None else "the floor of the example machine"
-        yield f"The step takes {found.measured_s / floor_s:.1f} times {whose}, the model FLOPs at peak."
+        whose = "" if found.rates_of is None else " of the example machine"
+        yield f"The step takes {found.measured_s / floor_s:.1f} times the model FLOPs at peak{whose}."
     if found.is_floor_lowered:
         yield "Kernels were faster than the peak of this machine's catalogue entry: run `meshwright calibrate`."
     if found.rates_of is not None:
@@ -138,7 +138,7 @@ def short_lines(found: Waterfall, how_to_profile: str) -> Iterator[str]:
     above = [row for row in found.rows if row.name != "model_flops_at_peak_s"]
     rows = sorted(above, key=lambda row: -(row.by_column_s[who] or 0.0))[:_NUM_SHORT]
     floor_s = step.model_flops_at_peak_s
-    parts = [f"floor {format_duration(floor_s)}"] if floor_s else []
+    parts = [f"model FLOPs at peak {format_duration(floor_s)}"] if floor_s else []
     parts += [f"{row.words} {format_duration(row.by_column_s[who] or 0.0)}" for row in rows if row.by_column_s[who]]
     if found.predicted is None and not is_profiled:
         yield f"step {format_duration(found.measured_s)} (median of {found.timed}); by cause: {how_to_profile}"

@@ -16,11 +16,12 @@ from meshwright.planner.search.price import Priced, price, steps_of_each_s
 from meshwright.planner.search.rules import is_valid
 from meshwright.planner.search.space import keeps_alike, reduces_alike
 from meshwright.spec.frozen import Frozen
+from meshwright.spec.job.float8_ladder import obstacle
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.machine.cluster import Cluster, Link
 from meshwright.spec.machine.device import Figure
 from meshwright.spec.run.layout_plan import Candidate, Contrast, Sensitivity, WhatIf
-from meshwright.spec.step.workload import FLOAT8_PRECISIONS
+from meshwright.spec.step.workload import FLOAT8_PRECISIONS, Precision
 
 _AXIS_OF = {"schedule": "pp", "cp_method": "cp", "async_tp": "tp"}
 """Keys that do something only where an axis has several ranks."""
@@ -162,7 +163,7 @@ _CHANGES: tuple[tuple[str, Callable[[Cluster, float], Cluster], float], ...] = (
 LATENCIES = ("collective_s", "exchange_s", "send_s")
 """The constants of the cost model that a collective or a send takes however small it is."""
 _LATENCY_CHANGE = 1.0
-_LOW_PRECISIONS = (("float8", "float8-tensorwise"), ("float4", "nvfp4"))
+_LOW_PRECISIONS: tuple[tuple[str, Precision], ...] = (("float8", "float8-tensorwise"), ("float4", "nvfp4"))
 
 
 def sensitivities(finalists: LayoutTable, request: PlanRequest) -> list[Sensitivity]:
@@ -200,6 +201,9 @@ def what_ifs(finalists: LayoutTable, request: PlanRequest) -> Iterator[WhatIf]:
     for dtype, precision in _LOW_PRECISIONS:
         if request.cluster.device.peak_flops_per_s(dtype) is None:
             continue
+        words, is_ours = _setting(precision, request)
+        if not words:
+            continue
         lower = request.with_setup(workload=request.workload.replace(precision=precision))
         # Some precisions go with no async_tp.
         plain = replace(finalists, async_tp=np.zeros(len(finalists), np.bool_))
@@ -207,7 +211,17 @@ def what_ifs(finalists: LayoutTable, request: PlanRequest) -> Iterator[WhatIf]:
         possible = possible.take(is_valid(possible, lower))
         if len(possible) and len(priced := price(possible, lower)):
             best = candidate_at(priced, int(priced.by_time[0]), lower)
-            note, is_ours = "changes numerics", request.setup.is_own and precision not in FLOAT8_PRECISIONS.values()
-            if is_ours:
+            note = "changes numerics"
+            if not is_ours:
                 note += ", and the trainer does not compute it yet: a figure for other software"
-            yield WhatIf(change=f"precision {precision}", best=best, note=note, is_runnable=not is_ours)
+            yield WhatIf(change=words, best=best, note=note, is_runnable=is_ours)
+
+
+def _setting(precision: Precision, request: PlanRequest) -> tuple[str, bool]:
+    """Return what asks for `precision`, "" where the device does not run it, and whether what is planned for can."""
+    if not request.setup.is_own:
+        return f"--precision {precision}", True
+    recipe = next((recipe for recipe, name in FLOAT8_PRECISIONS.items() if name == precision), None)
+    if recipe is None:
+        return f"--precision {precision}", False
+    return ("" if obstacle(recipe, request.cluster.device) else f"precision.float8={recipe}"), True

@@ -27,5 +27,5 @@ def fewer_sms_what_if(pick: Candidate, request: PlanRequest) -> Iterator[WhatIf]
         return
     best = judge(layout_at(priced.layouts, int(priced.by_time[0]), request), request)
     if best.step_s < (1 - _LEAST_GAIN) * pick.step_s:
-        note = "NCCL's kernels leave more SMs to matmuls (layout.communication_sms): no run has measured it"
-        yield WhatIf(change=f"communication_sms {best.layout.communication_sms}", best=best, note=note)
+        note = "NCCL's kernels leave more SMs to matmuls: no run has measured it"
+        yield WhatIf(change=f"layout.communication_sms={best.layout.communication_sms}", best=best, note=note)

@@ -28,6 +28,7 @@ from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.model.model_spec import model_spec
 from meshwright.spec.run.run import Run
 from meshwright.spec.step.estimate import Estimate
+from meshwright.spec.step.workload import MATMUL_DTYPE
 from meshwright.spec.trace.timeline import DATA_MARK, STEP_MARK
 from meshwright.trainer.launch.compile_cache import load_cache
 from meshwright.trainer.launch.ranks import Ranks
@@ -222,10 +223,12 @@ class PeakFlops:
             device = load_device(job.cluster.device)
         elif ranks.device.type == "cuda":
             device = recognise_device(torch.cuda.get_device_name(ranks.device))
-        peak = None if device is None else device.peak_flops_per_s(job.precision.compute)
+        # As in a plan and a report: the peak of the blocks' matmuls, float8's where they are in float8.
+        dtype = MATMUL_DTYPE[job.precision.matmuls]
+        peak = None if device is None else device.peak_flops_per_s(dtype)
         if device is None or peak is None:
             return cls(flops, None, None)
-        return cls(flops, peak * ranks.num_ranks, f"{device.name} {format_count(peak)}FLOP/s {job.precision.compute}")
+        return cls(flops, peak * ranks.num_ranks, f"{device.name} {format_count(peak)}FLOP/s {dtype}")
 
     def mfu(self, step_s: float) -> float | None:
         """Return MFU, 0 to 1: model FLOPs without recomputation over the dense peak; None if either is unknown."""

@@ -13,7 +13,7 @@ from cost_configs import configs, training_setup
 from meshwright.cost.communication.all_to_all import all_to_all_s
 from meshwright.cost.communication.collective import all_gather_s, all_reduce_s, group_of, slowdown_share
 from meshwright.cost.communication.fabric import FabricConstants, fabric_of
-from meshwright.cost.communication.nccl_ctas import ctas_of
+from meshwright.cost.communication.nccl_ctas import ctas_of, idle_limit_note
 from meshwright.cost.communication.pipeline_p2p import send_s
 from meshwright.cost.step_times import step_times
 from meshwright.hardware.catalogue import load_cluster
@@ -83,3 +83,19 @@ def _steps(layout: Layout, *limits: int | None, cluster: str = "h100-ib400") -> 
     table = [layout.replace(communication_sms=limit) for limit in limits]
     seconds: list[float] = step_times(configs(setup, *table)).total_s.tolist()
     return seconds
+
+
+@pytest.mark.parametrize(
+    ("cluster", "limit", "num_ranks", "note"),
+    [
+        ("h100-ib400", 8, 8, ""),
+        ("h100-ib400", None, 8, ""),
+        ("h100-ib400", 24, 8, "has no effect: NCCL takes 24 SMs at most on h100-ib400"),
+        ("h100-ib400", 8, 1, "does nothing on one rank"),
+    ],
+)
+def test_a_limit_without_effect_is_noted(cluster: str, limit: int | None, num_ranks: int, note: str) -> None:
+    layout = Layout(dp_shard=num_ranks, communication_sms=limit)
+    found = idle_limit_note(layout, load_cluster(cluster))
+    assert note in found
+    assert bool(found) == bool(note)
