@@ -119,7 +119,7 @@ def with_example_rates(cluster: Cluster) -> Cluster:
     example = load_cluster(CALIBRATED)
     logger.warning(
         "this machine is not calibrated: its step is predicted with the rates of an example, %s; "
-        "`meshwright calibrate` measures yours",
+        "measured steps may be 3 times as long; `meshwright calibrate` measures yours",
         example.device.title,
     )
     memory = cluster.device.memory_bytes

@@ -6,7 +6,7 @@ split backward, a ring or an exchange of heads among context-parallel ranks. Nin
 is not known from data. So each adds the 80 % interval of the stacks that were left out of the fit (17.4 %,
 docs/accuracy.md), as an independent error:
 
-    relative error = sqrt(stack's ^ 2 + number of features x 0.174 ^ 2)
+    relative error = sqrt(stack's ^ 2 + number of features x 0.174 ^ 2 + of a machine that is not calibrated: 2 ^ 2)
 """
 
 import math
@@ -17,10 +17,12 @@ import numpy as np
 
 from meshwright.cost.communication.nccl_ctas import idle_limit_note
 from meshwright.cost.compute.recompute import drops_attention, nth_share, repeated_share
+from meshwright.cost.constants import fixed_constant
 from meshwright.cost.layout_table import LayoutTable, layout_table
 from meshwright.cost.pipeline.stage import recompute_passes
 from meshwright.cost.stack_factors import GENERIC, load_stack
 from meshwright.cost.training_setup import TrainingSetup
+from meshwright.hardware.catalogue import example_of
 from meshwright.planner.request import PlanRequest, dense_peak
 from meshwright.planner.search.bubble import num_actions, num_microbatches_of, replay_inputs, replayed_step
 from meshwright.planner.search.price import Priced, price
@@ -29,6 +31,7 @@ from meshwright.spec.run.layout_plan import Candidate
 from meshwright.spec.step.estimate import Estimate
 from meshwright.spec.step.workload import FLOAT8_PRECISIONS
 
+_EXAMPLE_ERROR = fixed_constant("example_relative_error")
 LEFT_OUT_ERROR = load_stack(GENERIC).relative_error
 """Half width of the interval that holds 80 % of the runs of stacks that were left out of the fit."""
 _CARRIED = (
@@ -73,7 +76,11 @@ def candidate_at(priced: Priced, row: int, request: PlanRequest, max_actions: fl
             memory=priced.memory_use(row),
             mfu=mfu,
             hfu=None if mfu is None else mfu * (1 + recomputed_share(layout, request)),
-            relative_error=math.hypot(request.setup.stack.relative_error, *[LEFT_OUT_ERROR] * len(unmeasured)),
+            relative_error=math.hypot(
+                request.setup.stack.relative_error,
+                *[LEFT_OUT_ERROR] * len(unmeasured),
+                0.0 if example_of(request.cluster.device) is None else _EXAMPLE_ERROR,
+            ),
         ),
         unmeasured=unmeasured,
         free_bytes=round(float(priced.free_bytes[row])),

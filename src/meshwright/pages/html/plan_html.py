@@ -10,7 +10,15 @@ from rich.table import Table
 from meshwright.pages.figures.plan_figures import memory_ranks_figure, pareto_figure, step_figure
 from meshwright.pages.html.html_page import cards, paragraph, plot, rich_table, section, write_page
 from meshwright.pages.tables.page_table import percent
-from meshwright.pages.tables.plan_table import largest_speedup, memory_table, pick_notes, plan_tables, request_words
+from meshwright.pages.tables.plan_table import (
+    given_words,
+    largest_speedup,
+    memory_table,
+    pick_notes,
+    pick_table,
+    plan_tables,
+    request_words,
+)
 from meshwright.pages.tables.simulated_table import simulated_page
 from meshwright.pages.tables.waterfall import HFU_MEANS, NO_PEAK, mfu_words
 from meshwright.spec.layout.layout_text import layout_text
@@ -27,7 +35,7 @@ _FRONTIER = (
 
 def write_plan_html(plan: Plan, file: Path, budget: Iterable[RenderableType] = ()) -> None:
     """Write the page of a plan; `budget` are the parts of the terminal's page on days and cost."""
-    parts = [*_head(plan), _cards(plan), *_step(plan), *_layouts(plan)]
+    parts = [*_head(plan), _cards(plan), *_given(plan), *_step(plan), *_layouts(plan)]
     write_page(f"Plan of {plan.model}", [*parts, *_rendered("Time and cost of the run", budget)], file)
 
 
@@ -49,6 +57,14 @@ def _cards(plan: Plan) -> str:
         | {name: percent(share) for name, share in shares.items() if share is not None}
         | {f"memory of {format_bytes(plan.usable_memory_bytes)}": format_bytes(estimate.memory.reserved_bytes)}
     )
+
+
+def _given(plan: Plan) -> Iterator[str]:
+    """Yield the layout that the job sets next to the pick, if it sets one."""
+    words = "".join(map(paragraph, given_words(plan)))
+    if words:
+        table = "" if plan.given is None else rich_table(pick_table(plan))
+        yield section("The layout that the job sets", "", table + words)
 
 
 def _step(plan: Plan) -> Iterator[str]:

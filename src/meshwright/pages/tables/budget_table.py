@@ -14,7 +14,7 @@ from meshwright.units import format_duration
 
 def budget_page(budget: Budget, tokens: str, days_given: str | None) -> Iterator[RenderableType]:
     """Yield what one run takes; `tokens` and the deadline, `days_given`, are as the user wrote them."""
-    low, high = (budget.days * factor for factor in (1 - budget.relative_error, 1 + budget.relative_error))
+    low, high = (budget.days * factor for factor in (max(0.0, 1 - budget.relative_error), 1 + budget.relative_error))
     cost = "" if budget.cost is None else f", cost [bold]{money(budget.cost)}[/]"
     yield (
         f"[bold]{tokens} tokens: {budget.days:.1f} days[/] ({low:.1f} to {high:.1f}), "

@@ -65,14 +65,24 @@ def request_words(plan: Plan) -> Iterator[str]:
 
 
 def _pick(plan: Plan) -> Iterator[RenderableType]:
+    yield pick_table(plan)
+    yield f"[green]{spaced(plan.pick.layout)}[/]"
+    yield from pick_notes(plan)
+    yield from given_words(plan)
+
+
+def pick_table(plan: Plan) -> Table:
+    """Return the step, MFU and memory of the pick and, where the job sets a layout, of that."""
     table = PageTable("", *_NUMBERS)
     table.columns[0].no_wrap = True
     table.add_row("[bold green]pick", *_numbers(plan.pick, plan))
     if plan.given is not None:
         table.add_row("given", *_numbers(plan.given, plan))
-    yield table
-    yield f"[green]{spaced(plan.pick.layout)}[/]"
-    yield from pick_notes(plan)
+    return table
+
+
+def given_words(plan: Plan) -> Iterator[str]:
+    """Yield the layout that the job sets, and why it is invalid, if it is."""
     if plan.given is not None:
         yield f"given: {spaced(plan.given.layout)}"
     if plan.given_refusal:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from meshwright.pages.html.plan_html import write_plan_html
 from meshwright.planner.plan import make_plan
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.run.layout_plan import Plan
-from meshwright.units import GiB
+from meshwright.units import GiB, format_duration
 from questions import SMALL_PLAN, ask
 
 
@@ -131,3 +132,15 @@ def test_the_command_writes_the_page_with_days_and_cost(tmp_path: Path, capsys: 
     assert "1T tokens: " in text
     assert run([*SMALL_PLAN, "--html", str(tmp_path / "none" / "plan.html")]) == ExitCode.BAD_INPUT
     assert "there is no folder" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_layout_that_a_job_sets_is_on_the_page(tmp_path: Path) -> None:
+    given = Layout(dp_shard=8, tp=2)
+    plan = make_plan(replace(ask(num_devices=16), given=given), min_scored=0)
+    write_plan_html(plan, tmp_path / "plan.html")
+    section = (tmp_path / "plan.html").read_text().partition("The layout that the job sets")[2].partition("<h2")[0]
+    assert "given: dp_shard=8, tp=2" in section
+    assert plan.given is not None
+    assert format_duration(plan.given.step_s) in section
+    assert format_duration(plan.pick.step_s) in section
