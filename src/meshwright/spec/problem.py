@@ -115,7 +115,7 @@ def with_working_fixes(problems: Sequence[Problem], after: Callable[[Fix], Seque
 
 
 def fix_of_all(problems: Sequence[Problem], after: Callable[[Fix], Sequence[Problem]]) -> Fix | None:
-    """Return the fewest of the fixes of `problems`, and of what they lead to, after which nothing is wrong.
+    """Return the fewest of the fixes of `problems`, and of what they lead to, that leave no problem.
 
     None where none are found. `after` is that of `with_working_fixes`.
     """

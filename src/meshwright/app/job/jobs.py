@@ -60,7 +60,7 @@ def raise_all(
     problems, together = distinct(found), None
     if len(problems) > 1:
         between = problems_between(resolved, num_ranks, unknown)
-        if {problem.what for problem in map(resolved.located, between)}.issuperset(map(_what, problems)):
+        if {_what(resolved.located(problem)) for problem in between}.issuperset(map(_what, problems)):
             together = fix_of_all(resolved, num_ranks, unknown, fits)
     raise_problems(resolved.path, problems, together)
 

@@ -7,7 +7,7 @@ from meshwright.units import format_duration
 
 MFU_MEANS = "MFU: model FLOPs (forward and backward once, causal attention halved) over the dense peak"
 PEAK_OF_FLOAT8 = "The peak is that of float8, for all model FLOPs: those outside of float8 layers, too"
-"""What to say next to MFU where a step computes in float8, so that nobody compares it with one of bfloat16's peak."""
+"""What is said next to the MFU of a step in float8, which does not compare with one of bfloat16's peak."""
 HFU_MEANS = "HFU: model FLOPs and recomputed FLOPs over the dense peak"
 NO_PEAK = (
     "MFU and HFU are unknown because this device's peak FLOP/s is unknown; the first row uses its best measured rate"

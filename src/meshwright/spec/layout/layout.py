@@ -250,7 +250,7 @@ class LayoutRequest(Layout):
     def resolve(self, num_ranks: int) -> Layout:
         """Return the concrete Layout for `num_ranks` ranks; raises InfeasibleLayout when they do not fit."""
         if (misfit := self.misfit(num_ranks)) is not None:
-            # What nobody has tried is not suggested.
+            # What was not tried is not suggested.
             raise InfeasibleLayout(misfit.working(lambda _: False))
         degrees = {axis: getattr(self, axis) for axis in AXES}
         if (rest := self.taking_rest) is not None:

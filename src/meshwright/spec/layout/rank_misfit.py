@@ -30,11 +30,11 @@ def rank_misfit(
     needed, rest = request.num_fixed_ranks, request.taking_rest
     if count == needed or (rest is not None and count % needed == 0):
         return None
-    noun = "device" if of_devices else "rank"
-    given = counted(count, noun)
+    unit = "device" if of_devices else "rank"
+    given = counted(count, unit)
     if rest is None:
         what = f"{given} cannot run a layout of {request.product}"
-        otherwise = f"set one degree in [layout] to -1, which takes the {noun}s that the others leave"
+        otherwise = f"set one degree in [layout] to -1, which takes the {unit}s that the others leave"
     else:
         equals, verb = "" if request.is_open else " = -1", "does" if count == 1 else "do"
         what = f"{given} {verb} not divide by {request.product}, so layout.{rest}{equals} has no value"
