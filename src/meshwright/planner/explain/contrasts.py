@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from meshwright.planner.search.rules import is_valid
 from meshwright.planner.search.space import keeps_alike, reduces_alike
 from meshwright.spec.frozen import Frozen
 from meshwright.spec.job.float8_ladder import obstacle
+from meshwright.spec.job.sections import Float8Recipe
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.machine.cluster import Cluster, Link
 from meshwright.spec.machine.device import Figure
@@ -221,7 +222,7 @@ def _setting(precision: Precision, request: PlanRequest) -> tuple[str, bool]:
     """Return what asks for `precision`, "" where the device does not run it, and whether what is planned for can."""
     if not request.setup.is_own:
         return f"--precision {precision}", True
-    recipe = next((recipe for recipe, name in FLOAT8_PRECISIONS.items() if name == precision), None)
+    recipe = next((one for one in get_args(Float8Recipe) if FLOAT8_PRECISIONS.get(one) == precision), None)
     if recipe is None:
         return f"--precision {precision}", False
     return ("" if obstacle(recipe, request.cluster.device) else f"precision.float8={recipe}"), True
