@@ -42,6 +42,8 @@ class BlockMemory:
     """Kept without recomputation: what a block under recomputation has for a while."""
     transient_bytes: Floats
     """Gradients of the op at work."""
+    low_copies_bytes: Floats
+    """Operands of one grouped matmul in low precision: an expert kernel's weights and rows are rounded before it."""
     pending_bytes: Floats
     """Gradients that wait for a backward to the weights, where backward is split."""
 
@@ -52,6 +54,9 @@ class EndsMemory:
 
     first: Elements
     last: Elements
+    with_tied_head: Elements
+    """The last, and a head that is tied to the embedding of the same rank: one parameter with that, it has gradients as
+    early as any head."""
     last_kept_bytes: Floats
     logits_bytes: Floats
     """Of logits and what the loss makes of them, at its peak; in chunks, of one chunk and the head's whole input."""
@@ -154,7 +159,17 @@ class ModelMemory:
             all_kept_bytes=by_policy[0],
             transient_bytes=self._bytes(lambda formats: transient_bytes(group.ops, formats)),
             pending_bytes=self._bytes(lambda formats: pending_bytes(group.ops, formats)),
+            low_copies_bytes=self._low_copies(group.ops),
         )
+
+    def _low_copies(self, ops: tuple[Op, ...]) -> Floats:
+        most = np.zeros(len(self.layouts))
+        for op in ops if self.setup.own_float8_experts else ():
+            if isinstance(op, GroupedMatmul):
+                weights, rows = elements_of((op,), self.layouts, self.setup.stack).whole, op.experts_per_token
+                width = max(op.in_features, op.out_features) / self.layouts.etp
+                most = np.maximum(most, weights + self.tokens * rows * width)
+        return most
 
     def _gather_bytes(self) -> Floats:
         setup, partition = self.setup, Partition(self.setup, self.layouts)
@@ -179,6 +194,7 @@ class ModelMemory:
             last=Elements(
                 np.where(is_piped, with_copy.whole, own.whole), np.where(is_piped, with_copy.shared, own.shared)
             ),
+            with_tied_head=with_copy,
             last_kept_bytes=self._bytes(lambda formats: kept_bytes(last, formats, "none"), is_one_graph=False),
             logits_bytes=np.where(is_chunked, self._of_chunk(head), logits * self._of_loss(LOSS_BYTES)),
             early_gradients_bytes=early_gradients,

@@ -48,6 +48,8 @@ class RankBlocks:
     """Elements of the matrices of all blocks, after data-parallel ranks have divided them."""
     kept: Floats
     """Bytes that all of them keep from forward to backward, on the device."""
+    least_kept: Floats
+    """Bytes that the block keeps which keeps least; 0 where they wait on the host."""
     moved: Floats
     """Bytes that wait on the host meanwhile."""
     window: Floats
@@ -58,13 +60,15 @@ class RankBlocks:
     """Bytes that recomputation of one block adds, less those that blocks behind it have freed by then."""
     transient: Floats
     """Bytes that backward of one block makes and frees."""
+    low_copies: Floats
+    """Bytes of the operands of one grouped matmul in low precision."""
 
 
 def rank_blocks(memory: ModelMemory, counts: Sequence[Floats], outside: Elements, pp_rank: Ints) -> RankBlocks:
     """Return what the blocks of rank `pp_rank` take, whose `counts` blocks_of_rank returned, next to `outside`."""
     is_last = (stages_of_rank(memory.layouts, pp_rank) == memory.layouts.num_stages - 1).any(axis=0)
-    kept = pending = recomputed = transient = matrices = np.zeros(len(memory.layouts))
-    elements, largest = outside, Elements(kept, kept)
+    kept = pending = recomputed = transient = low_copies = matrices = np.zeros(len(memory.layouts))
+    elements, largest, least_kept = outside, Elements(kept, kept), np.full(len(memory.layouts), np.inf)
     for block, by_policy in zip(memory.blocks, counts, strict=True):
         count = by_policy.sum(axis=0)
         is_here = count > 0
@@ -73,9 +77,11 @@ def rank_blocks(memory: ModelMemory, counts: Sequence[Floats], outside: Elements
         elements = elements + block.elements * count
         matrices = matrices + block.matrices * count
         largest = largest.maximum(block.elements * is_here)
+        least_kept = np.minimum(least_kept, np.where(by_policy > 0, block.kept_bytes, np.inf).min(axis=0))
         again = np.where(by_policy > 0, block.all_kept_bytes - block.kept_bytes, 0.0).max(axis=0)
         recomputed = np.maximum(recomputed, again)
         transient = np.maximum(transient, block.transient_bytes * is_here)
+        low_copies = np.maximum(low_copies, block.low_copies_bytes * is_here)
     is_moved = memory.layouts.activation_offload & (not memory.is_host)
     # What waits on the host is not there to be freed.
     num_freed = np.where(is_moved, 0, _num_kept_behind(memory, pp_rank))
@@ -86,11 +92,13 @@ def rank_blocks(memory: ModelMemory, counts: Sequence[Floats], outside: Elements
         largest=largest,
         matrices=matrices,
         kept=np.where(is_moved, stays, kept),
+        least_kept=np.where(is_moved | np.isinf(least_kept), 0.0, least_kept),
         moved=np.where(is_moved, kept - stays, 0.0),
         window=np.where(is_moved, window, 0.0),
         pending=pending,
         recomputed=(recomputed - freed).clip(0),
         transient=transient,
+        low_copies=low_copies,
     )
 
 

@@ -187,7 +187,9 @@ def test_a_pipeline_that_reduces_last_holds_activations_or_a_reduction_never_bot
     each, after = (_footprint(_setup("llama3-8b", stack), layout) for stack in (OURS, last))
     block = 4 * _setup("llama3-8b").model.groups[1].num_parameters
     assert each.communication_buffers_bytes - after.communication_buffers_bytes == block
-    assert each.activations_bytes == after.activations_bytes
+    # What the block has kept that is reduced is freed by then: less than the reduction reads.
+    freed = float(after.activations_bytes[0] - each.activations_bytes[0])
+    assert 0 < freed < block
     # With next to nothing kept, the reduction of whole gradients is the fullest moment of a rank without ends, with the
     # shards of the one block that is reduced.
     configs = Configurations.of_one(_setup("llama3-8b", last, seq_len=16), layout_table([layout]))
