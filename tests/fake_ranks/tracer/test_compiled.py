@@ -93,6 +93,17 @@ def test_what_is_computed_again_is_told(eager: Trace, compiled: Trace) -> None:
     assert flops(compiled, again(compiled)) == flops(eager, again(eager)) - flops(eager, kept(eager)) > 0
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_what_a_backward_rounds_is_not_recomputed(recipe: str) -> None:
+    pytest.importorskip("torchao", reason="needs meshwright[torchao]")
+    keys = (f"precision.float8={recipe}", "layout.compile=true", "layout.dp_shard=8", "layout.tp=1")
+    found = traced(*keys)
+    assert again(found) == []
+    casts = [one.op for one in found.signatures if "inductor.fused(permute" in one.op]
+    assert casts
+
+
 def test_fusing_saves_traffic_and_memory(eager: Trace, compiled: Trace) -> None:
     assert moved_bytes(compiled) < 0.8 * moved_bytes(eager)
     # Recomputation is done for a whole block at once, as without a compiler; it keeps results of collectives

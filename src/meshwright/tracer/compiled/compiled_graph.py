@@ -113,7 +113,7 @@ class CompiledGraph:
         """Run the kernels in order; `values` has the graph's inputs at first, and its live values at the end."""
         for number, kernel in enumerate(self._kernels):
             # In a backward graph these are recomputed kernels.
-            is_forward = self._of_backward.isdisjoint(kernel.nodes)
+            is_forward = bool(kernel.nodes) and self._of_backward.isdisjoint(kernel.nodes)
             self._mode.recorder.scopes.is_compiled_forward = is_forward
             if kernel.is_fused:
                 self._run_fused(number, kernel, values)
@@ -191,7 +191,8 @@ class CompiledGraph:
 
 
 def _of_backward(graph: fx.GraphModule) -> set[fx.Node]:
-    """Return the nodes computed from the gradients of the graph's outputs (tangents).
+    """Return the nodes computed from the gradients of the graph's outputs (tangents), and those that only its backward
+    has, whatever they are computed from.
 
     The partitioner's own tags miss the backwards of autograd functions, such as those of collectives. What has no input
     and is read by these alone, such as the zeros that an embedding's gradient is added to, is theirs.
@@ -202,7 +203,19 @@ def _of_backward(graph: fx.GraphModule) -> set[fx.Node]:
             found.add(node)
     made = [node for node in graph.graph.nodes if node.op == "call_function" and not node.all_input_nodes]
     found |= {node for node in made if node.users and found.issuperset(node.users)}
-    return found | _gathered_parameters(graph) if found else found
+    return found | _gathered_parameters(graph) | _casts_of_backward(graph, found) if found else found
+
+
+def _casts_of_backward(graph: fx.GraphModule, of_gradients: set[fx.Node]) -> set[fx.Node]:
+    """Return the nodes by which a backward rounds what forward saved, such as an input along the dim that its product
+    sums (float8 by rows), and those read by these alone, unless a checkpoint recomputes them.
+    """
+    found: set[fx.Node] = set()
+    for node in reversed(graph.graph.nodes):
+        is_read = bool(node.users) and found.issuperset(node.users) and "recompute" not in node.meta
+        if node.op == "call_function" and (node.meta.get("partitioner_tag") == "is_backward" or is_read):
+            found.add(node)
+    return found - of_gradients
 
 
 _MOVES = frozenset(
