@@ -67,6 +67,8 @@ class _ChunkedLoss(torch.autograd.Function):
             logits_CV = F.linear(hidden_TD[rows], weight_VD, bias_V)
             total += chunking.cross_entropy(logits_CV, target_T[rows], chunking.tp_group, scale).sum()
             _add(logits_CV, hidden_TD[rows], weight_VD, sums)
+            # Else the next chunk's lie next to them, and what the loss makes of those finds no gap as wide.
+            del logits_CV
         ctx.gradients, ctx.is_multiplied = (of_hidden, of_weight, of_bias), False
         ctx.splits_backward = chunking.splits_backward
         return total * scale

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from both_predictions import predict_both
@@ -32,6 +33,17 @@ def test_no_tensor_of_a_step_is_as_large_as_the_logits() -> None:
     assert found[1] == logits_bytes
     # The embedding's gradient.
     assert found[8] < logits_bytes / 3
+
+
+@pytest.mark.long
+def test_logits_of_a_chunk_are_freed_before_those_of_the_next() -> None:
+    """Side by side they would leave no gap for what the loss makes of the next ones."""
+    sizes = ("train.seq_len=1024", "train.global_batch_size=1", "model.options.vocab_size=4096")
+    arguments = arguments_of("examples/tiny.toml", *sizes, "layout.microbatch_size=1", "layout.loss_chunks=4")
+    storages = trace(BUILD, 0, 1, arguments).storages
+    logits = np.flatnonzero(storages.num_bytes == 1024 // 4 * 4096 * 4)
+    assert len(logits) == 4
+    assert (storages.freed_at[logits[:-1]] <= storages.allocated_at[logits[1:]]).all()
 
 
 @pytest.mark.long
