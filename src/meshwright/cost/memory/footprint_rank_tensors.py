@@ -100,8 +100,11 @@ class RankTensors:
         return self.is_sharded * np.where(self.is_graph, tied, self.lasting_head.whole) * self.compute_bytes
 
     def graph_reduction(self) -> Floats:
-        """Return the bytes of the head's gradients that one graph reduces meanwhile, but those of a tied one."""
-        return np.asarray(self.is_graph * self.copies * self.after_blocks.whole * self.reduce_bytes)
+        """Return the bytes of the gradients of a head that is not tied, which one graph reduces meanwhile, and of their
+        shards.
+        """
+        shards = self.after_blocks.shared * self.bytes.shared_gradient
+        return np.asarray(self.is_graph * self.copies * (self.after_blocks.whole * self.reduce_bytes + shards))
 
     def block_gradients(self) -> Floats:
         """Return the bytes of the gradients of the block at work; after a backward in two parts of all of a stage's."""
