@@ -195,7 +195,7 @@ class RankFootprint(RankTensors):
     def _last_reduction(self) -> Moment:
         """Return what reducing the gradients of what stands outside of blocks adds, when all others are reduced."""
         is_sum = self.accumulates & ~self.reduces_each
-        last = self.lasting + (self.outside + self.after_blocks * -1) * self.is_graph
+        last = self.lasting + self.memory.ends.first * self.is_first * self.is_graph
         own = self.copies * last.whole * np.where(is_sum, self.reduce_bytes, self.compute_bytes)
         gathered = np.where(self.stays_gathered, self.gathered(self.all_blocks), 0.0)
         shards, divided = self.new_shards(self.elements.shared), self.divided(last)
