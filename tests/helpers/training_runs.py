@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -97,11 +98,16 @@ def train_all(jobs: list[dict[str, Any]], folders: list[str]) -> list[int]:
     return [train_on_this_rank(job, folder, False) for job, folder in zip(jobs, folders, strict=True)]
 
 
-def train_all_on_ranks(folder: Path, num_ranks: int, cases: list[dict[str, dict[str, Any]]]) -> list[FinishedRun]:
-    """Train tiny jobs of three steps with the sections of `cases`, all in one process group."""
-    train = {"steps": 3, "global_batch_size": 4}
-    jobs = [tiny_job(folder, train=train, checkpoint={"interval": 0}, **sections) for sections in cases]
+def train_all_on_ranks(
+    folder: Path,
+    num_ranks: int,
+    cases: list[dict[str, dict[str, Any]]],
+    on_rank: Callable[[list[dict[str, Any]], list[str]], list[int]] = train_all,
+) -> list[FinishedRun]:
+    """Train tiny jobs of three steps with the sections of `cases`, all in one process group, by `on_rank`."""
+    short = {"train": {"steps": 3, "global_batch_size": 4}, "checkpoint": {"interval": 0}}
+    jobs = [tiny_job(folder, **(short | sections)) for sections in cases]
     folders = [folder / f"{num_ranks}-{index}" for index in range(len(cases))]
-    for codes in run_ranks(train_all, num_ranks, jobs, list(map(str, folders))):
+    for codes in run_ranks(on_rank, num_ranks, jobs, list(map(str, folders))):
         assert codes == [0] * len(cases)
     return [FinishedRun(one, [0]) for one in folders]
