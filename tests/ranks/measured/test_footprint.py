@@ -51,7 +51,8 @@ Case = tuple[dict[str, Any], Layout, int]
 WITHOUT_FSDP: list[Case] = [({"vocab_size": 4096}, Layout(microbatch_size=2), count) for count in (1, 3)]
 """In float32, which a processor computes without FSDP2 where nothing is shared."""
 CASES: list[Case] = [
-    ({}, Layout(microbatch_size=4), 1),
+    # With few logits, what a processor's norms keep in float32, and an accelerator's do not, would be 13 % of the peak.
+    ({"vocab_size": 4096}, Layout(microbatch_size=4), 1),
     ({}, Layout(activation_checkpoint="selective", microbatch_size=4), 1),
     ({}, Layout(activation_checkpoint="full", microbatch_size=4), 2),
     ({"vocab_size": 4096}, Layout(activation_checkpoint="full", microbatch_size=4), 1),

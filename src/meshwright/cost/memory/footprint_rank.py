@@ -118,16 +118,17 @@ class RankFootprint(RankTensors):
 
     def _backward(self) -> Moment:
         """Return what the backward of a rank's second block adds, while the first one's gradients are reduced; that of
-        the first, if its activations are more than what the reduction reads.
+        the first, if its activations are more than what the reduction reads and writes.
         """
         # Blocks that are gathered while one computes, where the others are freed.
         few_blocks = np.minimum(self.num_gathered * self.block.whole, self.all_blocks)
         gathered = np.where(self.is_resharded, few_blocks, self.all_blocks)
         reduced, kept = np.where(self.reduces_last, 0.0, self.reduced_next()), self.blocks.least_kept
-        is_second = (reduced > kept) & (self.all_blocks > self.block.whole)
+        shards = ~self.accumulates * self.new_shards(self.block.shared)
+        is_second = (reduced + shards > kept) & (self.all_blocks > self.block.whole)
         freed, in_reduction = is_second * kept, np.where(is_second, reduced, self.retained())
         at_work = self._at_work(kept + self.blocks.recomputed)
-        shards = is_second * ~self.accumulates * self.new_shards(self.block.shared)
+        shards = is_second * shards
         ahead = np.where(self.gathers & self.is_resharded, self.block.whole * self.gather_bytes, 0.0)
         return self._moment(
             unsharded_parameters_bytes=self.gathered(gathered)
