@@ -137,7 +137,8 @@ class ModelMemory:
                 drops_attention=drops_attention(setup),
                 repeats_keys=setup.is_own and self.is_wide and not self.has_wide_flash_attention,
             )
-            yield formats._replace(casts_again=casts), chosen & (casts_again == casts)
+            in_parts = setup.is_own and self.is_host and kernels == "eager"
+            yield formats._replace(casts_again=casts, divides_in_float32=in_parts), chosen & (casts_again == casts)
 
     def _block(self, group: BlockGroup) -> BlockMemory:
         # Mixtures are compiled in parts.

@@ -3,7 +3,8 @@
 Read off the op list of a block, op by op (what each kind keeps is what torch's own kernels keep):
 
     norm          its input, and one number for each vector (float32), two with a mean; what it makes, where a matmul
-                  reads that
+                  reads that; eager RMSNorm on a processor its input and that divided by its root mean square, both in
+                  float32: torch has no kernel there that does it at once
     matmul        its input, once for all that read the same: counted with what makes it
     attention     queries, keys, values, output and a sum for each query (float32); unfused: the probabilities instead
     elementwise   its inputs where it is a product (Elementwise.keeps_inputs); its output where a matmul reads that
@@ -71,6 +72,8 @@ class Formats(NamedTuple):
     """Whether keys and values get as many heads as queries have, as causal_attention.py does in 32 bits."""
     low_bytes: float
     """Of a matmul's input as the matmul reads it."""
+    divides_in_float32: bool = False
+    """Whether an RMSNorm keeps float32 copies of its input and of that before it is scaled."""
     casts_again: bool = False
     """Whether backward makes inputs of matmuls again, as Inductor does where it casts them to float8."""
 
@@ -186,7 +189,8 @@ def _kept_by_norm(op: Norm, is_read: bool, formats: Formats) -> _Parts:
         # RoPE then makes new tensors of them.
         yield "heads", size * formats.element_bytes + statistics
         return
-    yield op.input, size * formats.element_bytes + statistics
+    in_parts = formats.divides_in_float32 and not op.has_bias
+    yield op.input, size * (2 * _FLOAT32_BYTES if in_parts else formats.element_bytes) + statistics
     if is_read and not formats.casts_again:
         yield "latent" if op.input == "latent" else "gathered", size * formats.matmul_bytes
 
