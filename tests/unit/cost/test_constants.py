@@ -56,7 +56,7 @@ def test_values_are_those_of_the_file() -> None:
 
 
 SOURCES = "".join(file.read_text(encoding="utf-8") for file in (SOURCE / "cost").rglob("*.py"))
-SOURCES += (SOURCE / "planner" / "search" / "finalists.py").read_text(encoding="utf-8")
+SOURCES += "".join(path.read_text(encoding="utf-8") for path in (SOURCE / "planner").rglob("*.py"))
 FORMATS = ("float8-tensorwise", "float8-rowwise", "mxfp8", "nvfp4")
 
 
