@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from meshwright.calibrator.profiled_step import OpSample, ProfiledStep
 from meshwright.cost.compute.op_shapes import op_flops
-from meshwright.cost.measured_op import dtype_of
+from meshwright.cost.host.host_ops import dtype_of
 from meshwright.units import KiB
 
 Line = tuple[float, float, float]

@@ -36,7 +36,6 @@ from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.layout_table import Floats, LayoutTable
 from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.cost.work import num_tensors_of
-from meshwright.hardware.rates import matmul_rates
 from meshwright.spec.job.optimizer_rules import has_int8_states
 from meshwright.spec.machine.device import Device
 from meshwright.spec.model.op import GroupedMatmul, Matmul
@@ -48,13 +47,13 @@ _SENT_BYTES = 2.0
 """Of an element that is exchanged."""
 _NORM_BYTES = 4.0
 """Read of each gradient before an update that scales and clips it itself (layout.compile_optimizer)."""
-_NUM_ITERATIONS = 5
+NUM_ITERATIONS = 5
 _NUM_KERNELS = 20.0
 _NUM_JOINED_KERNELS = 57.0
 """Of numbers, where the update is compiled (layout.compile_optimizer): next to them it has a kernel for each tensor."""
 
 
-class _Matrices(NamedTuple):
+class Matrices(NamedTuple):
     """Matrices of one op, one element a layout."""
 
     owners: str
@@ -72,33 +71,41 @@ class _Matrices(NamedTuple):
     def flops(self) -> float:
         """Return the FLOPs of one orthogonalization."""
         short, long = self.sides
-        return _NUM_ITERATIONS * (4.0 * short**2 * long + 2.0 * short**3)
+        return NUM_ITERATIONS * (4.0 * short**2 * long + 2.0 * short**3)
 
 
 class UpdateCost:
     """The optimizer's work after the last backward."""
 
+    is_asynchronous = True
+    """Whether kernels are launched, so that streams hide updates in backward, and each kernel takes a start."""
+
     def __init__(self, configs: Configurations, parallel: DataParallel) -> None:
         self._size = len(configs)
         self.matrix_elements, self._flops, self._measured_s = (np.zeros(self._size) for _ in range(3))
         """Elements of the matrices of blocks on a rank; FLOPs of the busiest rank, and their measured seconds."""
-        self._exchanges: list[tuple[NDArray[np.int64], _Matrices]] = []
+        self._exchanges: list[tuple[NDArray[np.int64], Matrices]] = []
         for position, setup in enumerate(configs.setups):
             if setup.workload.optimizer == "muon" or setup.workload.optimizer_state_dtype == "int8":
                 here = np.flatnonzero(configs.setup_index == position)
                 self._add(here, [*_matrices(setup, configs.layouts.take(here))], setup)
         of_others, of_matrix = (configs.each(partial(_bytes_of, is_matrix)) for is_matrix in (False, True))
         gradient_bytes = configs.each(_gradient_bytes)
-        hidden = np.where(configs.has(_hides_blocks), parallel.updated_in_blocks, 0.0)
+        hides_blocks = self.is_asynchronous & configs.has(lambda setup: setup.workload.updates_in_backward)
+        hidden = np.where(hides_blocks, parallel.updated_in_blocks, 0.0)
         others = parallel.updated - hidden - self.matrix_elements
         self.moved_bytes = others * (of_others + gradient_bytes) + self.matrix_elements * (of_matrix + gradient_bytes)
         """Bytes through a rank's memory."""
-        self.is_plain = configs.has(lambda setup: is_plain(setup.workload) and not _hides_blocks(setup))
-        """Whether it is AdamW with float32 states, which may have been measured."""
         joined = _NUM_JOINED_KERNELS + configs.each(_num_tensors) / configs.layouts.pp
         kernels = np.where(configs.has(lambda setup: setup.stack.joins_update), joined, _NUM_KERNELS)
-        self.num_kernels = np.where(configs.has(_updates_at_once), kernels, 0.0)
+        self.is_plain = configs.has(lambda setup: is_plain(setup.workload)) & ~hides_blocks
+        """Whether it is AdamW with float32 states, which may have been measured."""
+        self.num_kernels = np.where(self.is_asynchronous & configs.has(_updates_at_once), kernels, 0.0)
         """Kernels of an update and of its clipping, whose starts are all of it for a small model."""
+
+    def elementwise_s(self, bytes_per_s: Floats, passes: float) -> Floats:
+        """Return the seconds of all but orthogonalizations, whose bytes pass through memory so often."""
+        return self.moved_bytes / bytes_per_s * passes
 
     def matmul_s(self, flops_per_s: Floats) -> Floats:
         """Return the seconds of the busiest rank's orthogonalizations, at a rate where none was measured."""
@@ -119,7 +126,7 @@ class UpdateCost:
             seconds += np.where(ranks > 1, 2 * rounds * all_to_all_s(sent / rounds, group, fabric), 0.0)
         return seconds
 
-    def _add(self, here: NDArray[np.int64], found: list[_Matrices], setup: TrainingSetup) -> None:
+    def _add(self, here: NDArray[np.int64], found: list[Matrices], setup: TrainingSetup) -> None:
         for matrices in found:
             held = matrices.num_matrices * float(np.prod(matrices.sides)) / matrices.num_ranks
             self.matrix_elements[here] += held
@@ -129,9 +136,14 @@ class UpdateCost:
         self._exchanges += [(here, matrices) for matrices in found]
         for owners in dict.fromkeys(matrices.owners for matrices in found):
             same = [matrices for matrices in found if matrices.owners == owners]
-            for total, cost_of in ((self._flops, _flops), (self._measured_s, partial(_measured_s, device))):
+            measured_s = partial(self._orthogonalization_s, device)
+            for total, cost_of in ((self._flops, _flops), (self._measured_s, measured_s)):
                 each = np.sum([one.num_matrices / one.num_ranks * cost_of(one) for one in same], axis=0)
                 total[here] += np.maximum(each, max(cost_of(one) for one in same))
+
+    def _orthogonalization_s(self, device: Device, matrices: Matrices) -> float:
+        """Return the measured seconds of one orthogonalization, in float32; nan where it was not measured."""
+        return math.nan
 
 
 def is_plain(workload: Workload) -> bool:
@@ -145,12 +157,8 @@ def _num_tensors(setup: TrainingSetup) -> float:
 
 
 def _updates_at_once(setup: TrainingSetup) -> bool:
-    """Return whether our own trainer updates all parameters after the last backward, on an accelerator."""
-    return setup.is_own_on_device and not setup.workload.updates_in_backward
-
-
-def _hides_blocks(setup: TrainingSetup) -> bool:
-    return setup.workload.updates_in_backward and not setup.cluster.device.is_host
+    """Return whether our own trainer updates all parameters after the last backward."""
+    return setup.is_own and not setup.workload.updates_in_backward
 
 
 def _gradient_bytes(setup: TrainingSetup) -> float:
@@ -175,21 +183,11 @@ def _scattered(here: NDArray[np.int64], values: Floats, size: int) -> Floats:
     return whole
 
 
-def _flops(matrices: _Matrices) -> float:
+def _flops(matrices: Matrices) -> float:
     return matrices.flops
 
 
-def _measured_s(device: Device, matrices: _Matrices) -> float:
-    """Return the seconds of one orthogonalization on a host, in float32; nan on a device."""
-    rate = matmul_rates(device, "float32") if device.is_host else None
-    if rate is None:
-        return math.nan
-    short, long = matrices.sides
-    products = ((short, short, long), (short, short, short), (short, long, short))
-    return _NUM_ITERATIONS * sum(2.0 * m * n * k / float(rate(*map(np.asarray, (m, n, k)))) for m, n, k in products)
-
-
-def _matrices(setup: TrainingSetup, layouts: LayoutTable) -> Iterator[_Matrices]:
+def _matrices(setup: TrainingSetup, layouts: LayoutTable) -> Iterator[Matrices]:
     """Yield the block matrices of the mean pipeline rank, by op."""
     one = np.ones(len(layouts))
     shards = np.maximum(layouts.expert_dp_shard, 1)
@@ -212,4 +210,4 @@ def _matrices(setup: TrainingSetup, layouts: LayoutTable) -> Iterator[_Matrices]
             else:
                 continue
             short, long = sorted((op.out_features, op.in_features))
-            yield _Matrices(owners, count * one, ranks * one, stride * one, (short, long))
+            yield Matrices(owners, count * one, ranks * one, stride * one, (short, long))

@@ -14,9 +14,9 @@ import numpy as np
 
 from meshwright.cost.achieved_rates import is_blackwell
 from meshwright.cost.communication.fabric import Fabric
+from meshwright.cost.compute.measured_kernels import is_measured
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import Bools, Floats
-from meshwright.cost.measured_op import is_measured
 from meshwright.cost.training_setup import Configurations
 from meshwright.errors import ConfigError
 from meshwright.spec.machine.cluster import Cluster

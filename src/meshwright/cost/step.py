@@ -7,7 +7,7 @@
 
 One op list (work.py) is priced cause by cause (block_time.py, block_compute.py, exposed_traffic.py,
 data_parallel.py); this page adds the causes up. It holds for devices, next to which the host launches
-kernels; step_times.py overrides what differs where kernels run on the host itself. Ignored: that stages
+kernels; cost/host overrides what differs where kernels run on the host itself. Ignored: that stages
 differ in more than their number of blocks (replay_s prices the finalists exactly).
 """
 
@@ -35,7 +35,6 @@ from meshwright.cost.compute.block_time import BlockPricer
 from meshwright.cost.compute.recompute import repeated_share
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import Floats, Passes
-from meshwright.cost.measured_op import measured_update_s
 from meshwright.cost.memory.activation_copies import ActivationCopies
 from meshwright.cost.memory.managed_memory import ManagedMemory
 from meshwright.cost.optimizer_update import UpdateCost
@@ -85,12 +84,14 @@ class StepTerms:
 class StepPricer:
     """Prices configurations again and again with other constants; what does not depend on them is computed once."""
 
+    block_pricer, activation_copies, update_cost = BlockPricer, ActivationCopies, UpdateCost
+
     def __init__(self, configs: Configurations) -> None:
         self.configs, self.layouts = configs, configs.layouts
         setups = configs.setups
         self.work = work_of(configs)
         self.peaks = peaks_of(setups)
-        self.pricer = BlockPricer(self.work, setups, self.peaks)
+        self.pricer = self.block_pricer(self.work, setups, self.peaks)
         fabrics = [fabric_of(setup.cluster, FabricConstants()) for setup in setups]
         self.fabric = stack_fabrics(fabrics, configs.setup_index).limited(configs.layouts.communication_sms)
         self.stacks = stacks_of(configs)
@@ -104,11 +105,9 @@ class StepPricer:
         self.compute = ComputePricer(configs, self.parallel, self.stage.num_blocks)
         self.copies = FsdpCopies(self.parallel, self.positions)
         self.traffic = TrafficPricer(self.communication, self.parallel)
-        self.activations = ActivationCopies(configs, self.stage.num_blocks)
-        self.update = UpdateCost(configs, self.parallel)
+        self.activations = self.activation_copies(configs, self.stage.num_blocks)
+        self.update = self.update_cost(configs, self.parallel)
         self.managed = ManagedMemory(configs, self.parallel, self.positions)
-        measured_s = measured_update_s(configs, self.parallel.updated)
-        self.update_s = np.where(self.update.is_plain, measured_s, np.nan)
         self.doublings = np.maximum(np.log2(np.maximum(self.layouts.num_ranks, 1) / 8), 0)
 
     def use(self, fitted: StackFactors) -> None:
@@ -228,6 +227,10 @@ class StepPricer:
         # A calibration of other software has them in its fixed work of a step.
         return np.where(self.parallel.is_own, sums_of_numbers_s(self.layouts, fabric), 0.0)
 
+    def host_as_memory_ops_s(self, passes: RankPass) -> Floats:
+        """Return what of the host's own seconds in `passes` a step counts as memory-bound ops."""
+        return np.zeros(len(self.configs))
+
     def _fixed_s(self, c: Constants) -> Floats:
         """Return the seconds of the host's fixed work of a step."""
         return c["step_s"] * self.stacks.factors(c).overhead
@@ -244,8 +247,7 @@ class StepPricer:
         sends = self.p2p.exposed_s(fabric, c, n)
         exchanges = self._exchanges_s(fabric, c, slowest + bubble)
         overhead = self.stacks.factors(c).overhead
-        optimizer = self.update.moved_bytes / rates[0] * c["optimizer_passes"]
-        optimizer = np.where(np.isnan(self.update_s), optimizer, self.update_s) * overhead
+        optimizer = self.update.elementwise_s(rates[0], c["optimizer_passes"]) * overhead
         optimizer = self.managed.update_s(optimizer, self.update) + self.update.matmul_s(rates[1])
         optimizer = optimizer + c["kernel_s"] * self.update.num_kernels * overhead
         steady = mean * n

@@ -3,7 +3,7 @@
 device_model(): durations and memory of a step on an accelerator with streams, or on a host that computes itself.
 Where the host computes and also moves the bytes (gloo), nothing overlaps: each member's stream is busy for the whole
 communication op, and state that data-parallel ranks share takes its measured time (CollectivePoint "exchange"; the
-planner's equivalent is measured_sharding.py). The host's own seconds are part of the measured operators, as is the
+planner's equivalent is cost/host/host_step.py). The host's own seconds are part of the measured operators, as is the
 slowdown of concurrent communication.
 """
 
@@ -169,7 +169,7 @@ class AcceleratorModel(DeviceModel):
 
 
 class HostModel(DeviceModel):
-    """Processors that run a step themselves (Device.is_host)."""
+    """Processors that run a step themselves."""
 
     can_offload = False
 

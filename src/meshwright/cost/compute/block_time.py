@@ -19,13 +19,19 @@ import numpy as np
 from meshwright.cost.achieved_rates import Peaks, Rates, is_blackwell
 from meshwright.cost.attention_rates import attention_rates_of
 from meshwright.cost.compute.matmul import MatmulSizes, is_misaligned, matmul_bytes, tile_flops
+from meshwright.cost.compute.measured_kernels import (
+    MeasuredTimes,
+    attention_times,
+    measured_products_s,
+    times_of_setups,
+)
 from meshwright.cost.compute.op_shapes import ATTENTION_BACKWARD_FLOPS, NARROW_HEAD
 from meshwright.cost.compute.own_kernels import end_kernels, own_kernels
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import Bools, Floats, Passes
-from meshwright.cost.measured_op import MeasuredTimes, measured_products_s, measured_times
 from meshwright.cost.training_setup import TrainingSetup
 from meshwright.cost.work import Work
+from meshwright.spec.step.stack import Stack
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT
 
 _FLOAT32_BYTES = 4.0
@@ -109,7 +115,12 @@ class BlockPricer:
         self.weights = g * n * k
         self.casts = (lines.cast_inputs + lines.cast_weights, lines.cast_outputs + lines.cast_weights)
         self.own_kernels = own_kernels(work, setups)
-        self.measured, self.measured_products = measured_times(work, setups), measured_products_s(work, setups)
+        self.measured, self.measured_products = self._measured()
+
+    def _measured(self) -> tuple[MeasuredTimes, list[Floats] | None]:
+        """Return what was timed: fields of BlockTimes, and the products of each line of matmuls."""
+        times = times_of_setups(self.work, self.setups, attention_times)
+        return times, measured_products_s(self.work, self.setups)
 
     def tiles(self, small_tile: float) -> list[Floats]:
         """Return the tile FLOPs of the three passes, kept for the constant they were made with."""
@@ -151,7 +162,7 @@ class BlockPricer:
             memory=self._memory(rates, constants),
             host=self._host(constants),
         )
-        return times if self.measured is None else _measured_first(times, self.measured)
+        return _measured_first(times, self.measured)
 
     def _by_block(self, values: Floats) -> Floats:
         return np.asarray(np.bincount(self.work.matmuls.block, values, len(self.work.blocks.key)), np.float64)
@@ -261,7 +272,7 @@ class BlockPricer:
 
     def _host(self, constants: Constants) -> Passes:
         blocks, setup = self.work.blocks, self.block_setup
-        launch = np.array([_launch_s(s, constants) for s in self.setups])[setup]
+        launch = np.array([self._launch_s(s, constants) for s in self.setups])[setup]
         exchange = np.array([_exchange_launches(s, constants) for s in self.setups])[setup]
         low = np.array([s.is_low_precision for s in self.setups])[setup]
         count = blocks.num_ops * constants["launches_per_op"] + constants["low_precision_launches"] * low
@@ -278,18 +289,18 @@ class BlockPricer:
         backward = np.where(np.isnan(own_b), constants["backward_launches"] * count, own_b)
         return forward * launch * slowest, backward * launch * slowest
 
+    def _launch_s(self, setup: TrainingSetup, constants: Constants) -> float:
+        figure = setup.cluster.device.host_launch_s
+        # Of this machine's own host, as in a simulation.
+        return formula_launch_s(setup.stack, constants) if figure is None else figure.value
+
 
 def _measured_first(times: BlockTimes, measured: MeasuredTimes) -> BlockTimes:
     """Return `times` with what was measured in place of what formulas say."""
-    (reached,) = measured["reached_matmul"]
-    passes: dict[str, Any] = {
-        name: tuple(
-            np.where(np.isnan(known), formula, known)
-            for formula, known in zip(getattr(times, name), measured[name], strict=True)
-        )
-        for name in ("matmul", "attention", "memory", "host")
+    found: dict[str, Any] = {
+        name: np.where(np.isnan(known), getattr(times, name), known) for name, known in measured.items()
     }
-    return replace(times, reached_matmul=np.where(np.isnan(reached), times.reached_matmul, reached), **passes)
+    return replace(times, **{name: known if known.ndim == 1 else tuple(known) for name, known in found.items()})
 
 
 def _casts(setup: TrainingSetup, constants: Constants) -> float:
@@ -318,11 +329,8 @@ def _unfused(setup: TrainingSetup, constants: Constants) -> float:
     return constants["fused_experts"] if setup.stack.fused_experts else 1.0
 
 
-def _launch_s(setup: TrainingSetup, constants: Constants) -> float:
-    stack, device = setup.stack, setup.cluster.device
-    if device.host_launch_s is not None and not device.is_host:
-        # Of this machine's own host, as in a simulation.
-        return device.host_launch_s.value
+def formula_launch_s(stack: Stack, constants: Constants) -> float:
+    """Return the host's seconds for each kernel, where they were not measured."""
     name = "unfused" if stack.attention == "unfused" else stack.kernels
     share = 1.0 if stack.cuda_graphs == "none" else constants[f"graph_launches.{stack.cuda_graphs}"]
     return constants[f"launch_s.{name}"] * share

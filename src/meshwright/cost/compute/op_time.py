@@ -8,8 +8,8 @@
     managed     never less than the link to the host takes: managed_memory.py
     nothing     allocations and other looks at the same memory; collectives and messages, which links carry
     measured    matmuls and the attention that torch chooses, at the rate of their sizes, where `meshwright calibrate`
-                timed the accelerator: as in measured_op.py, which formulas take
-    on a host   as measured on the machine, with all that the host does besides: measured_op.py
+                timed the accelerator: as in measured_kernels.py, which formulas take
+    on a host   as measured on the machine, with all that the host does besides: cost/host/host_ops.py
 
 The same tiles, rates and constants as the planner's blocks (block_time.py), for the eager stack that Meshwright is:
 here they price the very kernels that were traced, there what a model's formulas say of them. Ignored: L2 hits between
@@ -45,8 +45,8 @@ from meshwright.cost.compute.op_shapes import (
     moved_bytes,
 )
 from meshwright.cost.constants import fitted_constants
+from meshwright.cost.host.host_ops import HostOps
 from meshwright.cost.layout_table import Floats
-from meshwright.cost.measured_op import HostOps
 from meshwright.cost.memory.host_memory import copy_seconds
 from meshwright.cost.memory.managed_memory import link_seconds
 from meshwright.hardware.rates import attention_rates, matmul_rates

@@ -7,10 +7,10 @@
                 last block stays on the device
     host        what is moved of one chunk x chunks in flight (footprint.py)
 
-On a host copies are within its own memory, of which they save nothing: read and written once each way. Source: the
-order of parallelism/activation_offload.py. Ignored: that the two ways may share a link, devices that share a PCIe
-switch, what FSDP2 copies on the same link (cpu_offload), NVLink-C2C, tensors of fewer than 16 KiB, which stay, that
-pinned memory is rounded up to powers of two, and that blocks of unequal policies hide unequal copies.
+On a host: cost/host/host_step.py. Source: the order of parallelism/activation_offload.py. Ignored: that the two ways
+may share a link, devices that share a PCIe switch, what FSDP2 copies on the same link (cpu_offload), NVLink-C2C,
+tensors of fewer than 16 KiB, which stay, that pinned memory is rounded up to powers of two, and that blocks of unequal
+policies hide unequal copies.
 """
 
 import numpy as np
@@ -19,12 +19,10 @@ from meshwright.cost.block_positions import BlockPosition
 from meshwright.cost.compute.recompute import share_of_blocks
 from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, Floats, Passes
 from meshwright.cost.memory.footprint import model_memory
-from meshwright.cost.memory.host_memory import HOST_BYTES_PER_S, PCIE_BYTES_PER_S
+from meshwright.cost.memory.host_memory import PCIE_BYTES_PER_S
 from meshwright.cost.pipeline.stage import recompute_passes
-from meshwright.cost.training_setup import Configurations
+from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.cost.work import BLOCK
-
-_READ_AND_WRITE = 2.0
 
 
 class ActivationCopies:
@@ -32,9 +30,8 @@ class ActivationCopies:
 
     def __init__(self, configs: Configurations, num_blocks: Floats) -> None:
         layouts = configs.layouts
-        self._copy_s = _copy_s(configs)
+        self._copy_s = self._one_way_s(configs)
         self._backward_parts = recompute_passes(layouts, configs.num_microbatches)
-        self._is_host = configs.has(lambda setup: setup.cluster.device.is_host)
         self._hidden = (num_blocks - layouts.num_stages).clip(0) / num_blocks
         """Share of the blocks whose copies have a block next to them."""
         self._alone = (layouts.num_stages - 1) / num_blocks
@@ -46,24 +43,28 @@ class ActivationCopies:
         if position.kind != BLOCK or not self._copy_s.any():
             return np.zeros(len(self._copy_s))
         copy_s, parts = self._copy_s, self._backward_parts
-        hidden = np.where(self._is_host, 0.0, block_s[0]), np.where(self._is_host, 0.0, block_s[1] / parts)
-        exposed_s = (copy_s - hidden[0]).clip(0) + parts * (copy_s - hidden[1]).clip(0)
+        hiding_s = self._hiding_s(block_s)
+        exposed_s = (copy_s - hiding_s[0]).clip(0) + parts * (copy_s - hiding_s[1] / parts).clip(0)
         return np.asarray(self._hidden * exposed_s + self._alone * parts * copy_s)
 
+    def _hiding_s(self, block_s: Passes) -> Passes:
+        """Return the seconds of a block's passes that its neighbours' copies can hide behind."""
+        return block_s
 
-def _copy_s(configs: Configurations) -> Floats:
-    """Return the seconds in which one block's saved tensors are copied one way, in the mean over the blocks."""
-    seconds = np.zeros(len(configs))
-    for position in np.unique(configs.setup_index[configs.layouts.activation_offload]):
-        rows = np.flatnonzero((configs.setup_index == position) & configs.layouts.activation_offload)
-        setup, own = configs.setups[position], configs.take(rows)
-        blocks = model_memory(setup, own.layouts).blocks
-        shares = np.stack([share_of_blocks(own, policy) for policy in ACTIVATION_CHECKPOINTS])
-        # What activation_checkpoint_every leaves out keeps everything.
-        shares[ACTIVATION_CHECKPOINTS.index("none")] += 1 - shares.sum(axis=0)
-        kept = sum(block.count * (shares * block.kept_bytes).sum(axis=0) for block in blocks)
-        num_bytes = kept / sum(block.count for block in blocks)
-        is_host, per_node = setup.cluster.device.is_host, setup.cluster.devices_per_node
-        rate = HOST_BYTES_PER_S / per_node / _READ_AND_WRITE if is_host else PCIE_BYTES_PER_S
-        seconds[rows] = num_bytes / rate
-    return seconds
+    def _bytes_per_s(self, setup: TrainingSetup) -> float:
+        return PCIE_BYTES_PER_S
+
+    def _one_way_s(self, configs: Configurations) -> Floats:
+        """Return the seconds in which one block's saved tensors are copied one way, in the mean over the blocks."""
+        seconds = np.zeros(len(configs))
+        for position in np.unique(configs.setup_index[configs.layouts.activation_offload]):
+            rows = np.flatnonzero((configs.setup_index == position) & configs.layouts.activation_offload)
+            setup, own = configs.setups[position], configs.take(rows)
+            blocks = model_memory(setup, own.layouts).blocks
+            shares = np.stack([share_of_blocks(own, policy) for policy in ACTIVATION_CHECKPOINTS])
+            # What activation_checkpoint_every leaves out keeps everything.
+            shares[ACTIVATION_CHECKPOINTS.index("none")] += 1 - shares.sum(axis=0)
+            kept = sum(block.count * (shares * block.kept_bytes).sum(axis=0) for block in blocks)
+            num_bytes = kept / sum(block.count for block in blocks)
+            seconds[rows] = num_bytes / self._bytes_per_s(setup)
+        return seconds

@@ -44,10 +44,9 @@ def floor_of(layout: Layout, request: PlanRequest) -> PricedFloor:
     pricer = step_pricer(configs)
     blocks, first, last = pricer.passes(fitted_constants())
     passes = (blocks + first + last) * (configs.num_microbatches / layout.pp)
-    matmul_s, attention_s, host_s = (
-        float(np.asarray(column)[0]) for column in (passes.ideal_matmul, passes.ideal_attention, passes.host)
-    )
-    return PricedFloor(Floor(matmul_s, attention_s), host_s if request.cluster.device.is_host else 0.0)
+    columns = passes.ideal_matmul, passes.ideal_attention, pricer.host_as_memory_ops_s(passes)
+    matmul_s, attention_s, host_s = (float(np.asarray(column)[0]) for column in columns)
+    return PricedFloor(Floor(matmul_s, attention_s), host_s)
 
 
 def predicted_causes(step: StepDecomposition, priced: PricedFloor, share: float = 1.0) -> StepDecomposition:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from cost_configs import configs, training_setup
+from meshwright.cost.host.host_block_time import KERNELS_PER_OP
 from meshwright.cost.layout_table import layout_table
-from meshwright.cost.measured_op import KERNELS_PER_OP
 from meshwright.cost.step_times import step_times
 from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.errors import UnsupportedError

@@ -1,0 +1,138 @@
+"""HostStepPricer: a step where kernels run on the host's own cores, as measured there.
+
+    microbatch = sum over blocks (matmul + attention + memory [+ recompute] + tp, cp, ep + the host's own seconds)
+    step       = microbatches x slowest stage + bubble + sends + exchanges of shards and replicas + optimizer
+    unit       = gathers x unshard(bytes) + reduce-grads(bytes) + all-reduce over replicas
+    exchanges  = sum over blocks, and the root (embedding, head) as one unit more
+    other      = two all-reduces of one number over all ranks: the loss, and the norm of the gradients
+
+Nothing overlaps: one core prepares, computes, moves and adds the bytes. The host's own seconds before each operator
+count as computation, as in a simulation or a profile of a host. What FSDP copies is part of what was measured
+(host_block_time.py). A block is gathered for each forward and each backward, or once if it is
+kept; the root once a microbatch; gradients are reduced once a step or after each microbatch.
+Source: FSDP2's own order of work, and the points of unshard and reduce-grads in the cluster's catalogue entry, which
+were timed with all ranks of the machine: parts of them are taken to be as slow.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from meshwright.cost.block_positions import BlockPosition
+from meshwright.cost.communication.collective import all_gather_s, all_reduce_s, group_of, reduce_scatter_s
+from meshwright.cost.communication.data_parallel import DataParallel, saved_gather_bytes, sums_of_numbers_s
+from meshwright.cost.communication.fabric import Fabric
+from meshwright.cost.compute.block_compute import Prices
+from meshwright.cost.constants import Constants
+from meshwright.cost.host.host_block_time import HostBlockPricer
+from meshwright.cost.host.host_update import HostUpdateCost
+from meshwright.cost.layout_table import Floats, Ints, Passes
+from meshwright.cost.memory.activation_copies import ActivationCopies
+from meshwright.cost.memory.host_memory import HOST_BYTES_PER_S
+from meshwright.cost.pipeline.stage import RankPass
+from meshwright.cost.step import StepPricer, StepTerms
+from meshwright.cost.training_setup import Configurations, TrainingSetup
+from meshwright.cost.work import BLOCK
+from meshwright.spec.machine.device import CollectiveKind
+
+_READ_AND_WRITE = 2.0
+
+
+class HostActivationCopies(ActivationCopies):
+    """Copies within the host's own memory, of which they save nothing: read and written once each way."""
+
+    def _hiding_s(self, block_s: Passes) -> Passes:
+        return np.zeros_like(block_s[0]), np.zeros_like(block_s[1])
+
+    def _bytes_per_s(self, setup: TrainingSetup) -> float:
+        return HOST_BYTES_PER_S / setup.cluster.devices_per_node / _READ_AND_WRITE
+
+
+class HostStepPricer(StepPricer):
+    """Prices configurations whose devices are hosts."""
+
+    block_pricer, activation_copies, update_cost = HostBlockPricer, HostActivationCopies, HostUpdateCost
+
+    def __init__(self, configs: Configurations) -> None:
+        super().__init__(configs)
+        never = np.zeros(len(configs), np.bool_)
+        self.traffic.contends = never
+        self.compute.makes_tables = never
+        # The host has flash attention for 32 bits, too.
+        self.compute.split_attention.has_wide_pieces = never
+
+    def price(self, constants: Constants) -> StepTerms:
+        """Return the step of each configuration by cause; nothing is CPU-bound where the host itself computes, and
+        copies of activations are within its memory.
+        """
+        step = super().price(constants)
+        moved_s = step.memory_bound_ops_s + step.cpu_bound_s + step.activation_copies_s
+        return replace(step, memory_bound_ops_s=moved_s, cpu_bound_s=self._none(), activation_copies_s=self._none())
+
+    def _copies_s(self, position: BlockPosition, prices: Prices) -> Passes:
+        return self._none(), self._none()
+
+    def _fsdp_s(self, position: BlockPosition, prices: Prices, busy: Passes, whole: Passes) -> Passes:
+        return self._none(), self._none()
+
+    def _wait_s(self, device_s: Floats, host_s: Floats, c: Constants) -> Floats:
+        return host_s
+
+    def _exchanges_s(self, fabric: Fabric, c: Constants, hidden_behind_s: Floats) -> Floats:
+        return measured_exchanges_s(self.parallel, self.positions, fabric)
+
+    def _sums_of_numbers_s(self, fabric: Fabric) -> Floats:
+        return sums_of_numbers_s(self.layouts, fabric)
+
+    def host_as_memory_ops_s(self, passes: RankPass) -> Floats:
+        """Return all of them."""
+        return passes.host
+
+    def _fixed_s(self, c: Constants) -> Floats:
+        return self._none()
+
+    def _none(self) -> Floats:
+        return np.zeros(len(self.configs))
+
+
+def measured_exchanges_s(dp: DataParallel, positions: Sequence[BlockPosition], fabric: Fabric) -> Floats:
+    """Return the seconds of a step's exchanges."""
+    layouts, n = dp.layouts, dp.num_microbatches
+    blocks_s, root = np.zeros(len(layouts)), np.zeros(len(layouts))
+    for position in positions:
+        parameters = dp.work.blocks.dense_parameters[position.row]
+        if position.kind != BLOCK:
+            root = root + parameters * position.count
+            continue
+        experts = dp.work.blocks.expert_parameters[position.row]
+        gathers = np.where(layouts.is_resharded, 2 * n, 1.0)
+        saved = saved_gather_bytes(dp, position.row)
+        one_s = _unit_s(dp, parameters, layouts.fsdp, gathers, fabric, saved)
+        more_s = _unit_s(dp, experts, np.maximum(layouts.expert_dp_shard, 1), gathers, fabric)
+        blocks_s = blocks_s + position.count * (one_s + np.where(experts > 0, more_s, 0.0))
+    root = np.where(layouts.pp > 1, root / 2, root)
+    root_s = _unit_s(dp, root, layouts.fsdp, np.where(layouts.is_resharded, n, 1.0), fabric)
+    return np.asarray(blocks_s / layouts.pp + root_s)
+
+
+def _unit_s(
+    dp: DataParallel, parameters: Floats, degree: Ints, gathers: Floats, fabric: Fabric, saved: Floats | float = 0.0
+) -> Floats:
+    """Return the seconds of gathering a unit so many times, `saved` bytes less, and reducing its gradients."""
+    layouts = dp.layouts
+    gathered, reduced = parameters * dp.gather_bytes - saved, parameters * dp.reduce_bytes
+    group = group_of(layouts.tp, degree, fabric)
+    # Where units were not timed, the bare collectives.
+    gather_s = _timed_s("unshard", gathered, all_gather_s(gathered, group, fabric), fabric)
+    reduce_s = _timed_s("reduce-grads", reduced, reduce_scatter_s(reduced, group, fabric), fabric)
+    replicas = dp.replica_group(fabric)
+    summed_s = all_reduce_s(reduced / degree, replicas, fabric)
+    reduces = np.where(layouts.reduces_each_microbatch, dp.num_microbatches, 1.0)
+    return np.where(degree > 1, gathers * gather_s + reduces * reduce_s, 0.0) + summed_s
+
+
+def _timed_s(kind: CollectiveKind, num_bytes: Floats, formula_s: Floats, fabric: Fabric) -> Floats:
+    latency_s, s_per_byte = fabric.measured.read(kind, fabric.domain_size, fabric.measured_at)
+    timed_s = latency_s + num_bytes * s_per_byte * fabric.measured_slowdown
+    return np.where(np.isnan(timed_s), formula_s, timed_s)
