@@ -137,7 +137,7 @@ def estimate(resolved: ResolvedJob, num_ranks: int | None) -> tuple[list[tuple[s
     memory = f"{format_bytes(found.needed_bytes)} reserved of {usable} usable{where}"
     if 0 <= found.candidate.free_bytes < found.margin_bytes:
         memory += f"; layouts that the planner chooses leave {format_bytes(found.margin_bytes)} free"
-    if cluster.device.is_host:
+    if not cluster.device.has_own_memory:
         memory += "; `mem` of train is the whole process on a CPU, with torch itself"
     return [("step", f"{step} predicted on {cluster.name}"), ("memory", memory)], found.problem()
 

@@ -154,7 +154,12 @@ def own_matmul_share(device: Device, dtype: str, precision: str, constants: Cons
 def _best_measured(device: Device, dtype: str) -> float | None:
     """Return the best rate of an accelerator's matmuls that this machine was calibrated with, FLOP/s."""
     rates = (point.flops_per_s.value for point in device.matmul_points if point.dtype == dtype)
-    return None if device.is_host else max(rates, default=None)
+    return max(rates, default=None) if _has_measured_rates(device) else None
+
+
+def _has_measured_rates(device: Device) -> bool:
+    """Return whether an accelerator was calibrated; what a host was measured to do replaces seconds, not rates."""
+    return bool(device.matmul_points) and not device.is_host
 
 
 def matmul_share(device: Device, dtype: str, precision: str, constants: Constants) -> float:
@@ -174,7 +179,7 @@ def matmul_share(device: Device, dtype: str, precision: str, constants: Constant
 def memory_share(device: Device, constants: Constants) -> float:
     """Return the share of its memory's bandwidth that kernels reach: of an accelerator that was measured, its own."""
     measured = device.measured_memory_bytes_per_s
-    if measured is None or device.is_host or not device.matmul_points:
+    if measured is None or not _has_measured_rates(device):
         return constants["memory_rate"]
     return float(measured.value / figure_of(device, "memory_bytes_per_s"))
 

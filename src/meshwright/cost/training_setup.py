@@ -44,7 +44,7 @@ class TrainingSetup:
     @property
     def is_own_on_device(self) -> bool:
         """Return whether our own trainer runs on an accelerator, where kernels run apart from the host."""
-        return self.is_own and not self.cluster.device.is_host
+        return self.is_own and self.cluster.device.torch_type == "cuda"
 
     @property
     def is_low_precision(self) -> bool:
@@ -60,10 +60,10 @@ class TrainingSetup:
 
     @property
     def skips_masked(self) -> bool:
-        """Return whether our trainer's attention skips scores that documents or a window hide. On a host flex is
+        """Return whether our trainer's attention skips scores that documents or a window hide. On a CPU flex is
         computed under a mask.
         """
-        return self.attention_backend in SPARSE_BACKENDS and not self.cluster.device.is_host
+        return self.attention_backend in SPARSE_BACKENDS and self.cluster.device.torch_type == "cuda"
 
     @property
     def takes_cudnn(self) -> bool:
@@ -84,22 +84,26 @@ class TrainingSetup:
 
     @property
     def pools_embedding(self) -> bool:
-        """Return whether the embedding is in managed memory; a host has one memory."""
-        return self.is_own_on_device and self.memory.embedding == "uvm"
+        """Return whether the embedding is in managed memory."""
+        return self._has_managed_memory and self.memory.embedding == "uvm"
 
     @property
     def pools_optimizer_state(self) -> bool:
         """Return whether optimizer states are in managed memory."""
-        return self.is_own_on_device and self.memory.optimizer_state == "uvm"
+        return self._has_managed_memory and self.memory.optimizer_state == "uvm"
+
+    @property
+    def _has_managed_memory(self) -> bool:
+        return self.is_own and self.cluster.device.has_own_memory
 
     @property
     def sums_in_place(self) -> bool:
         """Return whether our trainer sums gradients in place, not by FSDP2, where each rank holds the whole model: on a
-        host, if it computes in the format of its parameters.
+        CPU, if it computes in the format of its parameters.
         """
         workload = self.workload
         is_wide = workload.activation_dtype == workload.gradient_dtype == workload.matmul_dtype == "float32"
-        return self.is_own and self.cluster.device.is_host and is_wide
+        return self.is_own and self.cluster.device.torch_type == "cpu" and is_wide
 
     @property
     def own_float8(self) -> str:

@@ -31,7 +31,7 @@ class Float8Choice(NamedTuple):
 
 
 def choose_float8(job: Job, cluster: Cluster, *, emulates: bool = False, option: str = "") -> Float8Choice:
-    """Return the choice for `job` on devices of `cluster`; `emulates` keeps the recipe on a host, as training does.
+    """Return the choice for `job` on devices of `cluster`; `emulates` keeps an emulated recipe, as training does.
 
     `option` is what asked for the recipe in place of precision.float8, which the note then names.
     """
@@ -39,11 +39,11 @@ def choose_float8(job: Job, cluster: Cluster, *, emulates: bool = False, option:
     name = option or f'precision.float8 = "{asked.float8}"'
     if asked.float8 == "none":
         return Float8Choice(asked)
-    if device.is_host and asked.float8_filter != "none":
+    if device.emulates_float8 and asked.float8_filter != "none":
         # No prediction decides: emulation rounds, and then multiplies as without.
         why = f"{device.name} {EMULATED}, so that every layer stays in {asked.compute}"
         return Float8Choice(_without(asked), f'precision.float8_filter = "{asked.float8_filter}": {why}')
-    keeps = emulates and device.is_host
+    keeps = emulates and device.emulates_float8
     recipe, why = (asked.float8, "") if keeps else recipe_of_device(asked.float8, device)
     if recipe == "none":
         return Float8Choice(_without(asked), f"{name}: {fallback_text(asked, recipe, device, why)}")
@@ -72,7 +72,7 @@ def _without(precision: PrecisionSection) -> PrecisionSection:
 def _without_slower(job: Job, model: ModelSpec, cluster: Cluster) -> tuple[PrecisionSection, list[str]]:
     """Return the precision without what the job's filter leaves in compute, and the sentences that say so."""
     asked, device = job.precision, cluster.device
-    if device.is_host or (asked.float8_filter == "none" and not asked.float8_experts):
+    if device.emulates_float8 or (asked.float8_filter == "none" and not asked.float8_experts):
         return asked, []
     setup, microbatch_size = _setup(job, model, cluster), 1 if job.layout.search else job.layout.microbatch_size
     slow_experts = asked.float8_experts and experts_are_slower(setup, microbatch_size)

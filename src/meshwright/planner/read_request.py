@@ -157,7 +157,7 @@ def plan_request(resolved: ResolvedJob, options: Options) -> PlanRequest:
         float8_note=float8.note,
     )
     backend = job.layout.attention_backend
-    if (missing := device_problem(backend, job.precision.compute, is_cpu=cluster.device.is_host)) is not None:
+    if (missing := device_problem(backend, job.precision.compute, cluster.device.torch_type)) is not None:
         raise UnsupportedError(f"device {cluster.device.name}: {missing}")
     lacking = [
         *pool_device_problems(job.memory, cluster.device),

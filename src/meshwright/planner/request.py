@@ -94,7 +94,7 @@ def dense_peak(device: Device, dtype: str) -> float | None:
 
 def pools_note(job: Job, device: Device) -> str:
     """Return what a price leaves out of the memory pools that `job` names; "" where that is nothing."""
-    if device.is_host or job.memory.communication == "device":
+    if not device.has_own_memory or job.memory.communication == "device":
         return ""
     return (
         f'memory.communication = "{job.memory.communication}" is not priced: whether the fabric has NVLink SHARP, and '

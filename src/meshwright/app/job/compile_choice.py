@@ -53,7 +53,7 @@ def settle_compile(
 
 def settled_on(resolved: ResolvedJob, cluster: Cluster) -> ResolvedJob:
     """Return the job as it would train on all devices of `cluster`."""
-    return settle_compile(resolved, cluster.num_devices, is_accelerator=cluster.device.is_accelerator)[0]
+    return settle_compile(resolved, cluster.num_devices, is_accelerator=cluster.device.torch_type == "cuda")[0]
 
 
 def settle_for_training(resolved: ResolvedJob, num_ranks: int, resumed: Manifest | None = None) -> ResolvedJob:

@@ -138,7 +138,7 @@ def _device(job: Job, num_ranks: int) -> Device:
     """
     cluster = cluster_of_section(job.cluster).with_num_devices(num_ranks)
     device = with_example_rates(cluster).device
-    if device.is_host and choose_device_type(job.run) == "cuda":
+    if device.torch_type == "cpu" and choose_device_type(job.run) == "cuda":
         raise ConfigError(
             'layout.activation_checkpoint = "auto" chooses for the memory of what the job runs on: CUDA devices that '
             f'the catalogue does not know, and cluster.name = "{job.cluster.name}" is a processor: set cluster.device '

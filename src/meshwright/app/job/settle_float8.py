@@ -54,7 +54,7 @@ def settle_float8_for_check(resolved: ResolvedJob, num_ranks: int | None) -> tup
     if is_here and section.device is None and not is_cpu:
         return resolved, ""
     if is_cpu:
-        found = choose_float8(job, _this_host(section), emulates=True)
+        found = choose_float8(job, _processor(section), emulates=True)
         return with_precision(resolved, found.precision), found.note
     try:
         cluster = cluster_of_section(section)
@@ -78,7 +78,7 @@ def _for_this_machine(resolved: ResolvedJob) -> Float8Choice:
     job = resolved.job
     section = job.cluster
     if choose_device_type(job.run) != "cuda":
-        return choose_float8(job, _this_host(section), emulates=True)
+        return choose_float8(job, _processor(section), emulates=True)
     if section.name == LOCAL and section.device is None:
         # The trainer tries the kernels of GPUs that the catalogue does not know.
         if job.precision.float8_filter != "none":
@@ -91,10 +91,10 @@ def _for_this_machine(resolved: ResolvedJob) -> Float8Choice:
     return choose_float8(job, cluster_of_section(section))
 
 
-def _this_host(section: ClusterSection) -> Cluster:
+def _processor(section: ClusterSection) -> Cluster:
     """Return this machine's processor; the shipped example where it is not calibrated, of which no rate is asked."""
     cluster = cluster_of_section(section.replace(name=LOCAL, device=None))
-    return cluster if cluster.device.is_host else load_cluster(CALIBRATED)
+    return cluster if cluster.device.torch_type == "cpu" else load_cluster(CALIBRATED)
 
 
 def _words(kept: PrecisionSection) -> str:

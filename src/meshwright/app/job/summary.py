@@ -51,7 +51,7 @@ def precision_note(resolved: ResolvedJob, device: Device) -> str | None:
     if resolved.job.precision.compute != "float32" or resolved.origins["precision.compute"] != DEFAULT:
         return None
     fast, slow = (device.peak_flops_per_s(dtype) for dtype in ("bfloat16", "float32"))
-    if device.is_host or fast is None or (slow is not None and fast <= slow):
+    if device.torch_type == "cpu" or fast is None or (slow is not None and fast <= slow):
         return None
     times = "" if slow is None else f" {fast / slow:.3g} times as fast"
     return (

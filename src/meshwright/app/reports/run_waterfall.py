@@ -127,7 +127,7 @@ def _notes(request: PlanRequest, layout: Layout, *, is_profiled: bool) -> Iterat
     device = request.cluster.device
     if request.float8_note:
         yield request.float8_note
-    if is_profiled and device.is_host and layout.fsdp > 1:
+    if is_profiled and device.torch_type == "cpu" and layout.fsdp > 1:
         yield (
             "on a CPU the formulas count FSDP2's copies and its Python as DP communication, as they were calibrated; "
             "a profile finds them in memory-bound ops and CPU-bound: compare the sum of the three"

@@ -62,7 +62,7 @@ def idle_limit_note(layout: Layout, cluster: Cluster, *, on_cpu: bool = False) -
     given = f"layout.communication_sms = {limit}"
     if layout.num_ranks == 1:
         return f"{given} does nothing on one rank: none communicates"
-    if on_cpu or cluster.device.is_host:
+    if on_cpu or cluster.device.torch_type == "cpu":
         return f"{given} has no effect on a CPU: gloo runs no kernels that take SMs"
     if is_idle_limit(limit, cluster):
         usual = f"{ctas_of(cluster)[0]:.0f}"

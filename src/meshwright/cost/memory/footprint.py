@@ -105,14 +105,14 @@ def host_activation_bytes(configs: Configurations) -> Floats:
     for position in np.unique(configs.setup_index[configs.layouts.activation_offload]):
         rows = np.flatnonzero((configs.setup_index == position) & configs.layouts.activation_offload)
         setup, numbers = configs.setups[position], configs.num_microbatches[rows]
-        memory, of_rank = model_memory(setup, configs.layouts.take(rows)), _rank_footprint(setup)
-        ranks = [of_rank(memory, numbers, pp_rank).kept.on_host for pp_rank in memory.ranks_to_weigh]
+        memory = model_memory(setup, configs.layouts.take(rows))
+        ranks = [_rank_footprint(memory)(memory, numbers, pp_rank).kept.on_host for pp_rank in memory.ranks_to_weigh]
         most[rows] = np.max(ranks, axis=0)
     return most
 
 
-def _rank_footprint(setup: TrainingSetup) -> type[RankFootprint]:
-    return HostRankFootprint if setup.cluster.device.is_host else RankFootprint
+def _rank_footprint(memory: ModelMemory) -> type[RankFootprint]:
+    return HostRankFootprint if isinstance(memory, HostModelMemory) else RankFootprint
 
 
 def _footprint(configs: Configurations, pp_rank: Ints | None, most_bytes: float = math.inf) -> Footprint:
@@ -123,19 +123,19 @@ def _footprint(configs: Configurations, pp_rank: Ints | None, most_bytes: float 
     for position in np.unique(configs.setup_index):
         rows = np.flatnonzero(configs.setup_index == position)
         setup, layouts, numbers = configs.setups[position], configs.layouts.take(rows), num_microbatches[rows]
-        memory, of_rank = model_memory(setup, layouts), _rank_footprint(setup)
+        memory = model_memory(setup, layouts)
         if pp_rank is None:
-            parts = _fullest(memory, numbers, most_bytes, of_rank)
+            parts = _fullest(memory, numbers, most_bytes)
         else:
-            parts = of_rank(memory, numbers, pp_rank[rows]).parts()
+            parts = _rank_footprint(memory)(memory, numbers, pp_rank[rows]).parts()
         for name, values in parts.items():
             columns[name][rows] = values
     return Footprint(**columns)
 
 
-def _fullest(memory: ModelMemory, num_microbatches: Floats, most_bytes: float, of_rank: type[RankFootprint]) -> Parts:
+def _fullest(memory: ModelMemory, num_microbatches: Floats, most_bytes: float) -> Parts:
     """Return the bytes of each layout's fullest rank; a rank beyond `most_bytes` settles what does not fit."""
-    pp_ranks = memory.ranks_to_weigh
+    pp_ranks, of_rank = memory.ranks_to_weigh, _rank_footprint(memory)
     parts = of_rank(memory, num_microbatches, pp_ranks[0]).parts()
     for before, pp_rank in pairwise(pp_ranks):
         rows = np.flatnonzero((pp_rank != before) & (total(parts) <= most_bytes))

@@ -79,8 +79,8 @@ class EndsMemory:
 class ModelMemory:
     """What the parts of one setup's model take under each layout of an accelerator."""
 
-    is_host = False
-    """Whether kernels run on the host, whose memory is the device's."""
+    moves_activations = True
+    """Whether layout.activation_offload moves activations out of the device's memory."""
     has_wide_flash_attention = False
     """Whether torch has flash attention of more than 16 bits, which takes keys of fewer heads than queries."""
 
@@ -271,5 +271,5 @@ class ModelMemory:
 class HostModelMemory(ModelMemory):
     """The same where kernels run on the host."""
 
-    is_host = True
+    moves_activations = False
     has_wide_flash_attention = True

@@ -82,7 +82,7 @@ def rank_blocks(memory: ModelMemory, counts: Sequence[Floats], outside: Elements
         recomputed = np.maximum(recomputed, again)
         transient = np.maximum(transient, block.transient_bytes * is_here)
         low_copies = np.maximum(low_copies, block.low_copies_bytes * is_here)
-    is_moved = memory.layouts.activation_offload & (not memory.is_host)
+    is_moved = memory.layouts.activation_offload & memory.moves_activations
     # What waits on the host is not there to be freed.
     num_freed = np.where(is_moved, 0, _num_kept_behind(memory, pp_rank))
     freed = np.min([block.all_kept_bytes for block in memory.blocks], axis=0) * num_freed

@@ -117,8 +117,7 @@ def _other_choices(layout: Layout, request: PlanRequest, menu: Menu) -> Iterator
         for key in ("microbatch_size", "cp_method", "is_resharded", "reduces_each_microbatch", "async_tp", "compile")
     ]
     options += [pipeline_options(menu.pipelines)] if layout.pp > 1 else []
-    # A CPU computes in the host's memory: there is nothing to move.
-    offloads = (False, True) if request.cluster.device.is_accelerator else (False,)
+    offloads = (False, True) if request.cluster.device.has_own_memory else (False,)
     options += [{key: offloads} for key in ("cpu_offload", "activation_offload")]
     kinds = [(kind, every) for kind in menu.activation_checkpoint for every in menu.activation_checkpoint_every]
     kinds = [(kind, every) for kind, every in kinds if kind != "none" or every == 1]

@@ -223,7 +223,7 @@ def _larger_devices(needed_bytes: float, request: PlanRequest) -> list[str]:
     """Return the names of the smallest devices of the catalogue that hold `needed_bytes`."""
     devices = [load_device(name) for name in device_names() if name != request.cluster.device.name]
     least_bytes = needed_bytes / (1 - request.memory_margin)
-    enough = [device for device in devices if device.usable_memory_bytes >= least_bytes and device.is_accelerator]
+    enough = [device for device in devices if device.usable_memory_bytes >= least_bytes and device.has_own_memory]
     enough.sort(key=lambda device: device.memory_bytes.value)
     return [f"{device.name}, {format_bytes(device.memory_bytes.value)}" for device in enough[:_NUM_DEVICES_NAMED]]
 

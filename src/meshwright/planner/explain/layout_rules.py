@@ -105,7 +105,7 @@ def _attention_problems(layout: Layout, request: PlanRequest) -> Iterator[Proble
         yield no_documents()
     dtype = workload.activation_dtype
     yield from attention_model_problems(backend, request.architecture, dtype, workload.seq_len)
-    if (missing := device_problem(backend, dtype, is_cpu=device.is_host)) is not None:
+    if (missing := device_problem(backend, dtype, device.torch_type)) is not None:
         yield missing
     yield from attention_layout_problems(layout)
 

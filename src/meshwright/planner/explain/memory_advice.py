@@ -46,14 +46,14 @@ class MemoryAdvice(Frozen):
     """The fastest change that frees enough; None where no single key does."""
 
 
-def memory_advice(job: Job, layout: Layout, pp_rank: int, missing_bytes: float, *, is_host: bool) -> MemoryAdvice:
+def memory_advice(job: Job, layout: Layout, pp_rank: int, missing_bytes: float, device_type: str) -> MemoryAdvice:
     """Return the prediction for pipeline rank `pp_rank` of a job, and the key whose change frees `missing_bytes`.
 
-    `is_host` says that ranks run on this machine's processors, whatever cluster the job names. Raises ConfigError or
+    Ranks on "cpu" are this machine's processors, whatever cluster the job names. Raises ConfigError or
     UnsupportedError for what the planner cannot price.
     """
     cluster = job.cluster.replace(num_devices=layout.num_ranks)
-    cluster = cluster.replace(name=LOCAL, device=None) if is_host else cluster
+    cluster = cluster.replace(name=LOCAL, device=None) if device_type == "cpu" else cluster
     resolved = ResolvedJob(job.replace(cluster=cluster), {}, Path("job.toml"))
     request = plan_request(resolved, Options(takes_example=True))
     now = judge(layout, request)

@@ -78,7 +78,7 @@ def menu_of(request: PlanRequest) -> Menu:
     degrees = divisors(cluster.num_devices)
     is_mixture = isinstance(architecture, MoEArchitecture)
     # Ranks of a host write to no other's memory, as async_tp does, and its compiled blocks may take longer.
-    is_accelerator = cluster.device.is_accelerator
+    is_accelerator = cluster.device.torch_type == "cuda"
     batch = request.workload.global_batch_size
     menu = Menu(
         tp=tuple(n for n in degrees if n <= cluster.domain_size),
@@ -131,11 +131,11 @@ def leaner_menus(menu: Menu, request: PlanRequest) -> list[Menu]:
     if "loss_chunks" not in request.fixed:
         menu = replace(menu, loss_chunks=(LOSS_CHUNKS,))
         menus.append(menu)
-    is_accelerator, is_graph = request.cluster.device.is_accelerator, _is_graph(request.fixed)
-    if "activation_offload" not in request.fixed and is_accelerator and not is_graph:
+    can_move = request.cluster.device.has_own_memory and not _is_graph(request.fixed)
+    if "activation_offload" not in request.fixed and can_move:
         menus.append(replace(menu, activation_offload=(True,)))
         menu = replace(menu, activation_offload=(False, True))
-    if "cpu_offload" not in request.fixed and is_accelerator and not is_graph and _updates_on_the_host(request):
+    if "cpu_offload" not in request.fixed and can_move and _updates_on_the_host(request):
         menus.append(replace(menu, cpu_offload=(True,)))
     return menus
 

@@ -198,7 +198,7 @@ def _attends(layouts: LayoutTable, request: PlanRequest) -> Bools | bool:
 def _is_missing(backend: AttentionBackend, request: PlanRequest) -> bool:
     """Return whether the request's device has no kernel of `backend`."""
     device, dtype = request.cluster.device, request.workload.activation_dtype
-    return device_problem(backend, dtype, is_cpu=device.is_host) is not None
+    return device_problem(backend, dtype, device.torch_type) is not None
 
 
 def _keeps_boundaries(layouts: LayoutTable, request: PlanRequest) -> Bools | bool:

@@ -36,7 +36,7 @@ def attention_problems(job: Job, layout: Layout, architecture: LlamaArchitecture
     Of a backend that the job's device lacks nothing else matters.
     """
     backend, compute, device = layout.attention_backend, job.precision.compute, job.run.device
-    if device != "auto" and (missing := device_problem(backend, compute, is_cpu=device == "cpu")) is not None:
+    if device != "auto" and (missing := device_problem(backend, compute, device)) is not None:
         yield missing
         return
     if backend == "cudnn" and job.run.deterministic:
@@ -117,9 +117,9 @@ def model_obstacle(backend: AttentionBackend, architecture: LlamaArchitecture, s
     return ""
 
 
-def device_problem(backend: AttentionBackend, compute: str, *, is_cpu: bool) -> Problem | None:
-    """Return why `backend` does not run on a CPU, or on a CUDA device; None if it does."""
-    asked = f'{_KEY} = "{backend}"'
+def device_problem(backend: AttentionBackend, compute: str, device_type: str) -> Problem | None:
+    """Return why `backend` does not run on what torch calls `device_type`, "cpu" or "cuda"; None if it does."""
+    is_cpu, asked = device_type == "cpu", f'{_KEY} = "{backend}"'
     if is_cpu and backend in CUDA_BACKENDS:
         return Problem(f"{asked} has no kernel on a CPU", [{_KEY: "flex"}, _AUTO])
     if not is_cpu and backend == "flash" and compute not in _16_BITS:

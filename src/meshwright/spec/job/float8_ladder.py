@@ -41,7 +41,7 @@ def recipe_of_device(wanted: Float8Recipe, device: Device) -> tuple[Float8Recipe
 
 def obstacle(recipe: Float8Recipe, device: Device) -> str:
     """Return why `device` does not run `recipe`, as what follows its name; "" where it does."""
-    if device.is_host:
+    if device.emulates_float8:
         return EMULATED
     if device.vendor != "nvidia":
         return "was never tried in float8"
@@ -54,7 +54,7 @@ def obstacle(recipe: Float8Recipe, device: Device) -> str:
 
 def experts_obstacle(device: Device) -> str:
     """Return why `device` runs no grouped float8 matmul of experts, as what follows its name; "" where it does."""
-    if device.is_host or (device.architecture or "").startswith("hopper"):
+    if device.emulates_float8 or (device.architecture or "").startswith("hopper"):
         return ""
     return "was never tried with grouped float8 matmuls"
 
@@ -62,5 +62,5 @@ def experts_obstacle(device: Device) -> str:
 def fallback_text(asked: PrecisionSection, found: Float8Recipe, device: Device, why: str) -> str:
     """Return that `found` runs on `device` in place of the recipe that is asked for, as what follows its name."""
     instead = f"in {asked.compute}" if found == "none" else f'by "{found}"'
-    verb = "priced" if device.is_host else "computed"
+    verb = "priced" if device.emulates_float8 else "computed"
     return f"{device.name} {why}; {verb} {instead}"

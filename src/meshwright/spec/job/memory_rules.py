@@ -23,8 +23,8 @@ def memory_problems(memory: MemorySection, optimizer: OptimizerSection, layout: 
 
 
 def pool_device_problems(memory: MemorySection, device: Device) -> Iterator[Problem]:
-    """Yield which pools the catalogue's `device` lacks; a host has one memory, and takes every key without effect."""
-    if device.is_host:
+    """Yield which pools the catalogue's `device` lacks; without a memory of its own, every key is without effect."""
+    if not device.has_own_memory:
         return
     for key, value in memory.changed.items():
         asked, needs = f'memory.{key} = "{value}"', ""

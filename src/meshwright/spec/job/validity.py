@@ -60,9 +60,9 @@ def layout_problems(job: Job, layout: Layout) -> list[Problem]:
     return with_working_fixes(broken_rules(job, layout), left)
 
 
-def attention_device_problem(job: Job, layout: Layout, *, is_cpu: bool) -> Problem | None:
-    """Return why `layout` cannot compute the attention of `job` on a CPU, or on a CUDA device; None if it can."""
-    on_device = job.replace(run=job.run.replace(device="cpu" if is_cpu else "cuda"))
+def attention_device_problem(job: Job, layout: Layout, device_type: str) -> Problem | None:
+    """Return why `layout` cannot compute the attention of `job` on "cpu", or on "cuda"; None if it can."""
+    on_device = job.replace(run=job.run.replace(device=device_type))
     found = layout_problems(on_device, layout)
     return next((problem for problem in found if problem.subject == "layout.attention_backend"), None)
 

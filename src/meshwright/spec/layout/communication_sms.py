@@ -12,12 +12,9 @@ _KEY = "layout.communication_sms"
 
 
 def communication_sms_problems(layout: Layout, device: Device) -> Iterator[Problem]:
-    """Yield why the catalogue's `device` cannot limit the SMs of communication as `layout` asks.
-
-    A host has none, and takes the key without effect.
-    """
+    """Yield why the catalogue's `device` cannot limit the SMs of communication as `layout` asks."""
     limit = layout.communication_sms
-    if limit is None or device.is_host:
+    if limit is None or device.torch_type == "cpu":  # gloo has no kernels to limit
         return
     if device.vendor != "nvidia":
         yield Problem(

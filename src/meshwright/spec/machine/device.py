@@ -224,9 +224,19 @@ class Device(Frozen):
         return None if figure is None else figure.value
 
     @property
-    def is_accelerator(self) -> bool:
-        """Return whether it is a part of its own, with its own memory, of which a cluster may have more."""
+    def torch_type(self) -> Literal["cpu", "cuda"]:
+        """Return what torch calls it, by which torch and our trainer choose kernels; "cuda" of AMD's, too."""
+        return "cpu" if self.is_host else "cuda"
+
+    @property
+    def has_own_memory(self) -> bool:
+        """Return whether its memory is apart from the host's, so that tensors may be in either."""
         return not self.is_host
+
+    @property
+    def emulates_float8(self) -> bool:
+        """Return whether float8 matmuls are rounded inputs in another format, which take longer than without."""
+        return self.is_host
 
     @property
     def usable_memory_bytes(self) -> float:

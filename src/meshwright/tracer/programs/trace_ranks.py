@@ -30,7 +30,7 @@ DeviceType = Literal["simgpu", "cpu"]
 
 def device_type_of(device: Device) -> DeviceType:
     """Return what a step for a device is traced on."""
-    return "cpu" if device.is_host else "simgpu"
+    return "cpu" if device.torch_type == "cpu" else "simgpu"
 
 
 class Program(NamedTuple):

@@ -131,8 +131,7 @@ class MemoryPostMortem:
         layout = self._job.layout.resolve(self._ranks.num_ranks)
         # Ranks of one pipeline stage follow each other.
         pp_rank = self._ranks.rank * layout.pp // self._ranks.num_ranks
-        is_host = self._ranks.device.type == "cpu"
-        return memory_advice(self._job, layout, pp_rank, missing_bytes, is_host=is_host)
+        return memory_advice(self._job, layout, pp_rank, missing_bytes, self._ranks.device.type)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

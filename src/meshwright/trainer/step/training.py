@@ -204,7 +204,7 @@ def require_valid(job: Job, layout: Layout) -> None:
 
 def require_attention(job: Job, layout: Layout, device_type: str) -> None:
     """Raise InfeasibleLayout where devices of this type do not run the layout's attention backend."""
-    problem = attention_device_problem(job, layout, is_cpu=device_type == "cpu")
+    problem = attention_device_problem(job, layout, device_type)
     if problem is not None:
         raise InfeasibleLayout(problem)
 

@@ -35,13 +35,13 @@ def _changed(layout: Layout, change: str) -> Layout:
 @pytest.mark.slow
 def test_the_fastest_change_that_frees_enough_is_named() -> None:
     layout = Layout(dp_shard=8, microbatch_size=2, compile=True)
-    little, much = (memory_advice(_job(), layout, 0, missing * GiB, is_host=False) for missing in (1, 40))
+    little, much = (memory_advice(_job(), layout, 0, missing * GiB, "cuda") for missing in (1, 40))
     for advice, missing in ((little, 1), (much, 40)):
         assert advice.smaller is not None
         assert advice.smaller.memory_bytes <= advice.memory_bytes - missing * GiB
         # The layout with the change alone is predicted to be what the advice says.
         changed = _changed(layout, advice.smaller.change)
-        again = memory_advice(_job(), changed, 0, 0, is_host=False)
+        again = memory_advice(_job(), changed, 0, 0, "cuda")
         assert (again.memory_bytes, again.step_s) == (advice.smaller.memory_bytes, advice.smaller.step_s)
     assert little.smaller is not None
     assert much.smaller is not None
@@ -51,7 +51,7 @@ def test_the_fastest_change_that_frees_enough_is_named() -> None:
 @pytest.mark.slow
 def test_states_leave_the_device_where_that_is_the_fastest_that_frees_enough() -> None:
     layout = Layout(dp_shard=8, activation_checkpoint="full", loss_chunks=8)
-    advice = memory_advice(_job(), layout, 0, 4 * GiB, is_host=False)
+    advice = memory_advice(_job(), layout, 0, 4 * GiB, "cuda")
     assert advice.smaller is not None
     assert (advice.smaller.section, advice.smaller.change) == ("memory", "optimizer_state=uvm")
     assert advice.smaller.memory_bytes <= advice.memory_bytes - 4 * GiB
@@ -59,4 +59,4 @@ def test_states_leave_the_device_where_that_is_the_fastest_that_frees_enough() -
 
 def test_what_cannot_be_priced_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedError, match="class of your own"):
-        memory_advice(_job(model={"source": "mine:Model"}), Layout(), 0, 0, is_host=False)
+        memory_advice(_job(model={"source": "mine:Model"}), Layout(), 0, 0, "cuda")

@@ -69,7 +69,7 @@ def test_a_cpu_is_the_first_reason_and_what_is_suggested_runs_on_it(backend: str
     job = job_with(precision={"compute": compute}, run={"device": "cpu", "deterministic": True})
     wanted = parse_layout(f"attention_backend={backend},activation_checkpoint=selective")
     [found] = [one for one in layout_problems(job, wanted) if "attention_backend" in one]
-    assert found == attention_device_problem(job_with(precision={"compute": compute}), wanted, is_cpu=True)
+    assert found == attention_device_problem(job_with(precision={"compute": compute}), wanted, "cpu")
     assert f'attention_backend = "{backend}" has no kernel on a CPU' in found
     # FlexAttention saves nothing for selective recomputation.
     assert found.fixes == ({"layout.attention_backend": "auto"},)
@@ -77,10 +77,10 @@ def test_a_cpu_is_the_first_reason_and_what_is_suggested_runs_on_it(backend: str
 
 def test_what_a_device_lacks() -> None:
     for backend in CUDA_BACKENDS:
-        assert "has no kernel on a CPU" in str(device_problem(backend, "bfloat16", is_cpu=True))
-        assert device_problem(backend, "bfloat16", is_cpu=False) is None
-    assert device_problem("flash", "float32", is_cpu=True) is None
-    assert "16 bits on a CUDA device" in str(device_problem("flash", "float32", is_cpu=False))
-    assert device_problem("flex", "float64", is_cpu=True) is None
-    assert "no float64 on a CUDA device" in str(device_problem("flex", "float64", is_cpu=False))
-    assert device_problem("auto", "float64", is_cpu=True) is None
+        assert "has no kernel on a CPU" in str(device_problem(backend, "bfloat16", "cpu"))
+        assert device_problem(backend, "bfloat16", "cuda") is None
+    assert device_problem("flash", "float32", "cpu") is None
+    assert "16 bits on a CUDA device" in str(device_problem("flash", "float32", "cuda"))
+    assert device_problem("flex", "float64", "cpu") is None
+    assert "no float64 on a CUDA device" in str(device_problem("flex", "float64", "cuda"))
+    assert device_problem("auto", "float64", "cpu") is None
