@@ -31,6 +31,8 @@ from meshwright.cost.achieved_rates import (
 )
 from meshwright.cost.attention_rates import CHOSEN_KERNELS, kernel_rate
 from meshwright.cost.compute.matmul import AttentionByRows, MatmulSizes, is_misaligned, tile_flops
+from meshwright.cost.compute.op_bytes import moved_bytes
+from meshwright.cost.compute.op_kinds import is_communication, is_free
 from meshwright.cost.compute.op_shapes import (
     ATTENTION_BACKWARD_FLOPS,
     NARROW_HEAD,
@@ -38,11 +40,7 @@ from meshwright.cost.compute.op_shapes import (
     AttentionShape,
     MatmulShape,
     attention_shape,
-    base_name,
-    is_communication,
-    is_free,
     matmul_shape,
-    moved_bytes,
 )
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.host.host_ops import HostOps
@@ -86,14 +84,13 @@ class _Pricer:
         return max(self._device_s(signature), link_seconds(signature))
 
     def _device_s(self, signature: Signature) -> float:
-        name = base_name(signature)
         if is_free(signature) or signature.place == "host":
             return 0.0
         if signature.place != "device":
             return copy_seconds(signature) + self.constants["kernel_s"]
-        if (matmul := matmul_shape(signature, name)) is not None:
+        if (matmul := matmul_shape(signature)) is not None:
             return self._slow * self._matmul_s(matmul, moved_bytes(signature))
-        if (attention := attention_shape(signature, name)) is not None:
+        if (attention := attention_shape(signature)) is not None:
             return self._slow * (self._attention_s if attention.by_rows is None else self._by_rows_s)(attention)
         moved_s = moved_bytes(signature) / self._memory + self.constants["kernel_s"]
         return self._slow * self._overhead * moved_s
