@@ -15,14 +15,14 @@ caches still hold, and broadcast inputs, which count as large as they are treate
 
 from math import prod
 
-from meshwright.cost.compute.op_kinds import Moves, kind_of_op
+from meshwright.cost.compute.op_table import Moves, torch_op
 from meshwright.spec.trace.trace import Signature
 
 
 def moved_bytes(signature: Signature) -> float:
     """Return the bytes that a kernel reads and writes."""
     read, written = signature.read_bytes, signature.written_bytes
-    match kind_of_op(signature):
+    match torch_op(signature.op):
         case Moves.NOTHING:
             return 0.0
         case Moves.OUT:

@@ -7,7 +7,7 @@ many each has is data.
 from dataclasses import dataclass
 
 from meshwright.cost.attention_rates import AttentionKernel
-from meshwright.cost.compute.op_kinds import AttentionOp, MatmulOp, kind_of_op, op_name
+from meshwright.cost.compute.op_table import AttentionOp, MatmulOp, op_name, torch_op
 from meshwright.errors import UnsupportedError
 from meshwright.spec.trace.trace import Signature
 
@@ -66,7 +66,7 @@ def op_flops(signature: Signature) -> float:
 
 def matmul_shape(signature: Signature) -> MatmulShape | None:
     """Return the factors of an operator; None if it is no matmul."""
-    op = kind_of_op(signature)
+    op = torch_op(signature.op)
     if not isinstance(op, MatmulOp):
         return None
     dtype, precision = _matmul_dtype(signature), _precision(signature) if op.is_scaled else ""
@@ -105,7 +105,7 @@ def _precision(signature: Signature) -> str:
 
 def attention_shape(signature: Signature) -> AttentionShape | None:
     """Return what an operator attends to; None if it is no attention, UnsupportedError if it is one unknown."""
-    op = kind_of_op(signature)
+    op = torch_op(signature.op)
     if not isinstance(op, AttentionOp):
         _refuse_unknown_attention(signature)
         return None
@@ -130,7 +130,7 @@ def attention_shape(signature: Signature) -> AttentionShape | None:
 
 
 def _refuse_unknown_attention(signature: Signature) -> None:
-    if "attention" in op_name(signature).name:
+    if "attention" in op_name(signature.op).name:
         raise UnsupportedError(
             f"{signature.op} is attention with a kernel that no cost is known of: "
             "call torch.nn.functional.scaled_dot_product_attention, which is traced as flash or efficient attention"

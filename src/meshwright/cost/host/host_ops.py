@@ -9,8 +9,8 @@ that computes FLOPs is refused. Ignored: caches, which make a small tensor faste
 
 import statistics
 
-from meshwright.cost.compute.op_kinds import op_name
 from meshwright.cost.compute.op_shapes import op_flops
+from meshwright.cost.compute.op_table import op_name
 from meshwright.errors import UnsupportedError
 from meshwright.spec.machine.device import Device, OpLine
 from meshwright.spec.trace.trace import Signature
@@ -39,7 +39,7 @@ class HostOps:
             return _on_line(line, num_bytes, flops)
         if flops > 0:
             raise UnsupportedError(
-                f"{op_name(signature).name} of {dtype_of(signature)} was not measured on device {self.device.name}: "
+                f"{op_name(signature.op).name} of {dtype_of(signature)} was not measured on device {self.device.name}: "
                 "trace for the device `cpu`, in a format that `meshwright calibrate` measured "
                 f"({', '.join(sorted({line.dtype for line in self.device.op_lines if line.flops_per_s}))})"
             )

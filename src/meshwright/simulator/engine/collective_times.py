@@ -35,6 +35,7 @@ from meshwright.cost.communication.collective import (
 )
 from meshwright.cost.communication.fabric import Fabric, FabricConstants, fabric_of
 from meshwright.cost.communication.pipeline_p2p import hop_s
+from meshwright.cost.compute.op_table import CollectiveOp, torch_op
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import Floats
 from meshwright.cost.stack_factors import OURS, StackFactors, Stacks, is_omni_path, load_stack
@@ -50,18 +51,6 @@ _FORMULAS = {
     "all-reduce": all_reduce_s,
     "all-to-all": all_to_all_s,
 }
-_KIND_OF_NAME = {
-    "allgather": "all-gather",
-    "reducescatter": "reduce-scatter",
-    "allreduce": "all-reduce",
-    "alltoall": "all-to-all",
-    "broadcast": "all-gather",
-    "scatter": "all-gather",
-    "gather": "all-gather",
-    "reduce": "all-reduce",
-    "barrier": "all-reduce",
-}
-"""Kind by substring of the operator's name without underscores; the first match counts."""
 
 
 @dataclass(frozen=True)
@@ -145,14 +134,10 @@ def _group_of(channel: Channel, traces: Traces, fabric: Fabric) -> RankGroup:
 
 def kind_of(op: str) -> str:
     """Return what kind of collective an operator is; raises UnsupportedError for an unknown one."""
-    name = op.split("::")[-1].split(".")[1].replace("_", "") if "." in op else op.replace("_", "")
-    for part, kind in _KIND_OF_NAME.items():
-        if part in name:
-            return kind
-    known = ", ".join(_KIND_OF_NAME)
-    raise UnsupportedError(
-        f"collective {op}: no cost formula; known are those with {known} in their names: use one of them"
-    )
+    collective = torch_op(op)
+    if isinstance(collective, CollectiveOp):
+        return collective.kind
+    raise UnsupportedError(f"collective {op}: no cost formula; known are {', '.join(_FORMULAS)}: use one of them")
 
 
 def _message_times(channel: Channel, traces: Traces, fabric: Fabric) -> tuple[Floats, PodWays]:

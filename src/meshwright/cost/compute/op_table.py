@@ -1,11 +1,12 @@
-"""kind_of_op: what each of torch's operators does, by its exact name without overload.
+"""torch_op: what each of torch's operators does, by its exact name without overload.
 
-OPS lists matmuls, attention, and what moves other bytes than its inputs and outputs once. Names are those of torch 2.11
-to 2.15 (tests/unit/cost/compute/test_op_kinds.py), of FSDP2, and of the operators of our own trainer and tracer.
+TORCH_OPS lists matmuls, attention, collectives, and what moves other bytes than its inputs and outputs once. Names are
+those of torch 2.13 (tests/unit/cost/compute/test_op_table.py), of FSDP2, and of our own trainer and tracer.
 """
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from typing import Literal, NamedTuple
 
 from meshwright.cost.attention_rates import AttentionKernel
@@ -32,8 +33,15 @@ class AttentionOp:
     is_backward: bool
 
 
+@dataclass(frozen=True)
+class CollectiveOp:
+    """A collective that takes as long as one of these four."""
+
+    kind: Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all"]
+
+
 class Moves(Enum):
-    """Which bytes an operator moves through memory that is no matmul and no attention."""
+    """Which bytes an operator moves through memory that is none of these."""
 
     IN_AND_OUT = "inputs are read and outputs written once"
     NOTHING = "memory is only allocated, or looked at otherwise"
@@ -47,7 +55,7 @@ class Moves(Enum):
     ADAM = "of parameter, gradient and two moments all but the gradient are written again"
 
 
-OpKind = MatmulOp | AttentionOp | Moves
+TorchOp = MatmulOp | AttentionOp | CollectiveOp | Moves
 
 _FOREACH = (
     "abs", "acos", "add", "addcdiv", "addcmul", "asin", "atan", "ceil", "clamp_max", "clamp_min", "cos", "cosh", "div",
@@ -82,8 +90,32 @@ _MOVES = {
     Moves.IN_PLACE: tuple(f"_foreach_{name}_" for name in _FOREACH),
     Moves.ADAM: ("_fused_adamw_", "_fused_adam_"),
 }  # fmt: skip
-OPS: dict[str, OpKind] = {
+_COLLECTIVES = {
+    CollectiveOp("all-gather"): (
+        "c10d._allgather_base_", "c10d.allgather_", "c10d.allgather_coalesced_",
+        "c10d.allgather_into_tensor_coalesced_", "c10d.broadcast_", "c10d.gather_", "c10d.scatter_",
+        "_c10d_functional.all_gather_into_tensor", "_c10d_functional.all_gather_into_tensor_coalesced",
+        "_c10d_functional.all_gather_into_tensor_out", "_c10d_functional.broadcast", "_c10d_functional.broadcast_",
+        "_c10d_functional_autograd.all_gather_into_tensor",
+    ),
+    CollectiveOp("reduce-scatter"): (
+        "c10d._reduce_scatter_base_", "c10d.reduce_scatter_", "c10d.reduce_scatter_tensor_coalesced_",
+        "_c10d_functional.reduce_scatter_tensor", "_c10d_functional.reduce_scatter_tensor_coalesced",
+        "_c10d_functional.reduce_scatter_tensor_out", "_c10d_functional_autograd.reduce_scatter_tensor",
+    ),
+    CollectiveOp("all-reduce"): (
+        "c10d.allreduce_", "c10d.allreduce_coalesced_", "c10d.reduce_", "c10d.barrier", "c10d.monitored_barrier_",
+        "_c10d_functional.all_reduce", "_c10d_functional.all_reduce_", "_c10d_functional.all_reduce_coalesced",
+        "_c10d_functional.all_reduce_coalesced_",
+    ),
+    CollectiveOp("all-to-all"): (
+        "c10d.alltoall_", "c10d.alltoall_base_", "_c10d_functional.all_to_all_single",
+        "_c10d_functional_autograd.all_to_all_single",
+    ),
+}  # fmt: skip
+TORCH_OPS: dict[str, TorchOp] = {
     **{f"aten.{name}": moves for moves, names in _MOVES.items() for name in names},
+    **{name: collective for collective, names in _COLLECTIVES.items() for name in names},
     "fsdp.all_gather_copy_in": Moves.SHARD,
     "aten.mm": MatmulOp(),
     "aten.bmm": MatmulOp(),
@@ -110,24 +142,25 @@ class OpName(NamedTuple):
     overload: str
 
 
-def op_name(signature: Signature) -> OpName:
+def op_name(op: str) -> OpName:
     """Return the parts of an operator's name; what Inductor fuses has no overload."""
-    namespace, _, rest = signature.op.partition(".")
+    namespace, _, rest = op.partition(".")
     name, _, overload = rest.rpartition(".")
     return OpName(namespace, name, overload) if name else OpName(namespace, rest, "")
 
 
-def kind_of_op(signature: Signature) -> OpKind:
-    """Return what an operator does."""
-    namespace, name, overload = op_name(signature)
-    return OPS.get(f"{namespace}.{name}") or (Moves.OVER if overload == "out" else Moves.IN_AND_OUT)
+@cache
+def torch_op(op: str) -> TorchOp:
+    """Return what the operator of this name (Signature.op) does."""
+    namespace, name, overload = op_name(op)
+    return TORCH_OPS.get(f"{namespace}.{name}") or (Moves.OVER if overload == "out" else Moves.IN_AND_OUT)
 
 
 def is_communication(signature: Signature) -> bool:
     """Return whether it is a collective or a message."""
-    return op_name(signature).namespace in _COMMUNICATION
+    return op_name(signature.op).namespace in _COMMUNICATION
 
 
 def is_free(signature: Signature) -> bool:
     """Return whether no kernel runs."""
-    return kind_of_op(signature) is Moves.NOTHING
+    return torch_op(signature.op) is Moves.NOTHING
