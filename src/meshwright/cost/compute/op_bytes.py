@@ -1,16 +1,7 @@
-"""moved_bytes: what an operator really moves through memory, where it is not all that it is given and returns.
+"""moved_bytes: what an operator really moves through memory, by its Moves (op_table.py).
 
-    filling a new tensor like another    what is written
-    gathering a few rows of a table      twice the rows
-    writing over a tensor                what is written, and what it is made from
-    writing rows over a few of a table   twice the rows
-    FSDP's copy into its buffer          this rank's shard, twice, however large the buffer of all ranks is
-    adding to a few elements             these, read and written, and what is added
-    the gradient of a picked logit       what is written: its inputs only say how large that is
-    optimizers and lists in place        what is read, and all but the gradients written again
-
-Everything else reads its inputs and writes its outputs once. Source: the operators' own definitions. Ignored: what the
-caches still hold, and broadcast inputs, which count as large as they are treated.
+Source: the operators' own definitions. Ignored: what the caches still hold, and broadcast inputs, which count as large
+as they are treated.
 """
 
 from math import prod

@@ -14,6 +14,7 @@ Source: FSDP2's own order of work, and the points of unshard and reduce-grads in
 were timed with all ranks of the machine: parts of them are taken to be as slow.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -24,18 +25,20 @@ from meshwright.cost.communication.collective import all_gather_s, all_reduce_s,
 from meshwright.cost.communication.data_parallel import DataParallel, saved_gather_bytes, sums_of_numbers_s
 from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.compute.block_compute import Prices
-from meshwright.cost.constants import Constants
+from meshwright.cost.constants import Constants, fixed_constant
 from meshwright.cost.host.host_block_time import HostBlockPricer
-from meshwright.cost.host.host_update import HostUpdateCost
 from meshwright.cost.layout_table import Floats, Ints, Passes
 from meshwright.cost.memory.activation_copies import ActivationCopies
 from meshwright.cost.memory.host_memory import HOST_BYTES_PER_S
+from meshwright.cost.optimizer_update import NUM_ITERATIONS, Matrices, UpdateCost
 from meshwright.cost.pipeline.stage import RankPass
 from meshwright.cost.step import StepPricer, StepTerms
 from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.cost.work import BLOCK
-from meshwright.spec.machine.device import CollectiveKind
+from meshwright.hardware.rates import matmul_rates, memory_op_rates
+from meshwright.spec.machine.device import CollectiveKind, Device
 
+_JOINED_CLIP = fixed_constant("joined_clip")
 _READ_AND_WRITE = 2.0
 
 
@@ -47,6 +50,41 @@ class HostActivationCopies(ActivationCopies):
 
     def _bytes_per_s(self, setup: TrainingSetup) -> float:
         return HOST_BYTES_PER_S / setup.cluster.devices_per_node / _READ_AND_WRITE
+
+
+class HostUpdateCost(UpdateCost):
+    """The optimizer's work as measured on the host."""
+
+    is_asynchronous = False
+
+    def __init__(self, configs: Configurations, parallel: DataParallel) -> None:
+        super().__init__(configs, parallel)
+        self._update_s = np.where(self.is_plain, _update_s(configs, parallel.updated), np.nan)
+
+    def elementwise_s(self, bytes_per_s: Floats, passes: float) -> Floats:
+        """Return the same, as measured where it was."""
+        return np.where(np.isnan(self._update_s), super().elementwise_s(bytes_per_s, passes), self._update_s)
+
+    def _orthogonalization_s(self, device: Device, matrices: Matrices) -> float:
+        rate = matmul_rates(device, "float32")
+        if rate is None:
+            return math.nan
+        short, long = matrices.sides
+        products = ((short, short, long), (short, short, short), (short, long, short))
+        return NUM_ITERATIONS * sum(2.0 * m * n * k / float(rate(*map(np.asarray, (m, n, k)))) for m, n, k in products)
+
+
+def _update_s(configs: Configurations, num_parameters: Floats) -> Floats:
+    """Return the seconds in which a rank clips and updates so many parameters; nan where that was not measured."""
+    seconds = np.full(len(configs), np.nan)
+    for position, setup in enumerate(configs.setups):
+        (update, _), (clip, _) = (memory_op_rates(setup.cluster.device, op, "float32") for op in ("update", "clip"))
+        if update is not None and clip is not None:
+            here = configs.setup_index == position
+            number = num_parameters[here]
+            clips = _JOINED_CLIP if setup.stack.joins_update else 1.0
+            seconds[here] = number / update(number) + clips * number / clip(number)
+    return seconds
 
 
 class HostStepPricer(StepPricer):
