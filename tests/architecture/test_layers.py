@@ -14,6 +14,11 @@ from repository import ROOT, SOURCE, source_files, text_of
 PREDICT_HALF = ("spec", "config", "hardware", "cost", "simulator", "planner", "pages", "units", "errors", "log")
 MAX_REACHED_MODULES = 5
 MAX_REACHED_LINES = 2000
+CHOOSE_PRICING = {
+    "cost/step_times.py", "cost/compute/op_time.py", "cost/memory/footprint.py", "cost/achieved_rates.py",
+    "simulator/simulate_step.py",
+}  # fmt: skip
+"""Modules that choose between pricing of hosts and of accelerators: steps, operators, memory, rates, traces."""
 
 
 def modules_loaded_by(code: str, *arguments: str) -> set[str]:
@@ -78,6 +83,11 @@ def test_examining_checkpoints_loads_no_torch(tmp_path: Path) -> None:
 
 def test_help_loads_neither_torch_nor_numpy() -> None:
     assert run_command_line("--help") & {"torch", "numpy", "pydantic"} == set()
+
+
+def test_only_who_chooses_between_pricings_asks_for_hosts() -> None:
+    asking = {file.relative_to(SOURCE).as_posix() for file in source_files() if ".is_host" in text_of(file)}
+    assert asking - {"spec/machine/device.py"} == CHOOSE_PRICING, "others ask a Device what it can: has_own_memory, ..."
 
 
 def test_models_import_no_distributed_torch() -> None:

@@ -126,3 +126,12 @@ def test_a_single_node_does_not_grow() -> None:
     node = cluster(inter_node=None, num_nics_per_node=None, num_devices=8)
     with pytest.raises(ConfigError, match="single node of 8 devices"):
         node.with_num_devices(16)
+
+
+def test_a_host_computes_in_its_own_memory_with_kernels_of_a_cpu() -> None:
+    host, accelerator = device(is_host=True), device()
+    assert (host.torch_type, accelerator.torch_type) == ("cpu", "cuda")
+    assert not host.has_own_memory
+    assert accelerator.has_own_memory
+    assert host.emulates_float8
+    assert not accelerator.emulates_float8
