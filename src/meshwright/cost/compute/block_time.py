@@ -18,6 +18,7 @@ import numpy as np
 
 from meshwright.cost.achieved_rates import Peaks, Rates, is_blackwell
 from meshwright.cost.attention_rates import attention_rates_of
+from meshwright.cost.compute.loss_bytes import loss_bytes
 from meshwright.cost.compute.matmul import MatmulSizes, is_misaligned, matmul_bytes, tile_flops
 from meshwright.cost.compute.measured_kernels import (
     MeasuredTimes,
@@ -39,24 +40,6 @@ _GRADIENT_BYTES = 2.0
 """Of one 16-bit element that a matmul writes, and that is read to be added where the matmul does not add itself."""
 _CAST_BYTES = 3.0
 """Of one element: 16 bits read, 8 written."""
-_LOSS_BYTES = 16.0
-"""Bytes for each logit: 16-bit write and read, float32 softmax, gradient."""
-_PLAIN_LOSS_BYTES = {"whole": (14.0, 22.0), "over tp": (38.0, 14.0)}
-"""The same of a loss of one kernel for each operator (Stack.has_plain_loss), forward and backward, of 16-bit logits.
-
-whole: cast (6), log-softmax (8); gradient of the picked ones (4), of the log-softmax (12), cast (6). over tp, where
-ranks share the vocabulary: cast (6), largest (4), difference (8), exponential (8), sum (4), division (8); product (8),
-cast (6)."""
-_COMPILED_LOSS_BYTES = (4.0, 4.0)
-"""The same of a compiled loss (layout.compile_loss): read for the largest and for the sum; read, its gradient written.
-"""
-_COMPILED_CHUNK_BYTES = 8.0
-"""All of that forward, of a loss in chunks."""
-_CHUNKED_LOSS_BYTES = (34.0, 32.0)
-"""The same of a loss in chunks (parallelism/chunked_loss.py), all of it forward, of logits of 16 and of 32 bits.
-
-largest (2; 4), difference (6; 8), exponential (8), sum (4), product with its inverse (8), cast of the gradient (6; 0).
-"""
 
 
 @dataclass(frozen=True)
@@ -226,7 +209,9 @@ class BlockPricer:
         passes = passes * np.where(is_routed, routed, 1.0)
         elements = blocks.memory_elements * passes + blocks.biased_elements * biased
         forward = elements * self.activation_bytes / memory
-        loss_f, loss_b = (blocks.loss_elements * num_bytes / memory for num_bytes in self._loss_bytes(passes))
+        loss_f, loss_b = (
+            blocks.loss_elements * num_bytes / memory for num_bytes in loss_bytes(self.work, self.setups, passes)
+        )
         casts = np.array([_casts(s, constants) for s in self.setups])[self.line_setup]
         casts = np.where(self.is_low, _CAST_BYTES * casts, 0.0) / rates.memory[self.line_setup]
         cast_forward, cast_backward = (self._by_block(casts * elements) for elements in self.casts)
@@ -248,27 +233,6 @@ class BlockPricer:
             forward + starts_f + own_forward + loss_f + cast_forward,
             2 * forward + starts_b + own_backward + loss_b + cast_backward + sums,
         )
-
-    def _loss_bytes(self, passes: Floats) -> Passes:
-        """Return what the loss moves of each logit, forward and backward."""
-        is_plain = np.array([s.stack.has_plain_loss for s in self.setups])[self.block_setup]
-        # A cast is all of it that a wider or narrower format changes.
-        wider = self.activation_bytes - 2
-        is_shared = self.work.keys.tp[self.work.blocks.key] > 1
-        plain = (
-            np.where(is_shared, shared, whole) + wider
-            for whole, shared in zip(_PLAIN_LOSS_BYTES["whole"], _PLAIN_LOSS_BYTES["over tp"], strict=True)
-        )
-        is_joined = np.array([s.is_own and s.stack.joins_loss for s in self.setups])[self.block_setup]
-        width = self.activation_bytes / 2
-        forward, backward = (
-            np.where(is_plain, num_bytes, np.where(is_joined, joined * width, _LOSS_BYTES / 2 * passes))
-            for num_bytes, joined in zip(plain, _COMPILED_LOSS_BYTES, strict=True)
-        )
-        is_chunked = self.work.keys.loss_chunks[self.work.blocks.key] > 1
-        in_chunks = np.where(wider > 0, *reversed(_CHUNKED_LOSS_BYTES))
-        in_chunks = np.where(is_joined, _COMPILED_CHUNK_BYTES * width, in_chunks)
-        return np.where(is_chunked, in_chunks, forward), np.where(is_chunked, 0.0, backward)
 
     def _host(self, constants: Constants) -> Passes:
         blocks, setup = self.work.blocks, self.block_setup
