@@ -31,7 +31,6 @@ from meshwright.cost.achieved_rates import (
 )
 from meshwright.cost.attention_rates import CHOSEN_KERNELS, kernel_rate
 from meshwright.cost.compute.matmul import AttentionByRows, MatmulSizes, is_misaligned, tile_flops
-from meshwright.cost.compute.op_bytes import moved_bytes
 from meshwright.cost.compute.op_shapes import (
     ATTENTION_BACKWARD_FLOPS,
     NARROW_HEAD,
@@ -41,7 +40,7 @@ from meshwright.cost.compute.op_shapes import (
     attention_shape,
     matmul_shape,
 )
-from meshwright.cost.compute.op_table import is_communication, is_free
+from meshwright.cost.compute.op_table import is_communication, is_free, moved_bytes
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.host.host_ops import HostOps
 from meshwright.cost.layout_table import Floats

@@ -19,8 +19,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from meshwright.cost.compute.op_bytes import moved_bytes
-from meshwright.cost.compute.op_table import is_free
+from meshwright.cost.compute.op_table import is_free, moved_bytes
 from meshwright.cost.constants import fixed_constant
 from meshwright.cost.layout_table import Bools, Floats, LayoutTable
 from meshwright.cost.memory.footprint_states import state_bytes

@@ -13,7 +13,7 @@ from calibrated_device import calibrated
 from cost_configs import MODELS, changed, configs, training_setup
 from meshwright.cost.achieved_rates import peaks_of, rates_of
 from meshwright.cost.compute.block_time import BlockPricer
-from meshwright.cost.compute.op_bytes import moved_bytes
+from meshwright.cost.compute.op_table import moved_bytes
 from meshwright.cost.compute.op_time import op_seconds
 from meshwright.cost.compute.own_kernels import own_kernels
 from meshwright.cost.constants import fitted_constants
