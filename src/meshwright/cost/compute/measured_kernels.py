@@ -48,7 +48,7 @@ def times_of_setups(
 
 
 def attention_times(work: Work, setup: TrainingSetup, here: Bools) -> MeasuredTimes:
-    """Return what was measured of attention on an accelerator; `here` is every row of interest."""
+    """Return what was measured of attention on an accelerator; that of rows not `here` means nothing."""
     # What was timed is the kernel that torch chooses; a trace does not distinguish it from cuDNN's.
     if setup.attention_backend not in ("auto", "cudnn"):
         return {}
