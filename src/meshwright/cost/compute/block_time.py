@@ -261,10 +261,9 @@ class BlockPricer:
 
 def _measured_first(times: BlockTimes, measured: MeasuredTimes) -> BlockTimes:
     """Return `times` with what was measured in place of what formulas say."""
-    found: dict[str, Any] = {
-        name: np.where(np.isnan(known), getattr(times, name), known) for name, known in measured.items()
-    }
-    return replace(times, **{name: known if known.ndim == 1 else tuple(known) for name, known in found.items()})
+    found = {name: np.where(np.isnan(known), getattr(times, name), known) for name, known in measured.items()}
+    sides: dict[str, Any] = {name: known if known.ndim == 1 else tuple(known) for name, known in found.items()}
+    return replace(times, **sides)
 
 
 def _casts(setup: TrainingSetup, constants: Constants) -> float:
