@@ -45,7 +45,7 @@ class CollectiveOp:
 
 
 class Moves(Enum):
-    """Which bytes an operator moves through memory that is none of these."""
+    """Which bytes any other operator moves through memory."""
 
     IN_AND_OUT = "inputs are read and outputs written once"
     NOTHING = "memory is only allocated, or looked at otherwise"
