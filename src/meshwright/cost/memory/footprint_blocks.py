@@ -81,6 +81,8 @@ class ModelMemory:
 
     moves_activations = True
     """Whether layout.activation_offload moves activations out of the device's memory."""
+    has_norm_kernels = True
+    """Whether one kernel of torch computes an RMSNorm."""
     has_wide_flash_attention = False
     """Whether torch has flash attention of more than 16 bits, which takes keys of fewer heads than queries."""
 
@@ -137,7 +139,7 @@ class ModelMemory:
                 drops_attention=drops_attention(setup),
                 repeats_keys=setup.is_own and self.is_wide and not self.has_wide_flash_attention,
             )
-            in_parts = setup.is_own and self.is_host and kernels == "eager"
+            in_parts = setup.is_own and not self.has_norm_kernels and kernels == "eager"
             yield formats._replace(casts_again=casts, divides_in_float32=in_parts), chosen & (casts_again == casts)
 
     def _block(self, group: BlockGroup) -> BlockMemory:
@@ -272,4 +274,5 @@ class HostModelMemory(ModelMemory):
     """The same where kernels run on the host."""
 
     moves_activations = False
+    has_norm_kernels = False
     has_wide_flash_attention = True
