@@ -44,7 +44,8 @@ PARTS = {
     "docs": [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(PAGES)],
 }
 _WORD_ENDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|_+")
-_FOUND = re.compile("|".join(rf"(?P<w{number}>\b(?:{words})\b)" for number, words in enumerate(INSTEAD)))
+_ALTERNATIVES = "|".join(rf"(?P<w{number}>{words})" for number, words in enumerate(INSTEAD))
+_FOUND = re.compile(rf"\b(?:{_ALTERNATIVES})\b")
 
 
 def words_of(text: str) -> str:
@@ -54,13 +55,13 @@ def words_of(text: str) -> str:
 
 def private_words(part: str) -> list[str]:
     """Return the place of each private word in the files of `part`, with what to write instead."""
-    known = set(repository_files())
+    known, newline = set(repository_files()), "\n"
     return [
-        f"{file.relative_to(ROOT)}:{number}: {found[0]!r}: write {instead_of(found)}"
+        f"{file.relative_to(ROOT)}:{found.string.count(newline, 0, found.start()) + 1}: {found[0]!r}: "
+        f"write {instead_of(found)}"
         for file in PARTS[part]
         if file in known
-        for number, line in enumerate(text_of(file).splitlines(), start=1)
-        for found in _FOUND.finditer(words_of(STORED_NAMES.sub("", line)))
+        for found in _FOUND.finditer(words_of(STORED_NAMES.sub("", text_of(file))))
     ]
 
 

@@ -41,8 +41,9 @@ def python_files() -> list[Path]:
     return [file for file in repository_files() if file.suffix == ".py"]
 
 
+@functools.cache
 def text_of(file: Path) -> str:
-    """Return the file's text, or nothing for a binary file."""
+    """Return the file's text, or nothing for a binary file; read once for all tests."""
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -66,24 +67,39 @@ def tree_of(file: Path) -> ast.Module:
     return ast.parse(text_of(file))
 
 
-def functions_of(file: Path) -> Iterator[Function]:
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Return the statements within `node`, nested ones included; unlike ast.walk it enters no expression."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            yield child
+            yield from _statements(child)
+
+
+@functools.cache
+def functions_of(file: Path) -> list[Function]:
     """Return the file's functions, methods and nested functions included; self and cls are no parameters."""
-    for node in ast.walk(tree_of(file)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            given = node.args
-            names = [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
-            yield Function(
-                place=f"{file.relative_to(ROOT)}:{node.lineno}",
-                name=node.name,
-                num_lines=(node.end_lineno or node.lineno) - node.lineno + 1,
-                parameters=tuple(name for name in names if name not in ("self", "cls")),
-                decorators=tuple(ast.unparse(decorator) for decorator in node.decorator_list),
-            )
+    return [
+        _function(node, file)
+        for node in _statements(tree_of(file))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+
+
+def _function(node: ast.FunctionDef | ast.AsyncFunctionDef, file: Path) -> Function:
+    given = node.args
+    names = [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    return Function(
+        place=f"{file.relative_to(ROOT)}:{node.lineno}",
+        name=node.name,
+        num_lines=(node.end_lineno or node.lineno) - node.lineno + 1,
+        parameters=tuple(name for name in names if name not in ("self", "cls")),
+        decorators=tuple(ast.unparse(decorator) for decorator in node.decorator_list),
+    )
 
 
 def fields_of(file: Path) -> Iterator[tuple[str, str]]:
     """Return (place, name) of every annotated field of a class."""
-    for node in ast.walk(tree_of(file)):
+    for node in _statements(tree_of(file)):
         if isinstance(node, ast.ClassDef):
             for statement in node.body:
                 if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
