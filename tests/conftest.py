@@ -11,6 +11,7 @@ import pytest
 gc.disable()
 
 _NUM_QUICK_EXAMPLES = 30
+_OBJECTS_PER_COLLECTION = 50_000
 
 _NEEDED = ("meshwright", "torch", "hypothesis", "xdist", "pytest_timeout")
 if missing := [name for name in _NEEDED if find_spec(name) is None]:
@@ -30,6 +31,15 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Workers of pytest-xdist have 80: pages are then as narrow as that.
 os.environ.pop("COLUMNS", None)
 
+
+def _flush(descriptor: int) -> None:
+    """Check a descriptor as os.fsync does, without its wait for the disk, of 3 to 15 ms."""
+    os.fstat(descriptor)
+
+
+# What a flush keeps is lost only with the power: test_power_cut follows the calls. Processes that tests start flush.
+os.fsync = _flush
+
 # hypothesis fails an example that took 0.2 s, which any does on a machine that is busy.
 settings.register_profile("all", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", settings.get_profile("all"), max_examples=_NUM_QUICK_EXAMPLES)
@@ -43,6 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish() -> None:
     """Collect the garbage of tests, but look for none in what was imported for them."""
     gc.freeze()
+    # Python's own 700 objects are what one test makes; each look at all of them costs as much as many tests.
+    gc.set_threshold(_OBJECTS_PER_COLLECTION)
     gc.enable()
 
 
@@ -51,4 +63,6 @@ def _log_level_of_one_test() -> Iterator[None]:
     """Undo the --quiet and --verbose of commands that a test runs in this process."""
     before = log_level()
     yield
-    set_log_level(before)
+    # Each call clears the caches of every logger of every package.
+    if log_level() != before:
+        set_log_level(before)
