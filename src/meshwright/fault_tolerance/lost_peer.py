@@ -14,6 +14,7 @@ _SIGNS = (
     "Broken pipe",
     "Socket closed",
     "failed to connect",
+    "connectFullMesh failed",
     "Timed out waiting",
     "Application timeout caused pair closure",
     "NCCL communicator was aborted",

@@ -39,6 +39,7 @@ def test_a_parameter_that_the_loss_does_not_reach_is_named() -> None:
 
 def test_a_lost_peer_is_told_from_a_bug() -> None:
     assert is_lost_peer(RuntimeError("[gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:3333"))
+    assert is_lost_peer(RuntimeError("Gloo connectFullMesh failed with [gloo/pair.h:311] Connect timeout [none]"))
     assert is_lost_peer(dist.DistNetworkError("the client socket has failed to connect"))
     assert not is_lost_peer(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     assert not is_lost_peer(ValueError("Connection closed by peer"))

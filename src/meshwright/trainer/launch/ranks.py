@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
@@ -81,16 +82,9 @@ class Ranks:
                 timeout=timeout,
             )
         except RuntimeError as error:
-            if "EADDRINUSE" in str(error):
-                port = os.environ["MASTER_PORT"]
-                raise Retryable(
-                    f"MASTER_PORT = {port} of {os.environ['MASTER_ADDR']} is in use by another process (EADDRINUSE): "
-                    "end it (`ss -ltnp` lists who listens), or choose another port for all ranks: torchrun "
-                    "--master-port, or the port of --rdzv-endpoint"
-                ) from error
-            if is_lost_peer(error):
-                raise LostPeer(f"rank {rank} of {num_ranks} could not reach the others: {error}") from error
-            raise
+            if (explained := _explained(error, rank, num_ranks)) is None:
+                raise
+            raise explained from error
         return cls(rank, num_ranks, device, own_store)
 
     @classmethod
@@ -147,3 +141,24 @@ class Ranks:
         values: list[Any] = [None] * self.num_ranks
         dist.all_gather_object(values, value)
         return values
+
+
+def _explained(error: RuntimeError, rank: int, num_ranks: int) -> Retryable | None:
+    """Return what to say of an error while ranks join, None where neither the port nor the network is its cause."""
+    if "EADDRINUSE" in str(error):
+        port = os.environ["MASTER_PORT"]
+        return Retryable(
+            f"MASTER_PORT = {port} of {os.environ['MASTER_ADDR']} is in use by another process (EADDRINUSE): "
+            "end it (`ss -ltnp` lists who listens), or choose another port for all ranks: torchrun "
+            "--master-port, or the port of --rdzv-endpoint"
+        )
+    if not is_lost_peer(error):
+        return None
+    message = f"rank {rank} of {num_ranks} could not reach the others: {error}"
+    if int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks)) < num_ranks:
+        message += (
+            f": other machines reach this one at the address of its host name, {socket.gethostname()}: if /etc/hosts "
+            "gives 127.0.1.1, or the address of another network, set GLOO_SOCKET_IFNAME (on GPUs NCCL_SOCKET_IFNAME, "
+            "too) to the interface that connects them (`ip address`)"
+        )
+    return LostPeer(message)
