@@ -6,19 +6,13 @@ import signal
 import sys
 import time
 from types import FrameType, TracebackType
-from typing import NoReturn, Self
-
-from meshwright.errors import Preempted
+from typing import Self
 
 _PR_SET_PDEATHSIG = 1
-_COMPILERS = ("torch._inductor", "torch._dynamo")
 
 
 class StopRequest:
-    """Context manager that records the first SIGTERM, SIGHUP or SIGINT; a second SIGINT interrupts at once.
-
-    A compilation that the signal ended is no error of its own: KeyboardInterrupt after SIGINT, else Preempted.
-    """
+    """Context manager that records the first SIGTERM, SIGHUP or SIGINT; a second SIGINT interrupts at once."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -34,18 +28,10 @@ class StopRequest:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.signal is not None and type(error).__module__.startswith(_COMPILERS):
-            # A signal to the whole process group also ends the C++ compiler that this process waits for.
-            self._stop_compiling(self.signal, error)
         if error is not None:
             return  # keep ignoring signals: the process exits with the error
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
-
-    def _stop_compiling(self, asked: signal.Signals, error: BaseException | None) -> NoReturn:
-        if asked is signal.SIGINT:
-            raise KeyboardInterrupt from error
-        raise Preempted(f"{asked.name} while compiling: steps since the newest checkpoint are lost") from error
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         if self.signal is signal.SIGINT and number == signal.SIGINT:

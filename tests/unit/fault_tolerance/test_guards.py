@@ -6,7 +6,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from meshwright.errors import ConfigError, ExitCode, MeshwrightError, NonFiniteError, Preempted
+from meshwright.errors import ConfigError, ExitCode, MeshwrightError, NonFiniteError
 from meshwright.fault_tolerance.lost_peer import exit_code_of, is_lost_peer, words_of
 from meshwright.fault_tolerance.stop_request import StopRequest
 from meshwright.trainer.step.train_step import require_all_gradients, require_finite
@@ -87,26 +87,3 @@ def test_a_second_interrupt_does_not_wait() -> None:
         assert stop.signal is signal.SIGINT
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-
-
-@pytest.mark.parametrize(("number", "ending"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Preempted)])
-def test_a_compilation_that_a_signal_ended_is_no_bug(number: signal.Signals, ending: type[BaseException]) -> None:
-    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-
-    def stopped(error: BaseException, *numbers: signal.Signals) -> None:
-        with StopRequest():
-            for each in numbers:
-                signal.raise_signal(each)
-            raise error
-
-    killed = type("CppCompileError", (RuntimeError,), {"__module__": "torch._inductor.exc"})
-    try:
-        with pytest.raises(ending):
-            stopped(killed("g++ ended"), number)
-        with pytest.raises(ZeroDivisionError):
-            stopped(ZeroDivisionError(), number)
-        with pytest.raises(killed):
-            stopped(killed("a template that g++ refuses"))
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)

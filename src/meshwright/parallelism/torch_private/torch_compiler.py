@@ -3,8 +3,10 @@
 Checked in 2.11 to 2.15.
 """
 
+import re
 import warnings
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +17,8 @@ from torch.distributed import _symmetric_memory
 
 _COLLECTIVE, _FUSED = "torch.ops._c10d_functional.", "torch.ops.symm_mem."
 _WAIT = f"{_COLLECTIVE}wait_tensor"
+_DAMAGED = re.compile(r"(/\S+\.so): (file too short|invalid ELF header|ELF load command|cannot read file data)")
+"""What glibc's loader says of a shared library that is cut off."""
 
 
 def overlap_collectives() -> None:
@@ -162,3 +166,17 @@ def _inputs(module: fx.GraphModule) -> list[fx.Node]:
 
 def _is_mesh(node: Any) -> bool:
     return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), FakeScriptObject)
+
+
+def remove_damaged_library(error: Exception) -> Path | None:
+    """Remove the shared library in inductor's cache that `error` says is cut off, and return it; None for no such.
+
+    Inductor compiles a library only where no file has its name, so half of one would fail every later run.
+    """
+    found = _DAMAGED.search(str(error))
+    inductor: Any = torch._inductor
+    if found is None or not Path(found[1]).is_relative_to(inductor.runtime.cache_dir_utils.cache_dir()):
+        return None
+    library = Path(found[1])
+    library.unlink(missing_ok=True)
+    return library

@@ -1,17 +1,29 @@
-"""CompileWatch: what compilation took before the first step, and graphs that a later step compiled, in the log."""
+"""CompileWatch: what compilation took before the first step, and graphs that a later step compiled, in the log.
 
+explained_compilation: what a compilation that failed means for a retry.
+"""
+
+import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from meshwright.cost.compile_time import compile_s, num_compiled, shared_graphs
+from meshwright.errors import Preempted, Retryable
+from meshwright.fault_tolerance.stop_request import StopRequest
 from meshwright.hardware.machine import num_usable_cores
 from meshwright.log import logger
 from meshwright.parallelism.torch_private.torch_compile_count import compile_count
+from meshwright.parallelism.torch_private.torch_compiler import remove_damaged_library
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.trainer.step.training import Training
 from meshwright.units import counted, format_duration
 
 _NUM_STEADY = 2
 """Steps of an attempt after which nothing more is to be compiled: the second may find other strides than the first."""
+
+_COMPILERS = ("torch._inductor", "torch._dynamo")
+"""Modules of the errors of a compilation."""
 
 
 class CompileWatch:
@@ -48,6 +60,30 @@ class CompileWatch:
     def after_validation(self) -> None:
         """Expect what a validation compiled: its forward keeps nothing for a backward, so the first one compiles."""
         self._num_graphs = compile_count().num_graphs
+
+
+@contextmanager
+def explained_compilation(stop: StopRequest) -> Iterator[None]:
+    """Raise what a failed compilation means for a retry; used within all that records why a run ended.
+
+    KeyboardInterrupt or Preempted after a signal, which also ends the C++ compilers of the process group; Retryable
+    where a compiler that was ended earlier left half a library in torch's cache, which is then removed.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not type(error).__module__.startswith(_COMPILERS):
+            raise
+        if stop.signal is signal.SIGINT:
+            raise KeyboardInterrupt from error
+        if stop.signal is not None:
+            message = f"{stop.signal.name} while compiling: steps since the newest checkpoint are lost"
+            raise Preempted(message) from error
+        if (library := remove_damaged_library(error)) is not None:
+            raise Retryable(
+                f"{library} is damaged: the compiler that wrote it was ended. It is removed: start again with --resume"
+            ) from error
+        raise
 
 
 def _predicted(training: Training) -> str:

@@ -32,7 +32,7 @@ from meshwright.spec.step.workload import MATMUL_DTYPE
 from meshwright.spec.trace.timeline import DATA_MARK, STEP_MARK
 from meshwright.trainer.launch.compile_cache import load_cache
 from meshwright.trainer.launch.ranks import Ranks
-from meshwright.trainer.run.compile_watch import CompileWatch
+from meshwright.trainer.run.compile_watch import CompileWatch, explained_compilation
 from meshwright.trainer.run.memory_post_mortem import MemoryPostMortem
 from meshwright.trainer.run.open_run import open_recorder
 from meshwright.trainer.run.run_checkpoints import RunCheckpoints
@@ -63,7 +63,12 @@ def train(job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate 
         speed = PeakFlops.of(job, ranks)
         recorder = open_recorder(training, run, step, estimate)
         profiler = ProfilerWindow(run.timelines, ranks.rank, job.run.profile_start, job.run.profile_steps)
-        with recorder or nullcontext(), profiler, RunCheckpoints(training, run) as checkpoints:
+        with (
+            recorder or nullcontext(),
+            profiler,
+            RunCheckpoints(training, run) as checkpoints,
+            explained_compilation(stop),
+        ):
             announce(training, step, speed.peak_name)
             if cached is not None:
                 logger.info("%s", cached)
