@@ -61,8 +61,11 @@ def layout_problems(job: Job, layout: Layout) -> list[Problem]:
 
 
 def attention_device_problem(job: Job, layout: Layout, device_type: str) -> Problem | None:
-    """Return why `layout` cannot compute the attention of `job` on "cpu", or on "cuda"; None if it can."""
-    on_device = job.replace(run=job.run.replace(device=device_type))
+    """Return why `layout` cannot compute the attention of `job` on "cpu", or on CUDA; None if it can.
+
+    Any other type of torch is taken for CUDA: a traced rank has an accelerator of its own.
+    """
+    on_device = job.replace(run=job.run.replace(device="cpu" if device_type == "cpu" else "cuda"))
     found = layout_problems(on_device, layout)
     return next((problem for problem in found if problem.subject == "layout.attention_backend"), None)
 
