@@ -34,7 +34,11 @@ def test_a_rank_of_torchrun_cannot_start_more(
 @pytest.mark.parametrize(
     ("layout", "problem"),
     [
-        ("tp = 2", "3 ranks do not divide by tp=2, so layout.dp_shard has no value: start 2 or 4 ranks"),
+        (
+            "tp = 2",
+            "3 ranks do not divide by tp=2, so layout.dp_shard has no value: set layout.tp to 1 and "
+            "train.global_batch_size to 6, or start 2 or 4 ranks",
+        ),
         ("dp_shard = -1", "train.global_batch_size = 8 does not divide by 3 data-parallel ranks"),
         ("tp = -1", "layout.tp = 3 does not divide the model's num_heads = 4 and ffn_dim = 512"),
     ],
