@@ -69,6 +69,15 @@ def test_the_summary_says_how_a_model_is_split(capsys: pytest.CaptureFixture[str
     assert summary["stages"] == "4, of 4 x 1 blocks"
 
 
+def test_the_summary_says_where_compile_has_no_effect(capsys: pytest.CaptureFixture[str]) -> None:
+    ring = "[layout]\ncp = 2\ncp_method = 'ring'\ncompile = true\nactivation_checkpoint = "
+    assert summary_of(capsys, job_file(ring + "'full'"))["layout"].endswith("full, compile")
+    assert (
+        "compile without effect on blocks with eager attention"
+        in summary_of(capsys, job_file(ring + "'selective'"))["layout"]
+    )
+
+
 def test_many_equal_stages_are_one_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["check", str(ROOT / "examples" / "llama3-405b-16k.toml")]) == 0
     ends = "; the first holds the embedding alone; the last holds the final norm and the head alone"

@@ -98,7 +98,8 @@ def _without_slower(job: Job, model: ModelSpec, cluster: Cluster) -> tuple[Preci
 def _setup(job: Job, model: ModelSpec, cluster: Cluster) -> TrainingSetup:
     layout, stack = job.layout, load_stack(OURS)
     # Which kernels and microbatches a search finds is not known yet.
-    compiles = layout.search or layout.compile is not False
+    settled = layout.replace(compile=True) if layout.compile == "auto" else layout
+    compiles = layout.search or settled.compiles_blocks
     stack = stack.replace(kernels="compiled") if compiles else stack
     return TrainingSetup(model, job.workload, cluster, stack)
 

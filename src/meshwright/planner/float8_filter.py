@@ -3,7 +3,8 @@
 A block of each kind is priced whole, forward and backward, with layers taken out of float8 one after the other, that
 which saves most first: alone, or with the others that read the same input, since they round it once. Its seconds are
 matmuls, kernels that round, and the host where that is longer. Sizes are of whole layers and of one microbatch, so that
-the choice, which changes numerics, depends on no degree of the layout. Ignored: float8 all-gathers, which are shorter.
+the choice, which changes numerics, depends on no degree of the layout, but for one by which blocks are not compiled
+(Layout.compiles_blocks). Ignored: float8 all-gathers, which are shorter.
 """
 
 from collections.abc import Iterator, Sequence

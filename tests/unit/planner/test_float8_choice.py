@@ -94,6 +94,14 @@ def test_a_degree_of_the_layout_changes_no_choice() -> None:
     assert choose_float8(split, h100) == choose_float8(job, h100)
 
 
+def test_blocks_with_ring_attention_under_selective_recomputation_are_priced_as_not_compiled() -> None:
+    job, h100 = job_of("tensorwise", float8_filter="slower"), choose_cluster("h100:8")
+    ring = job.layout.replace(cp=2, cp_method="ring")
+    assert choose_float8(job.replace(layout=ring), h100).precision.float8 == "tensorwise"
+    selective = job.replace(layout=ring.replace(activation_checkpoint="selective"))
+    assert choose_float8(selective, h100).precision.matmuls == "bfloat16"
+
+
 def test_what_is_settled_settles_to_itself() -> None:
     job, h100 = job_of("mxfp8", 2048, float8_filter="slower"), choose_cluster("h100:8")
     settled = choose_float8(job, h100).precision

@@ -134,6 +134,7 @@ def _step_choices(layout: Layout) -> Iterator[str]:
         yield "compile auto"
     elif layout.compile:
         what = "compile the model" if layout.compile == "model" else "compile"
+        what = what if layout.compiles_blocks else "compile without effect on blocks with eager attention or experts"
         yield what if layout.compile_backend == "inductor" else f"{what} by {layout.compile_backend}"
     said = {*AXES, "ep", "etp", "microbatch_size", "cp_method", "async_tp", "schedule", "compile", "compile_backend"}
     for name, field in Layout.model_fields.items():
