@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.cost.layout_table import LayoutTable, layout_table
-from meshwright.cost.memory.footprint import Footprint, fits, footprint, footprint_of_rank, memory_use
+from meshwright.cost.memory.footprint import Footprint, fits, footprint, footprint_of_rank, memory_use, model_memory
 from meshwright.cost.memory.footprint_constants import SMI_BYTES, WORKSPACE_BYTES
 from meshwright.cost.stack_factors import load_stack
 from meshwright.cost.training_setup import Configurations, TrainingSetup
@@ -295,6 +295,17 @@ def test_low_precision_parameters_are_gathered_in_a_byte() -> None:
     )
     blocks = _setup("llama3-8b").model.groups[1]
     assert plain - low == blocks.count * blocks.num_parameters
+
+
+def test_a_compiled_block_keeps_its_networks_weights_transposed_where_they_arrive_in_float8() -> None:
+    policies = ("none", "selective", "full")
+    layouts = layout_table([Layout(compile=True), Layout(compile=False)])
+    plain, by_row = (
+        model_memory(_setup("llama3-8b", load_stack("meshwright"), precision=f"float8-{recipe}"), layouts).blocks[0]
+        for recipe in ("tensorwise", "rowwise")
+    )
+    more = dict(zip(policies, (plain.kept_bytes - by_row.kept_bytes).tolist(), strict=True))
+    assert more == {"none": [3 * 4096 * 14336, 0], "selective": [0, 0], "full": [0, 0]}
 
 
 def test_parts_add_up_to_the_noun() -> None:
