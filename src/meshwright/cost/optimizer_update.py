@@ -10,13 +10,14 @@
 
 over the memory's rate, the rate of bfloat16 matmuls and the links of the ranks that share the matrices: those of
 FSDP, and of tp where it cuts them. Our own trainer on an accelerator also starts 20 kernels: 2 updates, with and
-without decay, and the norm of all gradients; 57 and one for each tensor where the update is compiled. Updates in
+without decay, and the norm of all gradients; 57 and one for each tensor where the update is compiled. Muon starts 5 for
+each matrix of which it holds a part (35 in bfloat16, most for random bits) and 19 for each that it owns. Updates in
 backward run on the stream that reduces gradients: those of blocks hide behind the backward of other blocks, but on a
 host.
 
 Source: the operators of trainer/optimizer/bfloat16_adamw.py and muon.py, counted; a simulation prices the same from a
 trace (tests/fake_ranks/agreement/test_optimizer_costs.py). Ignored: that matrices of several sizes divide unevenly
-among ranks, kernels too small for the device's rates, and the launches of Muon's.
+among ranks, kernels too small for the device's rates, and the launches of AdamW's in bfloat16.
 """
 
 from __future__ import annotations
@@ -51,6 +52,11 @@ NUM_ITERATIONS = 5
 _NUM_KERNELS = 20.0
 _NUM_JOINED_KERNELS = 57.0
 """Of numbers, where the update is compiled (layout.compile_optimizer): next to them it has a kernel for each tensor."""
+_PART_KERNELS = {"float32": 5.0, "bfloat16": 35.0}
+_OWNER_KERNELS = 19.0
+"""Of Muon for each matrix of which a rank holds a part, by the momentum's format, and for each that it owns besides:
+counted in traces of 1B over tp.
+"""
 
 
 class Matrices(NamedTuple):
@@ -62,6 +68,8 @@ class Matrices(NamedTuple):
     """Of the ranks that share them."""
     num_ranks: Floats
     """Ranks that share them."""
+    num_shards: Floats
+    """Those of FSDP among these; the others are of tp or etp."""
     stride: Floats
     """Devices from one of these ranks to the next."""
     sides: tuple[int, int]
@@ -82,8 +90,8 @@ class UpdateCost:
 
     def __init__(self, configs: Configurations, parallel: DataParallel) -> None:
         self._size = len(configs)
-        self.matrix_elements, self._flops, self._measured_s = (np.zeros(self._size) for _ in range(3))
-        """Elements of the matrices of blocks on a rank; FLOPs of the busiest rank, and their measured seconds."""
+        self.matrix_elements, self._flops, self._measured_s, self._muon_kernels = np.zeros((4, self._size))
+        """Elements of the matrices of blocks on a rank; FLOPs of the busiest rank, their measured seconds; kernels."""
         self._exchanges: list[tuple[NDArray[np.int64], Matrices]] = []
         for position, setup in enumerate(configs.setups):
             if setup.workload.optimizer == "muon" or setup.workload.optimizer_state_dtype == "int8":
@@ -97,7 +105,9 @@ class UpdateCost:
         self.moved_bytes = others * (of_others + gradient_bytes) + self.matrix_elements * (of_matrix + gradient_bytes)
         """Bytes through a rank's memory."""
         joined = _NUM_JOINED_KERNELS + configs.each(_num_tensors) / configs.layouts.pp
-        kernels = np.where(configs.has(lambda setup: setup.stack.joins_update), joined, _NUM_KERNELS)
+        kernels = np.where(
+            configs.has(lambda setup: setup.stack.joins_update), joined, _NUM_KERNELS + self._muon_kernels
+        )
         self.is_plain = configs.has(lambda setup: is_plain(setup.workload)) & ~hides_blocks
         """Whether it is AdamW with float32 states, which may have been measured."""
         self.num_kernels = np.where(self.is_asynchronous & configs.has(_updates_at_once), kernels, 0.0)
@@ -112,9 +122,9 @@ class UpdateCost:
         rate = np.where(self._flops > 0, flops_per_s, 1.0)
         return np.where(np.isnan(self._measured_s), self._flops / rate, self._measured_s)
 
-    def exchange_s(self, fabric: Fabric) -> Floats:
-        """Return the seconds in which matrices travel to their owners and back."""
-        seconds = np.zeros(self._size)
+    def exchange_s(self, fabric: Fabric) -> tuple[Floats, Floats]:
+        """Return the seconds in which matrices travel to their owners and back: over tp or etp alone, and over FSDP."""
+        over_tp, over_fsdp = np.zeros(self._size), np.zeros(self._size)
         for here, matrices in self._exchanges:
             number, ranks, stride = (
                 _scattered(here, values, self._size)
@@ -123,8 +133,10 @@ class UpdateCost:
             group = group_of(np.maximum(stride, 1), np.maximum(ranks, 1), fabric)
             rounds = np.maximum(np.ceil(number / np.maximum(ranks, 1)), 1)
             sent = number * float(np.prod(matrices.sides)) * _SENT_BYTES / np.maximum(ranks, 1)
-            seconds += np.where(ranks > 1, 2 * rounds * all_to_all_s(sent / rounds, group, fabric), 0.0)
-        return seconds
+            seconds = np.where(ranks > 1, 2 * rounds * all_to_all_s(sent / rounds, group, fabric), 0.0)
+            is_of_fsdp = _scattered(here, matrices.num_shards, self._size) > 1
+            over_tp, over_fsdp = over_tp + seconds * ~is_of_fsdp, over_fsdp + seconds * is_of_fsdp
+        return over_tp, over_fsdp
 
     def _add(self, here: NDArray[np.int64], found: list[Matrices], setup: TrainingSetup) -> None:
         for matrices in found:
@@ -132,7 +144,9 @@ class UpdateCost:
             self.matrix_elements[here] += held
         if setup.workload.optimizer != "muon":
             return
-        device = setup.cluster.device
+        device, of_part = setup.cluster.device, _PART_KERNELS[setup.workload.optimizer_state_dtype]
+        for matrices in found:
+            self._muon_kernels[here] += matrices.num_matrices * (of_part + _OWNER_KERNELS / matrices.num_ranks)
         self._exchanges += [(here, matrices) for matrices in found]
         for owners in dict.fromkeys(matrices.owners for matrices in found):
             same = [matrices for matrices in found if matrices.owners == owners]
@@ -200,14 +214,15 @@ def _matrices(setup: TrainingSetup, layouts: LayoutTable) -> Iterator[Matrices]:
             if isinstance(op, Matmul):
                 is_cut = op.tensor_split != "none"
                 ranks, stride = layouts.fsdp * (layouts.tp if is_cut else one), one if is_cut else layouts.tp * one
-                owners = "cut by tp" if is_cut else "whole in tp"
+                owners, of_fsdp = "cut by tp" if is_cut else "whole in tp", layouts.fsdp
             elif isinstance(op, GroupedMatmul):
                 experts = op.num_experts / layouts.ep
                 # FSDP2 shards whole experts where their number divides.
                 are_whole = experts % shards == 0
                 count = count * np.where(are_whole, experts / shards, experts)
-                ranks, stride, owners = np.where(are_whole, 1, shards) * layouts.etp * one, layouts.ep * one, "experts"
+                of_fsdp = np.where(are_whole, 1, shards)
+                ranks, stride, owners = of_fsdp * layouts.etp * one, layouts.ep * one, "experts"
             else:
                 continue
             short, long = sorted((op.out_features, op.in_features))
-            yield Matrices(owners, count * one, ranks * one, stride * one, (short, long))
+            yield Matrices(owners, count * one, ranks * one, of_fsdp * one, stride * one, (short, long))

@@ -250,6 +250,7 @@ class StepPricer:
         optimizer = self.update.elementwise_s(rates[0], c["optimizer_passes"]) * overhead
         optimizer = self.managed.update_s(optimizer, self.update) + self.update.matmul_s(rates[1])
         optimizer = optimizer + c["kernel_s"] * self.update.num_kernels * overhead
+        of_tp, of_fsdp = self.update.exchange_s(fabric)
         steady = mean * n
         straggling = c["straggling"] * self.doublings * (steady.total + imbalance + bubble + sends)
         return StepTerms(
@@ -261,11 +262,11 @@ class StepPricer:
             cpu_bound_s=steady.host + self._fixed_s(c),
             recomputation_s=steady.recompute,
             repeated_backward_s=steady.repeat,
-            tp_communication_s=steady.tp + replicated_sums_s(self.parallel, fabric),
+            tp_communication_s=steady.tp + replicated_sums_s(self.parallel, fabric) + of_tp,
             cp_communication_s=steady.cp,
             ep_communication_s=steady.ep,
             activation_copies_s=steady.activation_copies,
-            dp_communication_s=steady.dp + exchanges + self.update.exchange_s(fabric) + self.managed.gather_s,
+            dp_communication_s=steady.dp + exchanges + of_fsdp + self.managed.gather_s,
             pipeline_p2p_s=sends,
             other_communication_s=self._sums_of_numbers_s(fabric) + self.managed.start_s,
             pipeline_bubble_s=imbalance + bubble,

@@ -55,6 +55,35 @@ def test_causes_are_not_negative_and_sum_to_the_step(
     }
 
 
+def test_muon_exchanges_matrices_along_the_axes_that_cut_them() -> None:
+    adamw, muon = (
+        step_times(
+            configs(
+                training_setup("llama3-8b", "h100-ib400", "meshwright", optimizer=name),
+                Layout(tp=2),
+                Layout(dp_shard=2),
+            )
+        )
+        for name in ("adamw", "muon")
+    )
+    over_tp, over_dp = (
+        muon.tp_communication_s - adamw.tp_communication_s,
+        muon.dp_communication_s - adamw.dp_communication_s,
+    )
+    assert muon.dp_communication_s[0] == 0 < over_tp[0]
+    assert over_tp[1] == 0 < over_dp[1]
+
+
+def test_muon_starts_kernels_for_each_matrix() -> None:
+    adamw, muon = (
+        step_times(configs(training_setup("llama-1m", "h100-ib400", "meshwright", optimizer=name), Layout(tp=2)))
+        for name in ("adamw", "muon")
+    )
+    # 28 matrices, of each a half: too small to take longer than their kernels take to start.
+    starts_s = 28 * (5 + 19 / 2) * fitted_constants()["kernel_s"]
+    assert starts_s < muon.optimizer_s[0] - adamw.optimizer_s[0] < 1.5 * starts_s
+
+
 @pytest.mark.parametrize("precision", ["float8-rowwise", "float8-rowwise-with-gw-hp"])
 def test_gradients_of_rows_that_are_faster_than_forward_leave_tiles_a_cost(precision: str) -> None:
     setup = training_setup("llama3-8b", "h100-ib400", "meshwright", precision=precision)
