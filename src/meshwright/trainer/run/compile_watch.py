@@ -13,7 +13,7 @@ from meshwright.errors import Preempted, Retryable
 from meshwright.fault_tolerance.stop_request import StopRequest
 from meshwright.hardware.machine import num_usable_cores
 from meshwright.log import logger
-from meshwright.parallelism.torch_private.torch_compile_count import compile_count
+from meshwright.parallelism.torch_private.torch_compile_count import CompileCount, compile_count
 from meshwright.parallelism.torch_private.torch_compiler import remove_damaged_library
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.trainer.step.training import Training
@@ -47,7 +47,7 @@ class CompileWatch:
                 format_duration(count.wall_s),
                 counted(count.num_graphs, "graph"),
                 shared_graphs(training.layout),
-                " (from a cache)" if count.reads_cache else _predicted(training),
+                _remarks(training, count),
             )
         elif self._num_steps > _NUM_STEADY and count.num_graphs > self._num_graphs:
             logger.warning(
@@ -86,6 +86,16 @@ def explained_compilation(stop: StopRequest) -> Iterator[None]:
         raise
 
 
+def _remarks(training: Training, count: CompileCount) -> str:
+    """Return what came from a cache, and what was expected where not all did."""
+    of_cache = (
+        f"{count.num_cached} of {counted(count.num_passes, 'pass', 'passes')} from a cache" if count.num_cached else ""
+    )
+    predicted = _predicted(training) if count.num_cached < count.num_passes or not count.num_passes else ""
+    said = "; ".join(filter(None, (of_cache, predicted)))
+    return f" ({said})" if said else ""
+
+
 def _predicted(training: Training) -> str:
     """Return what was expected of the compiler, on a processor; "" where only the loss or the update is compiled."""
     architecture, ranks = resolve_architecture(training.job.model), training.ranks
@@ -94,4 +104,4 @@ def _predicted(training: Training) -> str:
     if not (num_blocks := num_compiled(architecture, training.layout)):
         return ""
     predicted_s = compile_s(num_blocks, ranks.num_ranks, num_usable_cores())
-    return f" (predicted from an empty cache: {format_duration(predicted_s)})"
+    return f"predicted from an empty cache: {format_duration(predicted_s)}"
