@@ -36,6 +36,12 @@ def blocks_of_rank(memory: ModelMemory, pp_rank: Ints) -> tuple[Floats, Floats, 
     return is_first.astype(np.float64), is_last.astype(np.float64), counts
 
 
+def most_blocks_of_stage(memory: ModelMemory, pp_rank: Ints) -> Ints:
+    """Return the blocks of the longest of the rank's stages, one element a layout."""
+    stages = stages_of_rank(memory.layouts, pp_rank)
+    return np.asarray((memory.cuts.first_block(stages + 1) - memory.cuts.first_block(stages)).max(axis=0))
+
+
 @dataclass(frozen=True)
 class RankBlocks:
     """What a rank's blocks take, one element a layout; bytes are those of one microbatch."""

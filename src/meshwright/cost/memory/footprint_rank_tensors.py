@@ -10,7 +10,12 @@ import numpy as np
 
 from meshwright.cost.layout_table import Bools, Floats, Ints
 from meshwright.cost.memory.footprint_blocks import ModelMemory
-from meshwright.cost.memory.footprint_rank_blocks import blocks_of_rank, rank_blocks, saved_activations
+from meshwright.cost.memory.footprint_rank_blocks import (
+    blocks_of_rank,
+    most_blocks_of_stage,
+    rank_blocks,
+    saved_activations,
+)
 from meshwright.cost.memory.footprint_stages import backward_rounds, runs_forwards_first
 from meshwright.cost.memory.footprint_states import Elements, state_bytes
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT
@@ -58,7 +63,8 @@ class RankTensors:
         self.reduce_bytes = float(BYTES_PER_ELEMENT[memory.setup.workload.gradient_dtype])
         self.sums = self.elements.whole * self.reduce_bytes
         """Bytes of all gradients, whole."""
-        self.num_gathered = 1.0 + np.maximum(layouts.prefetch, 1)
+        num_ahead = np.minimum(layouts.prefetch, most_blocks_of_stage(memory, pp_rank) - 1)
+        self.num_gathered = 1.0 + np.maximum(num_ahead, 1)
         """Blocks at work and gathered ahead; forward gathers one ahead anyway, since the host does not wait."""
         self.on_device = np.where(layouts.cpu_offload, 0.0, 1.0)
         # Replicas sum shards once a step, and FSDP2 keeps them on the device until then.

@@ -60,3 +60,14 @@ def test_float8_experts_are_rounded_next_to_what_they_are_rounded_from() -> None
     wide, low = (_footprint(_setup("mixtral-8x7b", **plain, float8_experts=on), layout) for on in (False, True))
     weights, rows = 8 * 4096 * 14336, 1024 * 2 * 14336
     assert low.workspace_bytes[0] - wide.workspace_bytes[0] == weights + rows
+
+
+def test_no_more_blocks_are_gathered_ahead_than_a_stage_has() -> None:
+    setup = _setup("llama3.2-1b", global_batch_size=4)
+    # Of 16 blocks, 15 come after the first; the longer of two stages has 10, since the head weighs on the other.
+    for pp, ahead in ((1, 15), (2, 9)):
+        few, all_of_them, endless = (
+            _footprint(setup, Layout(dp_shard=2, pp=pp, reshard_after_forward="always", prefetch=number))
+            for number in (1, ahead, 1000)
+        )
+        assert endless.reserved_bytes[0] == all_of_them.reserved_bytes[0] > few.reserved_bytes[0]
