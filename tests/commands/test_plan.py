@@ -193,6 +193,30 @@ def test_overrides_make_the_layout_of_a_job_that_has_none(tmp_path: Path, capsys
     assert "\ntp = 2\n" in path.read_text()
 
 
+@pytest.mark.parametrize(
+    ("overrides", "kept", "is_given"),
+    [
+        (["layout.loss_chunks=4"], {"loss_chunks": 4}, True),
+        (["layout.prefetch=3", "layout.compile=model"], {"prefetch": 3, "compile": "model"}, True),
+        (["layout.tp=2"], {"tp": 2}, False),
+        (["layout.tp=2", "layout.dp_shard=4"], {"tp": 2, "dp_shard": 4}, True),
+    ],
+)
+def test_overrides_are_kept_around_the_layout_of_a_file(
+    overrides: list[str], kept: dict[str, object], tmp_path: Path, capsys: pytest.CaptureFixture[str], *, is_given: bool
+) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(f"{JOB}\n[layout]\ndp_shard = 8\nactivation_checkpoint = 'full'\n")
+    assert run(["plan", str(path), *overrides, "--json"]) == 0
+    plan = Plan.from_dict(json.loads(capsys.readouterr().out))
+    assert set(plan.kept) == {f"{key}={value}" for key, value in kept.items()}
+    layouts = [one.layout for one in (plan.pick, plan.fastest, *plan.runners_up)]
+    assert {tuple(getattr(layout, key) for key in kept) for layout in layouts} == {tuple(kept.values())}
+    assert plan.pick.layout.activation_checkpoint != "full", "what the file says is free"
+    # dp_shard = 8 of the file with tp = 2 is no layout of 8 devices.
+    assert (plan.given is not None) == is_given
+
+
 def test_a_cluster_that_is_used_whole_is_said_to_be(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "job.toml"
     path.write_text(JOB.replace("num_devices = 8\n", "").replace("h100-ib400", "dgx-h100"))

@@ -181,7 +181,7 @@ class PlanArguments:
                 section.name,
                 section.name,
             )
-        options = Options(self.cluster, self.precision, self.stack, takes_example=True)
+        options = Options(self.cluster, self.precision, self.stack, takes_example=True, keeps_overrides=True)
         resolved = settled_on(resolved, cluster_of(resolved.job, options, set_layout_keys(resolved)))
         request = plan_request(resolved, options)
         if not self.given:
@@ -206,8 +206,8 @@ def plan(
 ) -> PlanResult:
     """Return the best layout for `job`, or for `model` on `cluster`, with what is predicted of it and of others.
 
-    Layouts: keys given as overrides such as "layout.tp=8", with `model` in place of a job, are kept; those of a job
-    file are judged next to the pick, or kept with layout.search = true. With `simulate` that many finalists are traced
+    Layouts: keys given as overrides such as "layout.tp=8" are kept; those of a job file are judged next to the pick,
+    or kept with layout.search = true. With `simulate` that many finalists are traced
     and simulated before one is picked, which takes torch. Raises ConfigError for bad input, InfeasibleLayout where
     no layout fits.
     """

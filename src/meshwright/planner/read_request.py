@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from meshwright.config.load import DEFAULT, ResolvedJob, inspect_text, raise_problems
+from meshwright.config.load import COMMAND_LINE, DEFAULT, ResolvedJob, inspect_text, raise_problems
 from meshwright.cost.stack_factors import OURS, load_stack
 from meshwright.cost.training_setup import TrainingSetup
 from meshwright.errors import ConfigError, InfeasibleLayout, UnsupportedError, problems_raised_by
@@ -65,6 +65,8 @@ class Options:
     """The software to predict."""
     takes_example: bool = False
     """Whether a machine without a calibration is planned for with the rates of an example, with a notice."""
+    keeps_overrides: bool = False
+    """Whether keys of [layout] on a command line are kept in a search around the layout of a file."""
 
 
 def resolve_named(named: Named, overrides: tuple[str, ...]) -> ResolvedJob:
@@ -140,8 +142,9 @@ def plan_request(resolved: ResolvedJob, options: Options) -> PlanRequest:
     fixed = set_layout_keys(resolved)
     cluster = cluster_of(job, options, fixed)
     cluster = with_example_rates(cluster) if options.takes_example else cluster
+    kept = _kept_keys(resolved, options)
     # A job that sets no layout, or searches, leaves it to the planner.
-    layout = None if job.layout.search or not fixed else layout_on(cluster, job, options)
+    layout = None if job.layout.search or not fixed else _given_layout(cluster, job, options, kept)
     float8 = _float8_choice(job, cluster, options)
     workload = job.replace(precision=float8.precision).workload
     if options.precision is not None and not _is_own_float8(options):
@@ -151,7 +154,7 @@ def plan_request(resolved: ResolvedJob, options: Options) -> PlanRequest:
         model_name=job.model.source,
         architecture=architecture,
         setup=TrainingSetup(model, workload, cluster, load_stack(options.stack), memory=job.memory),
-        fixed=fixed if job.layout.search else {},
+        fixed=kept,
         given=layout,
         memory_margin=job.planner.memory_margin,
         float8_note=float8.note,
@@ -209,6 +212,24 @@ def set_layout_keys(resolved: ResolvedJob) -> dict[str, Any]:
         and value != -1
         and (name, value) != ("compile", "auto")
     }
+
+
+def _kept_keys(resolved: ResolvedJob, options: Options) -> dict[str, Any]:
+    """Return the keys of [layout] that the search may not change, with their values."""
+    found = set_layout_keys(resolved)
+    if resolved.job.layout.search:
+        return found
+    origins = resolved.origins if options.keeps_overrides else {}
+    return {name: value for name, value in found.items() if origins.get(f"layout.{name}") == COMMAND_LINE}
+
+
+def _given_layout(cluster: Cluster, job: Job, options: Options, kept: dict[str, Any]) -> Layout | None:
+    """Return the job's own layout on all devices of `cluster`; None where degrees on the command line, which are kept,
+    go with others than the file's: these are free.
+    """
+    if not kept.keys().isdisjoint(AXES) and rank_misfit(job.layout, cluster.num_devices, lambda _: ()) is not None:
+        return None
+    return layout_on(cluster, job, options)
 
 
 def cluster_of(job: Job, options: Options, fixed: dict[str, Any]) -> Cluster:

@@ -182,7 +182,8 @@ def _constrained(menu: Menu, fixed: Mapping[str, Any]) -> Menu:
         if schedule is not None and schedule not in SCHEDULES:
             raise UnsupportedError(
                 f'layout.schedule = "{schedule}" is a file, which the search cannot vary the layout around: '
-                f"set layout.search to false, or layout.schedule to one of {', '.join(SCHEDULES)}"
+                f"give the whole layout in a job file without layout.search, or set layout.schedule to one of "
+                f"{', '.join(SCHEDULES)}"
             )
         changes["pipelines"] = tuple(_pipelines(SCHEDULES if schedule is None else (schedule,), number))
     if fixed.get("reshard_after_forward", "auto") != "auto":

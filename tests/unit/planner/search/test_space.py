@@ -124,7 +124,7 @@ def test_tensor_parallelism_stays_inside_what_links_join_directly_unless_asked()
 
 
 def test_a_schedule_from_a_file_cannot_be_searched_around() -> None:
-    with pytest.raises(UnsupportedError, match=r"layout.schedule = \"mine.csv\" is a file.*set layout.search to false"):
+    with pytest.raises(UnsupportedError, match=r"layout.schedule = \"mine.csv\" is a file.*without layout.search"):
         menu_of(ask(schedule="mine.csv"))
 
 
