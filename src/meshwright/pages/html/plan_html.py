@@ -28,8 +28,9 @@ from meshwright.units import format_bytes, format_count, format_interval
 _FRONTIER = (
     "Each point is a layout: lower is faster, further right leaves more memory free. The line is the Pareto front: "
     "each layout on it leaves more memory free than every faster one. The pick is the simplest layout within the "
-    "ranking error of the fastest, so it can be off the line: slower and larger than a more complex layout. Numbers "
-    "are the rows of the table of runners-up. Grey: kept free by planner.memory_margin. Red: does not fit."
+    "ranking error of the fastest, or one as simple that leaves more memory, so it can be off the line: slower and "
+    "larger than a more complex layout. Numbers are the rows of the table of runners-up. Grey: kept free by "
+    "planner.memory_margin. Red: does not fit."
 )
 
 

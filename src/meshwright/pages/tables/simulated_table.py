@@ -64,7 +64,8 @@ def fastest_words(plan: Plan) -> str:
     words = f"{spaced(plan.fastest.layout)}: predicted {percent(gain)} faster than the pick, {_memory_needed(plan)}"
     picked = plan.pick.simulated
     if picked is None or picked.step_s is None:
-        return f"fastest: {words}; the pick is the simplest layout within the error of ranking"
+        simplest = "the simplest layout within the error of ranking"
+        return f"fastest: {words}; the pick is {simplest if plan.is_simpler else 'as simple and leaves more memory'}"
     name = layout_text(plan.fastest.layout)
     known = (one for one in (*plan.runners_up, *plan.dropped) if one.simulated and layout_text(one.layout) == name)
     seen = next(known, None)

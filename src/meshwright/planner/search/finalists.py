@@ -11,7 +11,8 @@ Simple is what takes least to understand, run and debug, compared from left to r
     3. the number of choices that differ from their defaults: when gradients are reduced, whether unsharded parameters
        are freed, async_tp, a ring or Ulysses, expert-tensor parallelism, recomputation of every n-th block
 
-Of equally simple layouts the fastest is taken, or one less than 1 % slower that leaves clearly more memory.
+What all blocks recompute and the microbatch make no layout simpler or more complex. Of equally simple layouts the
+fastest is taken, or one less than 1 % slower that leaves clearly more memory.
 """
 
 from collections.abc import Iterator, Sequence

@@ -135,6 +135,8 @@ class Plan(Frozen):
     """The simplest layout that fits and is as fast as the fastest to within the error of ranking."""
     fastest: Candidate
     """The fastest layout that fits by its predicted step: the pick itself if nothing as fast is simpler."""
+    is_simpler: bool = True
+    """Whether the pick is simpler than that; another pick is as simple, nearly as fast and leaves more memory."""
     memory_by_pipeline_rank: Annotated[tuple[MemoryUse, ...], Field(strict=False)]
     """The pick's memory on each pipeline rank."""
     runners_up: Annotated[tuple[Candidate, ...], Field(strict=False)] = ()
