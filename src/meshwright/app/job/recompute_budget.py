@@ -108,7 +108,9 @@ def settle_checkpoints(resolved: ResolvedJob, num_ranks: int, device: Device | N
 
 
 def _with_saves(resolved: ResolvedJob, saves: Checkpoints) -> ResolvedJob:
-    layout = resolved.job.layout.replace(activation_checkpoint="none", activation_checkpoint_blocks=saves)
+    layout = resolved.job.layout.replace(
+        activation_checkpoint="none", activation_checkpoint_blocks=saves, memory_budget_bytes=None
+    )
     return replace(resolved, job=resolved.job.replace(layout=layout))
 
 

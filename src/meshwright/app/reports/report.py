@@ -101,7 +101,8 @@ def _simulated(run: Run, job: Job, layout: Layout) -> Timeline:
     from meshwright.trainer.step.step_builder import TRAINER_STEP
 
     # What was left open when the run started has been settled.
-    keys = {name: value for name, value in layout.model_dump().items() if value is not None} | {"search": False}
+    keys = {name: value for name, value in layout.model_dump().items() if value is not None}
+    keys |= {"search": False, "memory_budget_bytes": None}
     resolved = load_job(run.job)
     resolved = replace(resolved, job=resolved.job.replace(layout=resolved.job.layout.replace(**keys)))
     cluster = with_example_rates(cluster_of(job, Options(), {})).with_num_devices(layout.num_ranks)

@@ -162,7 +162,7 @@ def _settled(resolved: ResolvedJob, text: str | None) -> ResolvedJob:
     cluster = _cluster(resolved, text)
     settled = settle_checkpoints(resolved, cluster.num_devices, cluster.device)
     keys = ("activation_checkpoint", "activation_checkpoint_blocks")
-    layout = resolved.job.layout.replace(**{key: getattr(settled, key) for key in keys})
+    layout = resolved.job.layout.replace(**{key: getattr(settled, key) for key in keys}, memory_budget_bytes=None)
     return replace(resolved, job=resolved.job.replace(layout=layout))
 
 

@@ -130,6 +130,7 @@ class Job(Frozen):
                 *job._step_problems(),
                 *optimizer_problems(job.optimizer, job.precision),
                 *job._checkpoint_problems(),
+                *job._budget_problems(),
                 *of_layout,
             ]
             return [*own, *further(job, own)]
@@ -239,6 +240,15 @@ class Job(Frozen):
             f"{what}",
             [{"train.validation_interval": saved or train.steps}, {"checkpoint.keep_best": 0}],
         )
+
+    def _budget_problems(self) -> Iterator[Problem]:
+        layout = self.layout
+        if layout.memory_budget_bytes is not None and layout.activation_checkpoint != "auto":
+            yield Problem(
+                f"layout.memory_budget_bytes = {layout.memory_budget_bytes} has nothing to apply with "
+                f'layout.activation_checkpoint = "{layout.activation_checkpoint}"',
+                [{"layout.activation_checkpoint": "auto"}, {"layout.memory_budget_bytes": None}],
+            )
 
     def _layout_problems(self, num_ranks: int | None, *, suggests_ranks: bool = True) -> list[Problem]:
         if self.layout.search:

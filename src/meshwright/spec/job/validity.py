@@ -304,9 +304,14 @@ def _option_problems(layout: Layout) -> Iterator[Problem]:
     changes |= {} if layout.compile else {"layout.compile": True}
     changes |= {} if layout.compile_backend == "inductor" else {"layout.compile_backend": "inductor"}
     if changes:
+        # layout.compile may be left to the device, which is not known here.
+        missing = {
+            "layout.tp": "layout.tp = 1",
+            "layout.compile": "layout.compile = true is not set",
+            "layout.compile_backend": f"layout.compile_backend = {shown_value(layout.compile_backend)}",
+        }
         yield Problem(
-            "layout.async_tp = true needs matmuls that are split and compiled, but layout.tp = "
-            f"{layout.tp}, layout.compile = {shown_value(layout.compile)} and layout.compile_backend = "
-            f"{shown_value(layout.compile_backend)}",
+            "layout.async_tp = true needs matmuls that are split and compiled by inductor, but "
+            f"{both([missing[key] for key in changes])}",
             [changes, {"layout.async_tp": False}],
         )

@@ -85,6 +85,9 @@ def test_microbatches_cover_the_batch_or_the_nearest_batches_are_named(
         ({"train": {"validation_interval": 5}, "data": {"validation_fraction": 0}},
          "train.validation_interval = 5 but data.validation_fraction = 0 keeps no samples for validation: set "
          "train.validation_interval to 0, or data.validation_fraction to 0.02"),
+        ({"layout": {"memory_budget_bytes": 1000}},
+         "layout.memory_budget_bytes = 1000 has nothing to apply with layout.activation_checkpoint = \"none\": set "
+         "layout.activation_checkpoint to \"auto\", or leave layout.memory_budget_bytes out"),
     ],
 )  # fmt: skip
 def test_a_contradiction_is_told_once(sections: dict[str, Any], problem: str) -> None:

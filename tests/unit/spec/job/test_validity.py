@@ -104,8 +104,10 @@ LATENT = EXPERTS.replace(
          "the device alone cannot hold, but layout.activation_offload = true moves it to the host: set "
          'layout.activation_checkpoint to "full" or "none", or layout.activation_offload to false'),
         ("tp=2,async_tp=true,compile_backend=eager", "layout.async_tp = true needs matmuls that are split and "
-         'compiled, but layout.tp = 2, layout.compile = false and layout.compile_backend = "eager": set '
+         'compiled by inductor, but layout.compile = true is not set and layout.compile_backend = "eager": set '
          'layout.compile to true and layout.compile_backend to "inductor", or layout.async_tp to false'),
+        ("async_tp=true,compile=true", "layout.async_tp = true needs matmuls that are split and compiled by inductor, "
+         "but layout.tp = 1: set layout.tp to 2, or layout.async_tp to false"),
     ],
 )  # fmt: skip
 def test_golden_messages(layout: str, problem: str) -> None:
