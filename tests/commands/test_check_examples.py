@@ -51,12 +51,15 @@ def test_an_example_on_a_named_cluster_fits_and_is_near_the_pick(path: Path) -> 
     assert plan.given.estimate.step.total_s <= _MOST_ABOVE_PICK * plan.pick.estimate.step.total_s
 
 
+@pytest.mark.parametrize(
+    ("pipeline", "rank"), [((), "a rank"), (("layout.pp=2", "layout.dp_shard=32"), "pipeline rank 0")]
+)
 def test_a_layout_that_does_not_fit_ends_with_its_rank_and_what_would_cure_it(
-    capsys: pytest.CaptureFixture[str],
+    pipeline: tuple[str, ...], rank: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
-        main(["check", str(EXAMPLES / "llama3-70b.toml"), "layout.microbatch_size=8"])
+        main(["check", str(EXAMPLES / "llama3-70b.toml"), "layout.microbatch_size=8", *pipeline])
     assert end.value.code == 2
     message = capsys.readouterr().err
-    assert "[layout] does not fit: pipeline rank 0 needs" in message
+    assert f"[layout] does not fit: {rank} needs" in message
     assert "a step)" in message

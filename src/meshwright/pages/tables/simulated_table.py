@@ -39,7 +39,8 @@ def why_dropped(candidate: Candidate, usable_bytes: int) -> str | None:
     if missing <= 0:
         return None
     rank = step.reserved_bytes.index(step.fullest_bytes)
-    return f"pipeline rank {rank} needs {format_bytes(step.fullest_bytes)}: {format_bytes(missing)} are missing"
+    who = f"pipeline rank {rank}" if len(step.reserved_bytes) > 1 else "a rank"
+    return f"{who} needs {format_bytes(step.fullest_bytes)}: {format_bytes(missing)} are missing"
 
 
 def _figures(candidate: Candidate) -> list[str]:

@@ -50,8 +50,9 @@ class Verdict:
             return None
         fixes = [f"{fix.change} ({format_duration(fix.step_s)} a step)" for fix in self.fixes[:_NUM_FIXES_NAMED]]
         cure = f"set {', or '.join(fixes)}" if fixes else "no change of one key is enough"
+        who = f"pipeline rank {self.fullest_rank}" if self.candidate.layout.pp > 1 else "a rank"
         return InfeasibleLayout(
-            f"[layout] does not fit: pipeline rank {self.fullest_rank} needs {format_bytes(self.needed_bytes)} of a "
+            f"[layout] does not fit: {who} needs {format_bytes(self.needed_bytes)} of a "
             f"device that can give {format_bytes(self.usable_bytes)}: {cure}; `meshwright plan` finds one that fits"
             + (f". {_GIVES_BACK}" if self.is_tight else "")
         )

@@ -126,13 +126,16 @@ def _weights(timeline: Timeline, spans: Spans) -> Floats:
 
 
 def _group_sizes(spans: Spans, traces: Traces) -> Ints:
-    """Return the ranks of each span's group, two for a message [spans]."""
-    sizes = np.full(len(spans), _MESSAGE_RANKS)
+    """Return the ranks of each span's group, two for a message, one for a copy from or to the host [spans]."""
+    sizes = np.ones(len(spans), np.int64)
     for rank in np.unique(spans.rank).tolist():
         trace, rows = traces.of_rank(rank), np.flatnonzero(spans.rank == rank)
         records = spans.record[rows]
-        group_noise = np.array([*(len(group) for group in trace.groups), 1])[trace.records.group[records]]
-        sizes[rows] = np.where(trace.records.kind[records] == RecordKind.COLLECTIVE, group_noise, _MESSAGE_RANKS)
+        of_group = np.array([*(len(group) for group in trace.groups), 1])[trace.records.group[records]]
+        kind = trace.records.kind[records]
+        sizes[rows] = np.where(
+            kind == RecordKind.COLLECTIVE, of_group, np.where(kind == RecordKind.OP, 1, _MESSAGE_RANKS)
+        )
     return sizes
 
 

@@ -113,5 +113,5 @@ def _require_fit(full: Sequence[Need], budget_bytes: int) -> None:
             f"tensors take {format_bytes(full[most].peak_bytes)} of memory{where} even with "
             f'layout.activation_checkpoint = "full", more than the budget of {format_bytes(budget_bytes)}: raise '
             f"layout.memory_budget_bytes to {full[most].peak_bytes} if the device has so much, lower "
-            "layout.microbatch_size or train.seq_len, or raise layout.dp_shard or layout.tp"
+            "train.seq_len, or layout.microbatch_size where it is more than 1, or raise layout.dp_shard or layout.tp"
         )

@@ -62,7 +62,7 @@ class CollectiveUse(Frozen):
     """The mesh axis; "" for groups without a name."""
     op: str
     num_ranks: PositiveInt
-    """Of its group; 2 of a message."""
+    """Of its group; 2 of a message, 1 of a copy between host and device."""
     count: PositiveFloat
     """How often a rank takes part in a step."""
     num_bytes: NonNegativeFloat

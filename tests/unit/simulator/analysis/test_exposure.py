@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from hand_timelines import span, timeline_of
 from hand_traces import Script, all_of
-from meshwright.simulator.analysis.exposure import exposed_places
+from meshwright.simulator.analysis.exposure import collective_uses, exposed_places
 from meshwright.simulator.analysis.step_tables import rank_times
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.step.timeline_decomposition import compute_seconds, decompose
+from meshwright.spec.trace.timeline import SpanKind
 from simulated_steps import GATHER_S, MATMUL_S, MULTIPLY_S, simulated_step
 
 
@@ -63,3 +67,15 @@ def test_what_is_hidden_is_what_is_computed_meanwhile(late_s: float) -> None:
             # A gather that is later by so much reaches into the operations that follow.
             assert one.hidden_s == pytest.approx(one.count * hidden, rel=0.35, abs=1e-9)
     assert np.all(spans.end_s > spans.start_s)
+
+
+def test_a_copy_to_the_device_takes_one_rank_and_a_message_two() -> None:
+    scripts = [Script(rank, world_size=4) for rank in range(4)]
+    for script in scripts:
+        script.op()
+        script.collective((0, 1, 2, 3))
+        script.send(script.traced.rank ^ 1, (0, 1, 2, 3))
+    names = ("copy", "sum", "send")
+    rows = [span(SpanKind.COMMUNICATION, at, at + 1.0, name=at, record=at, num_bytes=8) for at in range(len(names))]
+    uses = collective_uses(replace(timeline_of(rows, step_s=3.0, multiplicity=(4,)), names=names), all_of(*scripts))
+    assert {one.op: one.num_ranks for one in uses} == {"copy": 1, "sum": 4, "send": 2}
