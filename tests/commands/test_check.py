@@ -44,6 +44,32 @@ def summary_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str,
     return dict(line.split(maxsplit=1) for line in shown.out.splitlines())
 
 
+@pytest.fixture
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshwright.app.job.cpu_training.nvidia_driver", lambda: None)
+
+
+@pytest.mark.usefixtures("without_gpu")
+@pytest.mark.parametrize("compute", ["bfloat16", "float32"])
+def test_a_kernel_that_the_cpu_lacks_is_refused_as_train_does(compute: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [job_file(), "layout.attention_backend=varlen", f"precision.compute={compute}"]
+    assert refusal(capsys, *arguments) == (
+        'error: command line: layout.attention_backend = "varlen" has no kernel on a CPU: set '
+        'layout.attention_backend to "flex" or "auto"\n'
+    )
+    if compute == "bfloat16":
+        assert run(["check", *arguments, "cluster.name=h100-ib400"]) == 0, "it is another machine's"
+        assert run(["check", *arguments, "cluster.device=h100-sxm"]) == 0
+
+
+@pytest.mark.usefixtures("without_gpu")
+@pytest.mark.skipif(find_spec("torchao") is None, reason="8-bit states take torchao")
+def test_moments_that_a_cpu_is_slow_to_quantize_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    int8 = "optimizer.state_dtype=int8"
+    assert summary_of(capsys, job_file(), int8)["note"].startswith('optimizer.state_dtype = "int8" is for the memory')
+    assert "note" not in summary_of(capsys, job_file(), int8, "cluster.name=h100-ib400", "precision.compute=bfloat16")
+
+
 def test_golden_summary(capsys: pytest.CaptureFixture[str]) -> None:
     job_file("[layout]\ndp_shard = -1\nmicrobatch_size = 2\n")
     assert run(["check", "job.toml", "--ranks", "2"]) == 0

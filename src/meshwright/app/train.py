@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from meshwright.app.arguments import JobSource, Positive, checked
 from meshwright.app.cuda import local_gpu, with_local_gpu
+from meshwright.app.job.cpu_training import int8_note
 from meshwright.app.job.initial_weights import tokenizer_note
 from meshwright.app.job.job_problems import check_job, layout_problems_of, run_folder
 from meshwright.app.job.jobs import as_job, raise_all
@@ -231,9 +232,13 @@ def _on_device(resolved: ResolvedJob) -> ResolvedJob:
 
 
 def _note_precision(resolved: ResolvedJob) -> None:
-    """Say that a job leaves the tensor cores of this machine's GPUs unused by the format that is the default."""
+    """Say that a job leaves the tensor cores of this machine's GPUs unused by the format that is the default, or that
+    this machine's CPU is slow to quantize its moments.
+    """
     device = local_gpu(resolved)
     if device is not None and (note := precision_note(resolved, device)) is not None:
+        progress.info("note: %s", note)
+    if (note := int8_note(resolved.job)) is not None:
         progress.info("note: %s", note)
 
 

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from meshwright.app.job.compile_choice import settled_on
+from meshwright.app.job.cpu_training import trains_on_cpu
 from meshwright.config.load import ResolvedJob
 from meshwright.errors import ConfigError, MeshwrightError
 from meshwright.hardware.catalogue import CALIBRATED, LOCAL, load_cluster
 from meshwright.hardware.choice import cluster_of_section
-from meshwright.hardware.machine import nvidia_driver
 from meshwright.log import logger, progress
 from meshwright.planner.float8_choice import Float8Choice, choose_float8
 from meshwright.spec.job.sections import ClusterSection, PrecisionSection
@@ -50,7 +50,7 @@ def settle_float8_for_check(resolved: ResolvedJob, num_ranks: int | None) -> tup
     if job.precision.float8 == "none":
         return resolved, ""
     is_here = section.name == LOCAL
-    is_cpu = is_here and (job.run.device == "cpu" or (section.device is None and nvidia_driver() is None))
+    is_cpu = trains_on_cpu(job)
     if is_here and section.device is None and not is_cpu:
         return resolved, ""
     if is_cpu:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 
+from meshwright.app.job.cpu_training import int8_note
 from meshwright.app.job.initial_weights import tokenizer_note
 from meshwright.config.load import DEFAULT, ResolvedJob
 from meshwright.cost.communication.nccl_ctas import idle_limit_note
@@ -217,6 +218,8 @@ def _notes(resolved: ResolvedJob, layout: Layout | None) -> Iterator[tuple[str, 
     if (note := dropout_note(resolve_architecture(job.model))) is not None:
         yield "note", note
     if (note := tokenizer_note(resolved)) is not None:
+        yield "note", note
+    if (note := int8_note(job)) is not None:
         yield "note", note
     if job.data.document_tokens is not None and not job.data.mask_documents:
         yield (
