@@ -38,8 +38,10 @@ def test_roles_have_the_bytes_that_the_formulas_say(precision: str) -> None:
     # Step counters of AdamW are a few bytes each.
     assert abs(by_role[0, TensorRole.PARAMETER] - formula.parameters_bytes) < 1024
     assert abs(by_role[0, TensorRole.OPTIMIZER_STATE] - formula.optimizer_state_bytes) < 1024
+    # The formulas say what there is when most is: each role's own largest bytes are of other moments.
+    fullest = by_role[by_role.sum(axis=1).argmax()]
     # Shards of gradients add up over microbatches next to what is gathered of the blocks at work.
-    gathered = by_role[:, [TensorRole.GRADIENT, TensorRole.UNSHARDED_PARAMETER]].sum(axis=1).max()
+    gathered = fullest[[TensorRole.GRADIENT, TensorRole.UNSHARDED_PARAMETER]].sum()
     assert abs(gathered / (formula.gradients_bytes + formula.unsharded_parameters_bytes) - 1) < 0.1
-    assert abs(by_role[:, TensorRole.ACTIVATION].max() / formula.activations_bytes - 1) < 0.1
+    assert abs(fullest[TensorRole.ACTIVATION] / formula.activations_bytes - 1) < 0.1
     assert by_role[:, TensorRole.OTHER].max() < 1024

@@ -97,7 +97,7 @@ def test_the_waterfall_is_of_one_stage(pipelined: FinishedRun) -> None:
     assert found.measured.model_flops_at_peak_s > 0
     assert found.predicted is not None
     first = next(short_lines(found, ""))
-    assert first.startswith(f"where the step goes (profiled, rank {found.rank}): floor ")
+    assert first.startswith(f"where the step goes (profiled, rank {found.rank}): model FLOPs at peak ")
 
 
 def test_one_rank_against_all(pipelined: FinishedRun, capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,8 +86,18 @@ class Method(nn.Module):
         ("mine:Mine", {"dmi": 3}, {}, "model.options = {'dmi': 3} do not fit mine:Mine(dim=8, *, depth=2): got an une"),
         ("mine:build", {}, {}, "model.options = {} do not fit mine:build(width): missing a required argument: 'width'"),
         ("json:dumps", {}, {}, "model.options = {} do not fit json:dumps(obj, *, skipkeys=False, "),
-        ("mine:Mine", {}, {"tp": 2}, "layout.tp = 2: Mine ({file}) has no attribute tensor_parallel: add it (see "),
-        ("mine:Mine", {}, {"pp": 2}, "layout.pp = 2: Mine ({file}) has no attribute first_parts: add it (see "),
+        (
+            "mine:Mine",
+            {},
+            {"tp": 2},
+            "layout.tp = 2: Mine ({file}) has no attribute tensor_parallel: set layout.tp to 1, or add it (see ",
+        ),
+        (
+            "mine:Mine",
+            {},
+            {"pp": 2},
+            "layout.pp = 2: Mine ({file}) has no attribute first_parts: set layout.pp to 1, or add it (see ",
+        ),
         ("mine:Free", {"dmi": 3}, {}, None),
         # What a base class or a decorator adds is not known.
         ("mine:Derived", {"dmi": 3}, {"tp": 2}, None),
