@@ -6,7 +6,19 @@ SHIPPED = {
     kind: sorted(file.name.removesuffix(".toml") for file in (files("meshwright.hardware") / kind).iterdir())
     for kind in ("devices", "clusters")
 }
-MY_CLUSTER = """
+INTRA_NODE = """\
+[intra_node]
+name = "NVLink"
+bytes_per_s = { value = "450 GB/s", source = "wiki" }
+
+"""
+INTER_NODE = """\
+[inter_node]
+name = "Ethernet"
+bytes_per_s = { value = "100 Gb/s", source = "wiki" }
+
+"""
+MY_CLUSTER = f"""
 title = "My rack"
 device = "x1"
 num_devices = 16
@@ -14,11 +26,7 @@ devices_per_node = 8
 num_nics_per_node = 2
 source = "wiki"
 
-[inter_node]
-name = "Ethernet"
-bytes_per_s = { value = "100 Gb/s", source = "wiki" }
-
-[sources.wiki]
+{INTRA_NODE}{INTER_NODE}[sources.wiki]
 title = "our wiki"
 date = "2026"
 kind = "reported"

@@ -89,9 +89,14 @@ def read_cluster_values(file: Traversable) -> dict[str, Any]:
 def build_cluster(file: Traversable, name: str, values: dict[str, Any], device: Device) -> Cluster:
     """Return the cluster of `values` read from `file`; raises ConfigError naming the file and every bad field."""
     try:
-        return Cluster.from_dict({**values, "name": name, "device": device})
+        cluster = Cluster.from_dict({**values, "name": name, "device": device})
     except ValidationError as error:
         raise _bad_file(file, _explain(error, Cluster)) from None
+    # This machine has none before it is calibrated, so that Cluster allows it.
+    if cluster.domain_size > 1 and cluster.intra_node is None:
+        problem = f"intra_node: is missing: add [intra_node], what joins the {cluster.domain_size} devices of a node"
+        raise _bad_file(file, [problem])
+    return cluster
 
 
 def _read(file: Traversable, units: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from catalogue_entries import MY_CLUSTER, SHIPPED
+from catalogue_entries import INTER_NODE, INTRA_NODE, MY_CLUSTER, SHIPPED
 from meshwright.errors import ConfigError
 from meshwright.hardware.catalogue import (
     CATALOGUE_VARIABLE,
@@ -259,6 +259,13 @@ def test_all_problems_of_a_file_are_told_at_once(mine: Path) -> None:
         ("num_devices = 16", "num_devices = 12", "whole nodes"),
         ('"100 Gb/s"', '"100 Gbps"', "inter_node.bytes_per_s: '100 Gbps' has the unit 'Gbps'"),
         ('source = "wiki"\n\n', "\n\n", "source: is missing"),
+        (INTRA_NODE, "", r"intra_node: is missing: add \[intra_node\], what joins the 8 devices"),
+        (INTER_NODE, "", "inter_node and num_nics_per_node belong together"),
+        (
+            f'num_nics_per_node = 2\nsource = "wiki"\n\n{INTRA_NODE}{INTER_NODE}',
+            f'source = "wiki"\n{INTRA_NODE}',
+            "give inter_node and num_nics_per_node",
+        ),
     ],
 )
 def test_a_bad_cluster_names_file_and_field(mine: Path, old: str, new: str, message: str) -> None:
