@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -22,6 +21,7 @@ from meshwright.hardware.machine import num_usable_cores, usable_memory_bytes
 from meshwright.log import logger
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.machine.device import NAME_PATTERN, Device, Figure, Source
+from meshwright.spec.problem import nearest_name
 
 CATALOGUE_VARIABLE = "MESHWRIGHT_CATALOGUE"
 LOCAL = "local"
@@ -82,19 +82,19 @@ def cluster_names() -> list[str]:
 
 
 def load_device(name: str) -> Device:
-    """Return the device called `name`; raises ConfigError for an unknown name, with the nearest one, and for an invalid
+    """Return the device called `name`, in whatever case; raises ConfigError naming the nearest one, or an invalid
     file.
     """
     found = entries("devices")
-    return _read_device(found, name)
+    return _read_device(found, name.lower())
 
 
 def load_cluster(name: str) -> Cluster:
-    """Return the cluster called `name`; raises ConfigError naming the nearest one, or the bad field of its file.
+    """Return the cluster called `name`, in whatever case; raises ConfigError naming the nearest one, or a bad field.
 
     "local" is this machine: as `meshwright calibrate` has measured it, or else as the operating system describes it.
     """
-    found = entries("clusters")
+    name, found = name.lower(), entries("clusters")
     if name == LOCAL:
         is_measured = CALIBRATED in found and not found[CALIBRATED].is_ours
         return load_cluster(CALIBRATED).replace(name=LOCAL) if is_measured else local_cluster()
@@ -164,10 +164,10 @@ def _log_use(entry: Entry, kind: str) -> None:
 
 
 def _unknown(kind: Kind, name: str, names: list[str]) -> ConfigError:
-    nearest = get_close_matches(name, names, n=1, cutoff=0.5)
+    nearest = nearest_name(name, names)
     return ConfigError(
         f"{name!r} must be one of the {len(names)} {kind} of the catalogue: "
-        + (f"did you mean {nearest[0]!r}? " if nearest else "")
+        + (f"did you mean {nearest!r}? " if nearest else "")
         + f"`meshwright list {kind}` shows them all; your own go to {user_folder() / kind}/NAME.toml"
     )
 

@@ -5,7 +5,6 @@ of that device: the one whose file says `is_usual = true`, a user's own before o
 """
 
 import tomllib
-from difflib import get_close_matches
 from functools import lru_cache
 
 from meshwright.errors import ConfigError
@@ -21,6 +20,7 @@ from meshwright.hardware.catalogue import (
 )
 from meshwright.spec.job.sections import ClusterSection
 from meshwright.spec.machine.cluster import Cluster
+from meshwright.spec.problem import nearest_name
 
 
 def choose_cluster(text: str) -> Cluster:
@@ -35,6 +35,7 @@ def choose_cluster(text: str) -> Cluster:
 
 def named_cluster(name: str) -> Cluster:
     """Return the cluster called `name`, or the commonest one of the device of that name; raises ConfigError."""
+    name = name.lower()
     return load_cluster(name if name in cluster_names() else _usual_cluster(name))
 
 
@@ -70,11 +71,10 @@ def _usual_cluster(name: str) -> str:
     """Return the name of the commonest cluster of the device called `name`; raises ConfigError where there is none."""
     devices = _devices_by_name()
     if name not in devices:
-        known = [*cluster_names(), *devices]
-        nearest = get_close_matches(name, known, n=1, cutoff=0.5)
+        nearest = nearest_name(name, [*cluster_names(), *devices])
         raise ConfigError(
             f"{name!r} is no cluster and no device of the catalogue: "
-            + (f"did you mean {nearest[0]!r}? " if nearest else "")
+            + (f"did you mean {nearest!r}? " if nearest else "")
             + "`meshwright list clusters` and `meshwright list devices` show them all; your own go to "
             + f"{user_folder() / 'clusters'}/NAME.toml"
         )

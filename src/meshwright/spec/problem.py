@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import shlex
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -232,5 +234,29 @@ _LEAST_ALIKE = 0.5
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ": did you mean x?" with the known name that is nearest, or "" if none is near."""
-    nearest = get_close_matches(name.lower(), known, n=1, cutoff=_LEAST_ALIKE)
-    return f": did you mean {nearest[0]}?" if nearest else ""
+    nearest = nearest_name(name, known)
+    return f": did you mean {nearest}?" if nearest else ""
+
+
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is most alike, case aside, or None if none is near.
+
+    Of names that differ in numbers alone it is the one nearest in size: 7b is rather 8b than 70b.
+    """
+    spelt, by_spelling = name.casefold(), {one.casefold(): one for one in known}
+    pieces = _NUMBER.split(spelt)
+    same_words = [one for one in by_spelling if _NUMBER.split(one)[::2] == pieces[::2]]
+    if same_words:
+        return by_spelling[min(same_words, key=lambda one: _factor_between(_NUMBER.split(one)[1::2], pieces[1::2]))]
+    nearest = get_close_matches(spelt, by_spelling, n=1, cutoff=_LEAST_ALIKE)
+    return by_spelling[nearest[0]] if nearest else None
+
+
+def _factor_between(numbers: Sequence[str], others: Sequence[str]) -> float:
+    """Return the sum of the logarithms of the factors between numbers, each one more so that 0 has one."""
+    return sum(
+        abs(math.log1p(float(one)) - math.log1p(float(other))) for one, other in zip(numbers, others, strict=True)
+    )

@@ -27,6 +27,9 @@ def test_a_cluster_and_a_count() -> None:
         ("gb200:144", "gb200-nvl72"),
         ("mi300x:8", "mi300x-roce400"),
         ("4090:1", "rtx-4090-eth100"),
+        ("H100:8", "h100-ib400"),
+        ("MI300X:8", "mi300x-roce400"),
+        ("DGX-H100:8", "dgx-h100"),
     ],
 )
 def test_a_bare_device_takes_its_commonest_network(text: str, name: str) -> None:
@@ -63,6 +66,7 @@ def test_no_two_devices_share_a_short_name() -> None:
     [
         ("h100-ib40:8", "did you mean 'h100-ib400'"),
         ("h10:8", "did you mean 'h100'"),
+        ("B100:8", "did you mean 'b200'"),
         ("x:8", "is no cluster and no device"),
         ("h100", "the number of devices is missing"),
         ("h100:", "the number of devices is missing"),

@@ -7,7 +7,15 @@ Schema print exactly that sentence.
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    StringConstraints,
+)
 
 from meshwright.spec.frozen import Frozen
 from meshwright.spec.run.retention import RetentionRule
@@ -191,11 +199,11 @@ class PrecisionSection(Frozen):
 class ClusterSection(Frozen):
     """The machine that runs, or would run, the job."""
 
-    name: str = "local"
+    name: Annotated[str, StringConstraints(to_lower=True)] = "local"
     """local (this machine) or a cluster of the catalogue (see `meshwright list clusters`)."""
     num_devices: PositiveInt | None = Field(None, examples=[64])
     """Devices of the cluster that the job uses; default: the ranks of the layout, or the devices present."""
-    device: str | None = Field(None, examples=["h100-sxm"])
+    device: Annotated[str, StringConstraints(to_lower=True)] | None = Field(None, examples=["h100-sxm"])
     """Catalogue name of the local device (see `meshwright list devices`); default: detected from the name that CUDA
     reports."""
 
