@@ -106,10 +106,15 @@ def prove(
 
 
 def split_words(words: Sequence[Layout | str]) -> tuple[list[Layout | str], tuple[str, ...]]:
-    """Return the layouts among `words`, and the others: keys of the job's other sections, "section.key=value"."""
+    """Return the layouts among `words`, and the others: keys of the job's other sections, "section.key=value".
+
+    Raises ConfigError for what is neither text nor a Layout.
+    """
     layouts: list[Layout | str] = []
     overrides: list[str] = []
     for word in words:
+        if not isinstance(word, Layout | str):
+            raise ConfigError(f'{word!r} is no layout: write "tp=2" or Layout(tp=2), and other keys as "train.seed=3"')
         key = "" if isinstance(word, Layout) else word.partition("=")[0]
         section, dot, _ = key.partition(".")
         if isinstance(word, str) and dot and "," not in section and section.strip() != "layout":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from meshwright.app.prove import layouts_of, split_words
@@ -25,3 +27,9 @@ def test_a_key_of_the_layout_next_to_another_layout_is_refused() -> None:
     assert split_words(["layout.cp=2"]) == (["layout.cp=2"], ())
     with pytest.raises(ConfigError, match="write cp=2,attention_backend=flash for one with both"):
         split_words(["cp=2", "layout.attention_backend=flash"])
+
+
+@pytest.mark.parametrize("word", [{"tp": 2}, 2, None, ["tp=2"]])
+def test_what_is_neither_text_nor_layout_is_refused(word: Any) -> None:
+    with pytest.raises(ConfigError, match=r'is no layout: write "tp=2" or Layout\(tp=2\)'):
+        split_words([word])
