@@ -75,5 +75,19 @@ def test_entries_of_the_user_are_marked(tmp_path: Path, monkeypatch: pytest.Monk
     assert [line.split()[0] for line in mine] == ["x1"]
 
 
+def test_a_broken_file_is_named_and_the_others_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "clusters").mkdir()
+    (tmp_path / "clusters" / "my_rack.toml").write_text("title = ")
+    (tmp_path / "clusters" / "rack.toml").write_text("title = ")
+    monkeypatch.setenv("MESHWRIGHT_CATALOGUE", str(tmp_path))
+    names = {record["name"] for record in json.loads(run("clusters", "--json").stdout)}
+    assert "h100-ib400" in names
+    assert not names & {"rack", "my_rack"}
+    for name in ("rack", "my_rack"):
+        assert f"not listed: {tmp_path / 'clusters' / name}.toml" in caplog.text
+
+
 def test_an_unknown_kind_is_refused() -> None:
     assert CliRunner().invoke(command, ["modules"]).exit_code == 2

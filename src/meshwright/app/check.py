@@ -158,7 +158,7 @@ def _count(job: Job, num_ranks: int | None) -> int | None:
 
 def _request(resolved: ResolvedJob, count: int) -> PlanRequest:
     """Return the job's own layout on `count` devices of its cluster; raises MeshwrightError if it cannot be priced."""
-    cluster = named_cluster(resolved.job.cluster.name)
+    cluster = named_cluster(resolved.job.cluster.name, count)
     cluster = cluster.with_num_devices(count, f"a layout of {counted(count, 'rank')}")
     settled = settled_on(_on(resolved, count), cluster)
     return replace(plan_request(settled, Options()), given=settled.job.layout.resolve(count))

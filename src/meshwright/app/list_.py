@@ -1,14 +1,17 @@
 """list: the models, devices and clusters that a job can name."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from rich.console import RenderableType
 
 from meshwright.app.results.result import Result
+from meshwright.errors import ConfigError
 from meshwright.hardware.catalogue import cluster_names, entries, load_cluster, load_device
+from meshwright.log import logger
 from meshwright.pages.tables.page_table import PageTable
+from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.machine.device import Device, Figure
 from meshwright.spec.model.model_spec import model_spec
 from meshwright.spec.model.presets import PRESETS
@@ -17,6 +20,7 @@ from meshwright.units import format_count
 Records = list[dict[str, Any]]
 _Listed = tuple[Records, PageTable, str]
 """What --json prints, the table, and a note below it."""
+_Loaded = TypeVar("_Loaded", Device, Cluster)
 _UNKNOWN = "-"
 _REFERENCE_SEQ_LEN = 4096
 
@@ -84,7 +88,7 @@ def _models() -> _Listed:
 def _devices() -> _Listed:
 
     found = entries("devices")
-    devices = [load_device(name) for name in found]
+    devices = _loaded(load_device, found)
     records = [{**device.to_dict(), "file": str(found[device.name].file)} for device in devices]
     rows = [[*_device_row(device), _origin(found[device.name].is_ours)] for device in devices]
     header = [
@@ -106,6 +110,17 @@ def _devices() -> _Listed:
     return records, _table(header, rows), note
 
 
+def _loaded(load: Callable[[str], _Loaded], names: Iterable[str]) -> list[_Loaded]:
+    """Return what loads; a line in the log names each file that does not, and its problem."""
+    loaded = []
+    for name in names:
+        try:
+            loaded.append(load(name))
+        except ConfigError as error:
+            logger.warning("not listed: %s", error)
+    return loaded
+
+
 def _device_row(device: Device) -> list[str]:
     rates = device.dense_flops_per_s
     return [
@@ -121,7 +136,7 @@ def _device_row(device: Device) -> list[str]:
 def _clusters() -> _Listed:
 
     found = entries("clusters")
-    clusters = [load_cluster(name) for name in cluster_names()]
+    clusters = _loaded(load_cluster, cluster_names())
     records = [
         {**cluster.to_dict(), "file": str(found[cluster.name].file) if cluster.name in found else None}
         for cluster in clusters

@@ -7,13 +7,15 @@ there with the name of one of ours replaces it, and a line in the log says so.
 
 import os
 import re
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from meshwright.errors import ConfigError
 from meshwright.hardware.entry import build_cluster, read_cluster_values, read_device
@@ -47,6 +49,18 @@ class Entry:
     replaces_ours: bool = False
     """Whether it is the user's and replaces one of ours."""
 
+    @property
+    def unchecked(self) -> dict[str, Any]:
+        """Return what the file says; nothing if it is no TOML. What is chosen by it is loaded, and checked, later."""
+        try:
+            return _parsed(self.file.read_text(encoding="utf-8"))
+        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
+            return {}
+
+
+# The whole catalogue is looked through for each name: half a second.
+_parsed = lru_cache(maxsize=512)(tomllib.loads)
+
 
 def user_folder() -> Path:
     """Return the folder of the user's own entries, whether it exists or not."""
@@ -57,8 +71,9 @@ def user_folder() -> Path:
 
 
 def entries(kind: Kind) -> dict[str, Entry]:
-    """Return every entry of `kind` by name, sorted by name; a user's entry overrides a shipped one; raises ConfigError
-    for a bad file name.
+    """Return every entry of `kind` by name, sorted by name; a user's entry overrides a shipped one.
+
+    No file is read, and a user's may have a name that is none: loading it says so.
     """
     ours = {
         file.name.removesuffix(".toml"): file
@@ -101,7 +116,7 @@ def load_cluster(name: str) -> Cluster:
     if name not in found:
         raise _unknown("clusters", name, [LOCAL, *found])
     entry = found[name]
-    _log_use(entry, "cluster")
+    _use(entry, "cluster")
     values = read_cluster_values(entry.file)
     devices = entries("devices")
     if values["device"] not in devices:
@@ -143,21 +158,31 @@ def recognise_device(torch_device_name: str) -> Device | None:
     wanted = _normalise(torch_device_name)
     found = entries("devices")
     for entry in sorted(found.values(), key=lambda entry: entry.is_ours):
-        device = read_device(entry.file, entry.name)
-        if wanted in {_normalise(alias) for alias in device.aliases}:
-            _log_use(entry, "device")
-            return device
+        if wanted in {_normalise(alias) for alias in names_in(entry, "aliases")}:
+            return _read_device(found, entry.name)
     return None
+
+
+def names_in(entry: Entry, key: str) -> list[str]:
+    """Return the names that an entry's file lists as `key`, leaving out what is none."""
+    names = entry.unchecked.get(key)
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
 def _read_device(found: dict[str, Entry], name: str) -> Device:
     if name not in found:
         raise _unknown("devices", name, list(found))
-    _log_use(found[name], "device")
+    _use(found[name], "device")
     return read_device(found[name].file, name)
 
 
-def _log_use(entry: Entry, kind: str) -> None:
+def _use(entry: Entry, kind: str) -> None:
+    """Log that the user's entry replaces one of ours; raises ConfigError for a file name that is no name."""
+    if not entry.is_ours and not re.match(NAME_PATTERN, stem := entry.file.name.removesuffix(".toml")):
+        raise ConfigError(
+            f"{entry.file}: {stem!r} is no catalogue name: "
+            "rename the file to lower-case letters, digits, dots and dashes"
+        )
     # The shipped one of that name is an example, meant to be replaced.
     if entry.replaces_ours and entry.name != CALIBRATED:
         logger.warning("%s %s: your %s replaces the one that ships with meshwright", kind, entry.name, entry.file)
@@ -180,12 +205,7 @@ def _user_files(kind: Kind) -> Iterator[tuple[str, Path]]:
             "name one that holds devices/ or clusters/, or unset it"
         )
     for file in sorted((folder / kind).glob("*.toml")):
-        if not re.match(NAME_PATTERN, file.stem):
-            raise ConfigError(
-                f"{file}: {file.stem!r} is no catalogue name: "
-                "rename the file to lower-case letters, digits, dots and dashes"
-            )
-        yield file.stem, file
+        yield file.stem.lower(), file
 
 
 def _normalise(device_name: str) -> str:

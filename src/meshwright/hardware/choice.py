@@ -1,11 +1,8 @@
 """`NAME:COUNT`: how a command line names a cluster and its size; NAME alone is how a job does, as cluster.name.
 
 NAME is a cluster of the catalogue (`h100-ib400:256`) or a device (`h100:256`), which selects the most common cluster
-of that device: the one whose file says `is_usual = true`, a user's own before ours.
+of that device: the one whose file says `is_usual = true`, a user's own before ours where it has so many devices.
 """
-
-import tomllib
-from functools import lru_cache
 
 from meshwright.errors import ConfigError
 from meshwright.hardware.catalogue import (
@@ -16,8 +13,10 @@ from meshwright.hardware.catalogue import (
     load_cluster,
     load_device,
     local_cluster,
+    names_in,
     user_folder,
 )
+from meshwright.log import logger
 from meshwright.spec.job.sections import ClusterSection
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.problem import nearest_name
@@ -30,13 +29,16 @@ def choose_cluster(text: str) -> Cluster:
     """
     name, colon, count = text.partition(":")
     num_devices = _count(text, name, count if colon else "")
-    return named_cluster(name).with_num_devices(num_devices, f"--cluster {text}: COUNT = {num_devices}")
+    return named_cluster(name, num_devices).with_num_devices(num_devices, f"--cluster {text}: COUNT = {num_devices}")
 
 
-def named_cluster(name: str) -> Cluster:
-    """Return the cluster called `name`, or the commonest one of the device of that name; raises ConfigError."""
+def named_cluster(name: str, num_devices: int | None = None) -> Cluster:
+    """Return the cluster called `name`, or the commonest one of the device of that name; raises ConfigError.
+
+    The commonest is the first that can have `num_devices`, which it is not given here.
+    """
     name = name.lower()
-    return load_cluster(name if name in cluster_names() else _usual_cluster(name))
+    return load_cluster(name) if name in cluster_names() else _usual_cluster(name, num_devices)
 
 
 def cluster_of_section(section: ClusterSection) -> Cluster:
@@ -46,7 +48,7 @@ def cluster_of_section(section: ClusterSection) -> Cluster:
     device has none, its links are unknown.
     """
     if section.name != LOCAL or section.device is None:
-        return named_cluster(section.name)
+        return named_cluster(section.name, section.num_devices)
     device = load_device(section.device)
     usual = next(iter(_usual_clusters(device.name)), None)
     if usual is None:
@@ -67,8 +69,10 @@ def _count(text: str, name: str, count: str) -> int:
     return int(digits)
 
 
-def _usual_cluster(name: str) -> str:
-    """Return the name of the commonest cluster of the device called `name`; raises ConfigError where there is none."""
+def _usual_cluster(name: str, num_devices: int | None) -> Cluster:
+    """Return the commonest cluster of the device called `name`, of those that can have `num_devices`; raises
+    ConfigError where there is none.
+    """
     devices = _devices_by_name()
     if name not in devices:
         nearest = nearest_name(name, [*cluster_names(), *devices])
@@ -85,7 +89,20 @@ def _usual_cluster(name: str) -> str:
             f"{name!r} is a device that no cluster is usual for: "
             + (f"name one of {others}" if others else "describe one in a file of your own with is_usual = true")
         )
-    return usual[0]
+    return _first_that_takes(usual, num_devices)
+
+
+def _first_that_takes(names: list[str], num_devices: int | None) -> Cluster:
+    """Return the first cluster that can have `num_devices`, or the last; reports the bad files before it."""
+    for name in names[:-1]:
+        try:
+            cluster = load_cluster(name)
+        except ConfigError as error:
+            logger.warning("%s\n%s is taken instead", error, " or ".join(names[names.index(name) + 1 :]))
+            continue
+        if num_devices is None or cluster.takes(num_devices):
+            return cluster
+    return load_cluster(names[-1])
 
 
 def _usual_clusters(device: str) -> list[str]:
@@ -93,34 +110,17 @@ def _usual_clusters(device: str) -> list[str]:
     usual = [
         (not entry.is_ours, cluster)
         for cluster, entry in _clusters_of(device)
-        if _values(entry).get("is_usual") is True
+        if entry.unchecked.get("is_usual") is True
     ]
     return [cluster for _, cluster in sorted(usual, reverse=True)]
 
 
 def _clusters_of(device: str) -> list[tuple[str, Entry]]:
-    return [(name, entry) for name, entry in entries("clusters").items() if _values(entry).get("device") == device]
+    return [(name, entry) for name, entry in entries("clusters").items() if entry.unchecked.get("device") == device]
 
 
 def _devices_by_name() -> dict[str, str]:
     """Return the catalogue name of every device by that name and by its short ones."""
     found = entries("devices")
-    short = {nick: name for name, entry in found.items() for nick in _short_names(_values(entry))}
+    short = {nick: name for name, entry in found.items() for nick in names_in(entry, "short_names")}
     return {**short, **{name: name for name in found}}
-
-
-def _values(entry: Entry) -> dict[str, object]:
-    """Return what an entry's file says, unchecked: an entry that is chosen is loaded, and checked, afterwards."""
-    try:
-        return _parsed(entry.file.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
-        return {}
-
-
-# The whole catalogue is looked through for each name: half a second.
-_parsed = lru_cache(maxsize=512)(tomllib.loads)
-
-
-def _short_names(values: dict[str, object]) -> list[str]:
-    names = values.get("short_names", [])
-    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []

@@ -237,12 +237,13 @@ def cluster_of(job: Job, options: Options, fixed: dict[str, Any]) -> Cluster:
     if options.cluster is not None:
         return choose_cluster(options.cluster)
     section = job.cluster
-    cluster = cluster_of_section(section)
     if section.num_devices is not None:
-        return cluster.with_num_devices(section.num_devices)
+        return cluster_of_section(section).with_num_devices(section.num_devices)
+    if not _sets_ranks(job, fixed):
+        return cluster_of_section(section)
     num_ranks = job.layout.num_fixed_ranks
-    sets_ranks = _sets_ranks(job, fixed)
-    return cluster.with_num_devices(num_ranks, f"a layout of {counted(num_ranks, 'rank')}") if sets_ranks else cluster
+    cluster = cluster_of_section(section.replace(num_devices=num_ranks))
+    return cluster.with_num_devices(num_ranks, f"a layout of {counted(num_ranks, 'rank')}")
 
 
 def takes_all_devices(resolved: ResolvedJob) -> bool:

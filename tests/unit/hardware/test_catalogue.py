@@ -281,7 +281,14 @@ def test_a_bad_cluster_names_file_and_field(mine: Path, old: str, new: str, mess
 def test_a_file_name_that_is_no_name_is_told(mine: Path) -> None:
     (mine / "devices" / "My X1.toml").write_text(MY_DEVICE)
     with pytest.raises(ConfigError, match="rename the file"):
-        device_names()
+        load_device("My X1")
+
+
+def test_a_broken_file_is_in_the_way_of_nothing_else(mine: Path) -> None:
+    (mine / "devices" / "My_X1.toml").write_text(MY_DEVICE)
+    (mine / "devices" / "x2.toml").write_text("title = ")
+    (mine / "devices" / "x3.toml").write_text("short_names = 3\naliases = [4]\n")
+    assert load_cluster("h100-ib400").device == load_device("h100-sxm") == recognise_device("NVIDIA H100 80GB HBM3")
 
 
 def test_a_catalogue_folder_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

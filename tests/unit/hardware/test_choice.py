@@ -6,10 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catalogue_entries import MY_CLUSTER
+from catalogue_entries import INTER_NODE, INTRA_NODE, MY_CLUSTER
 from meshwright.errors import ConfigError
 from meshwright.hardware.catalogue import cluster_names, device_names, load_cluster, load_device
-from meshwright.hardware.choice import choose_cluster
+from meshwright.hardware.choice import choose_cluster, named_cluster
+
+OWN_NODE = (
+    MY_CLUSTER.replace('"x1"', '"h100-sxm"\nis_usual = true')
+    .replace(INTER_NODE, "")
+    .replace("num_nics_per_node = 2\n", "")
+    .replace("num_devices = 16\ndevices_per_node = 8", "num_devices = 4\ndevices_per_node = 4")
+)
 
 
 def test_a_cluster_and_a_count() -> None:
@@ -91,3 +98,21 @@ def test_the_users_usual_cluster_comes_before_ours(mine: Path) -> None:
     text = MY_CLUSTER.replace('"x1"', '"h100-sxm"\nis_usual = true')
     (mine / "clusters" / "rack.toml").write_text(text)
     assert choose_cluster("h100:16").name == "rack"
+
+
+def test_a_usual_cluster_that_is_too_small_leaves_larger_ones_to_ours(mine: Path) -> None:
+    (mine / "clusters" / "node.toml").write_text(OWN_NODE)
+    assert [choose_cluster(f"h100:{count}").name for count in (2, 4, 8)] == ["node", "node", "h100-ib400"]
+    assert named_cluster("h100").name == "node"
+    with pytest.raises(ConfigError, match=r"h100-ib400 nodes \(8 devices each\): set it to 8 or 16"):
+        choose_cluster("h100:12")
+
+
+def test_a_usual_cluster_that_is_broken_is_told_and_passed(mine: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = mine / "clusters" / "node.toml"
+    file.write_text(OWN_NODE.replace(INTRA_NODE, ""))
+    assert choose_cluster("h100:4").name == "h100-ib400"
+    assert f"{file}: intra_node: is missing" in caplog.text
+    assert "h100-ib400 is taken instead" in caplog.text
+    with pytest.raises(ConfigError, match="intra_node: is missing"):
+        choose_cluster("node:4")

@@ -101,7 +101,7 @@ def _batch_line(resolved: ResolvedJob, layout: Layout | None) -> str:
 
 def _layout_line(job: Job, layout: Layout | None) -> str:
     if job.layout.search:
-        return "chosen by the planner when training starts: `meshwright plan JOB` shows it" + _cluster_words(job)
+        return "chosen by the planner when training starts: `meshwright plan JOB` shows it" + _cluster_words(job, None)
     if layout is None:
         rest = job.layout.rest_axis
         others = "" if job.layout.num_fixed_ranks == 1 else f", divided by {job.layout.num_fixed_ranks}"
@@ -110,7 +110,7 @@ def _layout_line(job: Job, layout: Layout | None) -> str:
     ranks = counted(layout.num_ranks, "rank")
     pools = [f"memory.{key} {value}" for key, value in job.memory.changed.items()]
     choices = ", ".join([*_split_choices(layout), *_step_choices(layout), *pools])
-    return f"{' x '.join(degrees) or 'no split'} = {ranks}; {choices}" + _cluster_words(job)
+    return f"{' x '.join(degrees) or 'no split'} = {ranks}; {choices}" + _cluster_words(job, layout.num_ranks)
 
 
 def _split_choices(layout: Layout) -> Iterator[str]:
@@ -172,12 +172,12 @@ def _listed(numbers: Sequence[object]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def _cluster_words(job: Job) -> str:
+def _cluster_words(job: Job, num_ranks: int | None) -> str:
     name = job.cluster.name
     if name == LOCAL:
         return ""
     # A device names its usual cluster, as which the prediction next to it is labelled.
-    found = named_cluster(name).name
+    found = named_cluster(name, job.cluster.num_devices or num_ranks).name
     return f"; on {found}" if found == name else f'; on {found} (cluster.name = "{name}")'
 
 

@@ -1,6 +1,7 @@
 """What is wrong between a job's fields; what is suggested was tried with its model, its devices and their memory."""
 
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 
 from meshwright.app.job.object_problems import object_problems
 from meshwright.config.load import ResolvedJob
@@ -71,8 +72,9 @@ def _with_memory(rules: FurtherRules, fits: Callable[[Job], bool]) -> FurtherRul
 def _rules(resolved: ResolvedJob, num_ranks: int | None, unknown: Collection[str]) -> FurtherRules:
     """Return the rules about a model of the user's own, and about the number of devices of a job's cluster."""
     section = resolved.job.cluster
-    is_open = "cluster" in unknown or section.name == LOCAL or problems_raised_by(lambda: named_cluster(section.name))
-    cluster, knows_split = None if is_open else named_cluster(section.name), not SPLIT_SECTIONS.intersection(unknown)
+    named = partial(named_cluster, section.name, section.num_devices or num_ranks)
+    is_open = "cluster" in unknown or section.name == LOCAL or problems_raised_by(named)
+    cluster, knows_split = None if is_open else named(), not SPLIT_SECTIONS.intersection(unknown)
 
     def broken(job: Job, own: list[Problem]) -> Iterator[Problem]:
         if "model" not in unknown and is_object_source(job.model.source):
