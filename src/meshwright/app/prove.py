@@ -11,12 +11,14 @@ from rich.text import Text
 from meshwright.app.arguments import JobSource, Positive, checked
 from meshwright.app.cuda import require_cuda
 from meshwright.app.job.jobs import as_job
+from meshwright.app.job.object_problems import object_problems
 from meshwright.app.results.result import Result, viewed
-from meshwright.config.load import ResolvedJob
+from meshwright.config.load import ResolvedJob, raise_problems
 from meshwright.errors import ConfigError
 from meshwright.prover.table import changes_text, notes, proof_table, reasons
+from meshwright.spec.job.user_object import is_object_source
 from meshwright.spec.layout.covering import covering_layouts
-from meshwright.spec.layout.layout import Layout
+from meshwright.spec.layout.layout import Layout, LayoutRequest
 from meshwright.spec.layout.layout_text import layout_text, parse_layout
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.run.proof import LayoutProof, PlantedAxis, Proof, ProofPrecision
@@ -89,6 +91,7 @@ def prove(
     # A module that the job names may lie next to the job file.
     sys.path.insert(0, str(resolved.folder))
     asked = layouts_of(resolved, layouts)
+    _require_attributes(resolved, asked)
     if device == "cuda":
         require_cuda(max(layout.num_ranks for layout in asked))
     request = ProofRequest(
@@ -103,6 +106,21 @@ def prove(
         max_ranks=max_ranks,
     )
     return viewed(ProofResult, _prove(request, report))
+
+
+def _require_attributes(resolved: ResolvedJob, asked: Sequence[Layout]) -> None:
+    """Raise ConfigError for layouts that a class of the user's own lacks an attribute for, as its source shows."""
+    section = resolved.job.model
+    if not is_object_source(section.source):
+        return
+    problems = []
+    for layout in asked:
+        job = resolved.job.replace(layout=LayoutRequest(**layout.to_dict()))
+        found = object_problems("model", section, resolved.folder, job)
+        # A layout of one key names it already.
+        label = f"{layout_text(layout)}: " if len(asked) > 1 else ""
+        problems += [f"{label}{problem}" for problem in found if problem.startswith("layout.")]
+    raise_problems(resolved.path, problems)
 
 
 def split_words(words: Sequence[Layout | str]) -> tuple[list[Layout | str], tuple[str, ...]]:
