@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -170,10 +170,12 @@ class Record:
     """Reduced, before clipping."""
     weights: RecordedShards
     """After the last step."""
+    buffers: RecordedShards = field(default_factory=dict)
+    """Persistent ones after the last step."""
 
     def is_equal(self, other: Record) -> bool:
         """Return whether both are bitwise equal."""
-        mine, theirs = ([one.initial_weights, *one.gradients, one.weights] for one in (self, other))
+        mine, theirs = ([one.initial_weights, *one.gradients, one.weights, one.buffers] for one in (self, other))
         return (self.losses, self.grad_norms) == (other.losses, other.grad_norms) and all(
             a.keys() == b.keys() and all(a[name].is_equal(b[name]) for name in a)
             for a, b in zip(mine, theirs, strict=True)

@@ -19,7 +19,12 @@ from meshwright.data.loader import Loader
 from meshwright.data.order import Share
 from meshwright.parallelism.context.context_parallel import sequence_indices
 from meshwright.parallelism.expert.expert_parallel import TokenExchange
-from meshwright.parallelism.torch_private.torch_compat import canonical_parameters, local_box, silence_known_warnings
+from meshwright.parallelism.torch_private.torch_compat import (
+    canonical_parameters,
+    local_box,
+    persistent_buffers,
+    silence_known_warnings,
+)
 from meshwright.prover.differences import Record, RecordedShard, RecordedShards
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.proof import PlantedAxis
@@ -74,6 +79,7 @@ def _record_once(job: Job, device: str, planted: PlantedAxis | None) -> Record:
         grad_norms=[result.grad_norm for result in results],
         gradients=gradients,
         weights=_boxes(canonical_parameters(training.model)),
+        buffers=_boxes((name, _in_numpy(one)) for name, one in persistent_buffers(training.model).items()),
     )
 
 
@@ -90,6 +96,11 @@ def _own_device(device: str) -> torch.device:
 def _gradient_boxes(model: nn.Module) -> RecordedShards:
     named = canonical_parameters(model)
     return _boxes((name, parameter.grad) for name, parameter in named if parameter.grad is not None)
+
+
+def _in_numpy(buffer: Tensor) -> Tensor:
+    """Return a buffer in a type that NumPy has: it lacks bfloat16."""
+    return buffer.double() if buffer.is_floating_point() else buffer
 
 
 def _boxes(named: Iterable[tuple[str, Tensor]]) -> RecordedShards:
