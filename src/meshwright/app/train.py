@@ -74,7 +74,11 @@ def train(
 
 @checked
 def resume(job: JobSource, *overrides: str, ranks: Positive | None = None) -> TrainedRun:
-    """Continue training `job`, a job file or a run folder, from its newest checkpoint; return how it ended."""
+    """Continue training `job`, a job file or a run folder, from its newest checkpoint; return how it ended.
+
+    `ranks` are those of `train`: None takes the layout's, or all CUDA devices, as `train --resume` does, not as many as
+    the run had; a checkpoint goes on with any number, to the same losses.
+    """
     return train(job, *overrides, ranks=ranks, resume=True)
 
 
