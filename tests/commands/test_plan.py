@@ -313,3 +313,11 @@ def test_given_runs_calibrate_the_software(capsys: pytest.CaptureFixture[str]) -
     assert given["step"] != shipped["step"]
     assert run([*SMALL, "--given", runs]) == ExitCode.BAD_INPUT
     assert "none of meshwright: name their software with --stack" in capsys.readouterr().err
+
+
+def test_a_precision_that_the_device_lacks_is_told_in_the_head_and_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*SMALL[:4], "a100:8", *SMALL[5:], "--precision", "float8-rowwise"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    why = "--precision float8-rowwise: a100-sxm-80gb has no float8 units; computed in bfloat16"
+    assert f"bfloat16 ({why}); stack: meshwright" in text
+    assert text.count(why) == 1

@@ -234,8 +234,10 @@ def answer(arguments: PlanArguments, resolved: ResolvedJob, request: PlanRequest
     """Return the plan for arguments whose job and request are known."""
     device = request.cluster.device
     of_precision = None if arguments.precision else precision_note(resolved, device)
+    # The page's head has the note on a precision that was replaced.
+    of_float8 = "" if request.precision_note else request.float8_note
     of_limit = "" if request.given is None else idle_limit_note(request.given, request.cluster)
-    note = "; ".join(filter(None, (of_precision, request.float8_note, pools_note(resolved.job, device), of_limit)))
+    note = "; ".join(filter(None, (of_precision, of_float8, pools_note(resolved.job, device), of_limit)))
     num_simulated = resolved.job.planner.simulate if arguments.simulate is None else arguments.simulate
     if not num_simulated:
         with elapsed("searching layouts"):

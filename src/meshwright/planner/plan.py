@@ -14,7 +14,7 @@ from meshwright.planner.explain.faster_attention import attention_words, faster_
 from meshwright.planner.explain.fewer_sms import fewer_sms_what_if
 from meshwright.planner.explain.infeasible import invalid_neighbours, no_layout
 from meshwright.planner.explain.layout_rules import invalid_reason
-from meshwright.planner.explain.managed_states import managed_states_what_if
+from meshwright.planner.explain.managed_states import managed_states_what_if, unset_managed_states
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.finalists import (
     MEMORY_STEP,
@@ -27,7 +27,7 @@ from meshwright.planner.search.finalists import (
     replayed_if_fast,
     simplest,
 )
-from meshwright.planner.search.menu import leaner_menus, menu_of
+from meshwright.planner.search.menu import leaner_menus, menu_of, unsearched_keys
 from meshwright.planner.search.price import Priced, memory_of_ranks, price
 from meshwright.planner.search.rules import is_valid
 from meshwright.planner.search.search import ROUNDS, Found, Known, complete, search
@@ -79,6 +79,8 @@ def make_plan(
         ),
         layouts_scored=found.num_scored,
         layouts_that_fit=len(found.priced),
+        not_searched=(*unsearched_keys(found.menu, request), *unset_managed_states(request)),
+        precision_note=request.precision_note,
         memory_margin=request.memory_margin,
         pick=pick,
         fastest=fastest,

@@ -15,7 +15,7 @@ from meshwright.spec.layout.layout import Layout
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.machine.device import Device, MatmulRates
 from meshwright.spec.model.architecture import LlamaArchitecture
-from meshwright.spec.step.workload import MATMUL_DTYPE, Precision, Workload
+from meshwright.spec.step.workload import FLOAT8_PRECISIONS, MATMUL_DTYPE, Precision, Workload
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,11 @@ class PlanRequest:
     """Share of the usable memory that layouts leave free to be chosen; one that is given fits without."""
     float8_note: str = ""
     """What runs in place of the float8 matmuls that the job asks for, and why; "" where they run."""
+
+    @property
+    def precision_note(self) -> str:
+        """Return why no matmul is in the float8 that was asked for; "" where some are, or none was."""
+        return "" if self.workload.precision in FLOAT8_PRECISIONS.values() else self.float8_note
 
     @property
     def margin_bytes(self) -> float:

@@ -10,9 +10,9 @@ from rich.table import Table
 from meshwright.pages.figures.plan_figures import memory_ranks_figure, pareto_figure, step_figure
 from meshwright.pages.html.html_page import cards, paragraph, plot, rich_table, section, write_page
 from meshwright.pages.tables.page_table import percent
+from meshwright.pages.tables.plan_speedup import largest_speedup
 from meshwright.pages.tables.plan_table import (
     given_words,
-    largest_speedup,
     memory_table,
     pick_notes,
     pick_table,

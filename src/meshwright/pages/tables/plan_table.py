@@ -7,6 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from meshwright.pages.tables.page_table import PageTable, percent, signed_percent
+from meshwright.pages.tables.plan_speedup import largest_speedup, unsearched_words
 from meshwright.pages.tables.simulated_table import fastest_words, simulated_page, spaced
 from meshwright.pages.tables.waterfall import HFU_MEANS, NO_PEAK, mfu_words, waterfall
 from meshwright.spec.layout.layout_text import layout_text
@@ -54,9 +55,10 @@ def _request(plan: Plan) -> Iterator[str]:
 def request_words(plan: Plan) -> Iterator[str]:
     """Yield the workload, the stack, and the number of layouts scored."""
     workload = plan.workload
+    precision = workload.precision + (f" ({escape(plan.precision_note)})" if plan.precision_note else "")
     yield (
         f"{counted(workload.global_batch_size, 'sequence')} x {workload.seq_len} tokens = "
-        f"{format_count(workload.global_batch_tokens)} tokens a step, {workload.precision}; stack: {plan.stack}"
+        f"{format_count(workload.global_batch_tokens)} tokens a step, {precision}; stack: {plan.stack}"
     )
     scored, fit = plan.layouts_scored, plan.layouts_that_fit
     yield f"{scored:,} layout{'s' * (scored != 1)} scored, {fit:,} fit{'s' * (fit == 1)}"
@@ -90,11 +92,12 @@ def given_words(plan: Plan) -> Iterator[str]:
 
 
 def pick_notes(plan: Plan) -> Iterator[str]:
-    """Yield what attends, what the fastest layout would gain, and which features of the pick no measured run backs."""
+    """Yield what attends, what the fastest layout and keys not searched would gain, and what no measured run backs."""
     if plan.attention:
         yield f"attention: {escape(plan.attention)}"
     if plan.fastest != plan.pick:
         yield fastest_words(plan)
+    yield from unsearched_words(plan)
     if plan.pick.unmeasured:
         yield f"[yellow]not backed by a measured run[/]: {escape(', '.join(plan.pick.unmeasured))}"
     if plan.given is not None and 0 <= plan.given.free_bytes < plan.memory_margin * plan.usable_memory_bytes:
@@ -210,22 +213,6 @@ def _what_ifs(plan: Plan) -> Table | None:
     for what_if in plan.what_ifs:
         table.add_row(what_if.change, _versus(what_if.best, plan.pick), what_if.note)
     return table
-
-
-def largest_speedup(plan: Plan) -> str:
-    """Return the largest speedup among the changes that the planner may not make by itself."""
-    pick_s = plan.pick.estimate.step.total_s
-    runnable = [one for one in plan.what_ifs if one.is_runnable]
-    gains = {f"{one.change} ({one.note})": one.best.estimate.step.total_s / pick_s - 1 for one in runnable}
-    for rejection in plan.rejections:
-        if rejection.step_s is not None:
-            gains[f"memory for {rejection.change} ({rejection.reason})"] = rejection.step_s / pick_s - 1
-    if plan.given is not None and plan.given.free_bytes >= 0:
-        gains["the pick in place of your layout"] = pick_s / plan.given.estimate.step.total_s - 1
-    if not gains or min(gains.values()) > -0.001:
-        return f"Largest potential speedup: none; no alternative evaluated for {plan.stack} shortens the step."
-    best = min(gains, key=lambda name: gains[name])
-    return f"Largest potential speedup: {escape(best)}: saves {percent(-gains[best])} of the step."
 
 
 _MAX_RANKS = 4

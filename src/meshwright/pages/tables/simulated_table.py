@@ -66,7 +66,8 @@ def fastest_words(plan: Plan) -> str:
     picked = plan.pick.simulated
     if picked is None or picked.step_s is None:
         simplest = "the simplest layout within the error of ranking"
-        return f"fastest: {words}; the pick is {simplest if plan.is_simpler else 'as simple and leaves more memory'}"
+        reason = simplest if plan.is_simpler else "as simple and leaves more memory"
+        return f"fastest of those searched: {words}; the pick is {reason}"
     name = layout_text(plan.fastest.layout)
     known = (one for one in (*plan.runners_up, *plan.dropped) if one.simulated and layout_text(one.layout) == name)
     seen = next(known, None)

@@ -24,6 +24,12 @@ def with_managed_states(request: PlanRequest) -> PlanRequest | None:
     return request.with_setup(memory=setup.memory.replace(optimizer_state="uvm"))
 
 
+def unset_managed_states(request: PlanRequest) -> tuple[str, ...]:
+    """Return the key of optimizer states, where it could put them into managed memory and does not."""
+    possible = with_managed_states(request) is not None and not request.fixed.get("cpu_offload")
+    return (MANAGED_STATES.partition("=")[0],) if possible else ()
+
+
 def managed_states_what_if(pick: Candidate, request: PlanRequest) -> Iterator[WhatIf]:
     """Yield the best layout of the pick's split with states in managed memory, where its step is shorter."""
     managed = with_managed_states(request)

@@ -140,6 +140,17 @@ def leaner_menus(menu: Menu, request: PlanRequest) -> list[Menu]:
     return menus
 
 
+def unsearched_keys(menu: Menu, request: PlanRequest) -> tuple[str, ...]:
+    """Return the keys of the leaner menus that `menu`, which layouts were found with, leaves at their defaults."""
+    first = menu_of(request)
+    leaner = leaner_menus(first, request)
+    return tuple(
+        key
+        for key in ("loss_chunks", "activation_offload", "cpu_offload")
+        if getattr(menu, key) == getattr(first, key) != getattr(leaner[-1] if leaner else first, key)
+    )
+
+
 def _is_graph(fixed: Mapping[str, Any]) -> bool:
     """Return whether the forward is one graph, compiled or captured, into which no host moves anything."""
     return bool(fixed.get("compile") == "model" or fixed.get("cuda_graphs"))

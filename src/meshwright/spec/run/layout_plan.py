@@ -129,6 +129,10 @@ class Plan(Frozen):
     """Valid layouts whose memory was compared with the device's, and which, where they fit, were given a step time."""
     layouts_that_fit: NonNegativeInt
     """Those of them that fit."""
+    not_searched: tuple[str, ...] = Field((), strict=False)
+    """Keys that save memory for time, and were left at their defaults: searched where nothing fits, or never."""
+    precision_note: str = ""
+    """Why the workload's precision is not the one that was asked for; "" where it is."""
     memory_margin: float = Field(0.0, ge=0, lt=1)
     """Share of the usable memory that layouts leave free to be chosen."""
     pick: Candidate
@@ -169,6 +173,10 @@ class Plan(Frozen):
     def tokens_per_s_per_device(self) -> NonNegativeFloat:
         """Return the tokens that one device trains on in a second, with the pick."""
         return self.workload.global_batch_tokens / self.pick.step_s / self.num_devices
+
+    def is_faster(self, step_s: float) -> bool:
+        """Return whether a step is shorter than that of every layout that was searched and fits."""
+        return step_s < min(self.pick.step_s, self.fastest.step_s)
 
 
 class Reliability(Frozen):
