@@ -103,6 +103,7 @@ def _too_many_ranks(layout: Layout, max_ranks: int) -> str:
 
 
 def _one_process(request: ProofRequest, small: SmallJob) -> Record:
+    only: Record
     try:
         [(only, _)] = run_ranks(
             record, 1, small.job, request.device, None, False, timeout_s=request.timeout_s, device=request.device
