@@ -5,9 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.prover.differences import Record, RecordedShard, RecordedShards
-
-_LEAST_SHARE = 1e-3
+from meshwright.prover.differences import LEAST_SHARE, Record, RecordedShard, RecordedShards
 
 
 def buffer_problem(records: Sequence[Record], reference: Record, bar: float) -> str | None:
@@ -29,7 +27,7 @@ def buffer_problem(records: Sequence[Record], reference: Record, bar: float) -> 
 def _wrong(buffers: RecordedShards, references: RecordedShards, bar: float) -> Iterator[tuple[str, str]]:
     """Yield the buffers that differ, and by how much."""
     norms = [_norm(one.values) for one in references.values() if one.values.dtype.kind in "fc"]
-    least = _LEAST_SHARE * float(np.sqrt(np.mean(np.square(norms)))) if norms else 0.0
+    least = LEAST_SHARE * float(np.sqrt(np.mean(np.square(norms)))) if norms else 0.0
     for name, one in buffers.items():
         if name not in references or references[name].shape != one.shape:
             continue

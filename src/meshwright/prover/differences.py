@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from meshwright.spec.run.proof import Difference, DifferenceKind, ProofPrecision
 
-_LEAST_SHARE = 1e-3
+LEAST_SHARE = 1e-3
+"""Of the norm of a typical tensor: a difference is relative to no less."""
 
 
 class _Quantity(NamedTuple):
@@ -102,7 +103,7 @@ def _gradients(tensors: Tensors, references: Tensors, step: int, bar: float) -> 
 
 
 def _least(references: Tensors) -> float:
-    return _LEAST_SHARE * math.sqrt(sum(_norm(one) ** 2 for one in references.values()) / len(references))
+    return LEAST_SHARE * math.sqrt(sum(_norm(one) ** 2 for one in references.values()) / len(references))
 
 
 def _difference(what: _Quantity, distance: float, size: float, bar: float) -> Difference:
