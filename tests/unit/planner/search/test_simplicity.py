@@ -83,6 +83,7 @@ def test_memory_decides_between_equally_simple_layouts_that_are_as_fast() -> Non
     assert priced.total_s[roomier].min() > 1.01 * fastest_s
 
 
+@pytest.mark.slow
 def test_a_pick_that_is_as_simple_as_the_fastest_layout_is_not_called_simpler() -> None:
     recomputing = make_plan(ask("llama3-8b", 8, seq_len=8192, batch=128, compile="model"))
     pick, fastest = recomputing.pick, recomputing.fastest
