@@ -77,7 +77,7 @@ def resume(job: JobSource, *overrides: str, ranks: Positive | None = None) -> Tr
     """Continue training `job`, a job file or a run folder, from its newest checkpoint; return how it ended.
 
     `ranks` are those of `train`: None takes the layout's, or all CUDA devices, as `train --resume` does, not as many as
-    the run had; a checkpoint goes on with any number, to the same losses.
+    the run had; a checkpoint resumes on any number, to the same losses.
     """
     return train(job, *overrides, ranks=ranks, resume=True)
 

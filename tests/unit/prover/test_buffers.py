@@ -1,4 +1,4 @@
-"""Buffers that follow a rank's own samples are told; rounding, infinities of a mask and a rank's own parts are not."""
+"""Buffers that follow a rank's own samples are found; rounding, infinities of a mask and a rank's own parts pass."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def test_equal_buffers_rounding_and_parts_of_a_rank_hold() -> None:
     ],
 )
 def test_a_buffer_of_any_rank_that_differs_is_named(name: str, values: Any, how: str) -> None:
-    told = buffer_problem([record(), record(**{name: values})], record(), 1e-5)
-    assert told is not None
-    assert told.startswith(f"buffer {name} of rank 1 is not that of one process: {how}")
+    problem = buffer_problem([record(), record(**{name: values})], record(), 1e-5)
+    assert problem is not None
+    assert problem.startswith(f"buffer {name} of rank 1 is not that of one process: {how}")
 
 
 def test_a_shard_is_compared_with_the_elements_that_it_holds() -> None:
@@ -56,6 +56,6 @@ def test_a_shard_is_compared_with_the_elements_that_it_holds() -> None:
 
 
 def test_buffers_that_differ_are_counted() -> None:
-    told = buffer_problem([record(mean=np.zeros(4), count=np.array(4))], record(), 1e-5)
-    assert told is not None
-    assert told.endswith("; and 1 more")
+    problem = buffer_problem([record(mean=np.zeros(4), count=np.array(4))], record(), 1e-5)
+    assert problem is not None
+    assert problem.endswith("; and 1 more")
