@@ -149,6 +149,11 @@ def _torch_build(torch: Any, installed: str) -> Iterator[Finding]:
         yield Finding(group, "torch", f"{installed}, CPU build next to an NVIDIA driver", "missing", remedy)
     else:
         yield Finding(group, "torch", f"{installed}, {build} build")
+    # Imported here: it needs torch.
+    from meshwright.trainer.launch.host_process import takes_onednn
+
+    if takes_onednn():
+        yield Finding(group, "matmuls", "float32 on the processor by oneDNN: MKL, torch's own, is slower on AMD's")
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_gloo_available():
         yield Finding(group, "gloo", "available (ranks on processors)")

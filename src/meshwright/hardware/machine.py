@@ -36,11 +36,20 @@ def num_usable_cores() -> int:
 
 def processor_name() -> str:
     """Return the processor's name, such as "AMD EPYC", or its architecture where the system reports no name."""
+    return _processor_field("model name") or platform.machine() or "unknown processor"
+
+
+def is_amd_processor() -> bool:
+    """Return whether the processor says that AMD made it; False where the system does not say."""
+    return _processor_field("vendor_id") == "AuthenticAMD"
+
+
+def _processor_field(name: str) -> str:
     try:
-        match = re.search(r"^model name\s*:\s*(.+)$", _PROCESSORS.read_text(), re.MULTILINE)
+        match = re.search(rf"^{name}\s*:\s*(.+)$", _PROCESSORS.read_text(), re.MULTILINE)
     except OSError:
         match = None
-    return match[1].strip() if match else platform.machine() or "unknown processor"
+    return match[1].strip() if match else ""
 
 
 def usable_memory_bytes() -> int:

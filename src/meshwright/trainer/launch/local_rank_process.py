@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from meshwright.trainer.launch.host_allocator import keep_freed_memory
+from meshwright.trainer.launch.host_process import prepare_host_process
 
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 
@@ -76,7 +76,7 @@ def _call(order: Order, rank: int) -> Any:
             torch.cuda.set_device(rank)
         else:
             # As ranks of a run do: what is measured here predicts them.
-            keep_freed_memory(os.environ)
+            prepare_host_process(os.environ)
         dist.init_process_group(
             _BACKENDS[order.device],
             init_method=f"file://{order.folder}/store",

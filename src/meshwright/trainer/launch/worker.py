@@ -22,7 +22,7 @@ from meshwright.spec.job.job import Job
 from meshwright.spec.job.user_object import is_object_source
 from meshwright.spec.run.run import Run
 from meshwright.spec.step.estimate import Estimate
-from meshwright.trainer.launch.host_allocator import keep_freed_memory
+from meshwright.trainer.launch.host_process import prepare_host_process
 from meshwright.trainer.launch.ranks import Ranks
 from meshwright.trainer.run.loop import train
 from meshwright.trainer.run.open_run import claim
@@ -45,7 +45,7 @@ def train_as_rank(job: Job, run: Run, *, resume: bool, overwrite: bool, estimate
     keep_more_collectives()
     with Ranks.join(job.run) as ranks:
         if ranks.device.type == "cpu":
-            keep_freed_memory(os.environ)
+            prepare_host_process(os.environ)
         try:
             with Terminal(ranks, run) as terminal:
                 _claim_together(ranks, job, run, resume=resume, overwrite=overwrite)
