@@ -41,3 +41,14 @@ def test_no_compiler_is_told_and_how_to_get_one(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("PATH", str(tmp_path))
     assert machine.cpp_compiler() is None
     assert machine.compiler_install_command()
+
+
+@pytest.mark.parametrize(
+    ("text", "is_amd"), [("vendor_id\t: AuthenticAMD\n", True), ("vendor_id\t: GenuineIntel\n", False), ("", False)]
+)
+def test_the_maker_of_the_processor(
+    text: str, *, is_amd: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{text}cpu family\t: 26\n")
+    monkeypatch.setattr(machine, "_PROCESSORS", tmp_path / "cpuinfo")
+    assert machine.is_amd_processor() is is_amd
