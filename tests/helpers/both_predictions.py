@@ -19,6 +19,7 @@ from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.trace.timeline import Timeline
 from meshwright.spec.trace.traces import Traces
 from meshwright.tracer.programs.job_steps import layout_of
+from meshwright.tracer.programs.trace_ranks import device_type_of
 from meshwright.tracer.trace_job import TraceOptions, trace_job
 from meshwright.trainer.step.step_builder import TRAINER_STEP
 
@@ -69,5 +70,6 @@ def predict_both(
     layout = layout_of(resolved.job, num_ranks)
     estimate = judge(layout, request).estimate
     assert isinstance(estimate, Estimate)
-    traces = trace_job(TRAINER_STEP, resolved, num_ranks, how=TraceOptions(use_cache=False))
+    device = device_type_of(request.cluster.device)
+    traces = trace_job(TRAINER_STEP, resolved, num_ranks, device=device, how=TraceOptions(use_cache=False))
     return BothPredictions(resolved, request, layout, estimate, traces, simulate(traces, request.cluster))

@@ -1,6 +1,6 @@
 """calibrate: measures this machine as a device and a cluster of the user's own catalogue; needs torch."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,8 @@ from meshwright.app.results.result import Result
 from meshwright.calibrator.calibrated_machine import num_threads, this_machine
 from meshwright.calibrator.describe import CalibratedMachine, describe, unread_rates
 from meshwright.calibrator.measure import Measurements, mean_of, measure, slow_dtypes
-from meshwright.calibrator.profiled_step import profiled_steps, step_jobs
+from meshwright.calibrator.profiled_step import ProfiledStep, profiled_steps
+from meshwright.calibrator.step_jobs import step_jobs, whole_jobs, without_hooks
 from meshwright.calibrator.timing import CPU_SIZES, CUDA_SIZES
 from meshwright.errors import ConfigError, MeshwrightError
 from meshwright.hardware.catalogue import user_folder
@@ -121,11 +122,20 @@ def measured_machine(
         steps = []
         # The host's clock does not time an accelerator's operators.
         if device_type == "cpu":
-            jobs = [(job.model_dump_json(), ".") for job in step_jobs(num_ranks, slow_dtypes(measured))]
-            of_jobs = TRAINER_STEP.whole, jobs, threads, duration_s
-            watched = _on_ranks(num_ranks, duration_s, device_type, profiled_steps, *of_jobs)
-            steps = [step for of_rank in watched for step in of_rank]
+            steps = _profiled(num_ranks, duration_s, threads, slow_dtypes(measured))
     return describe(machine, menu, measured, steps)
+
+
+def _profiled(num_ranks: int, duration_s: float, threads: int, slow: Sequence[str]) -> list[ProfiledStep]:
+    """Return the profiled steps of small jobs of all ranks, with what is FSDP's apart from operators."""
+    jobs = list(step_jobs(num_ranks, slow))
+    words = [(job.model_dump_json(), ".") for job in (*jobs, *whole_jobs(jobs, num_ranks))]
+    of_jobs = TRAINER_STEP.whole, words, threads, duration_s
+    steps = list[ProfiledStep]()
+    for of_rank in _on_ranks(num_ranks, duration_s, "cpu", profiled_steps, *of_jobs):
+        sharded, whole = of_rank[: len(jobs)], of_rank[len(jobs) :]
+        steps += [without_hooks(*pair) for pair in zip(sharded, whole, strict=False)] + sharded[len(whole) :]
+    return steps
 
 
 def _is_noisy(machine: CalibratedMachine, measured: Measurements) -> bool:

@@ -167,7 +167,7 @@ def _op_lines(machine: CalibratedMachine, samples: Sequence[OpSample]) -> tuple[
 def _link(machine: CalibratedMachine, measured: Measurements, steps: Sequence[ProfiledStep]) -> Link:
     """Return the link between ranks: a line per collective, and ring-step bandwidth and latency from all-gathers."""
     memory = _memory_rate(machine, measured).value
-    lines = dict(collective_lines(measured, machine.num_ranks, memory).by_group)
+    lines = dict(collective_lines(measured, memory).by_group)
     if steps:
         lines["exchange", machine.num_ranks] = exchange_line(steps)
     num_steps = machine.num_ranks - 1
@@ -192,4 +192,4 @@ def unread_rates(machine: CalibratedMachine, measured: Measurements) -> tuple[st
     """Return a sentence for each collective of which noise left no rate to read; raises as `describe` does."""
     if machine.num_ranks == 1:
         return ()
-    return collective_lines(measured, machine.num_ranks, _memory_rate(machine, measured).value).notes
+    return collective_lines(measured, _memory_rate(machine, measured).value).notes

@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from meshwright.calibrator.timing import BlockStep, SizeGrid, Stopwatch, block_step_seconds, host_seconds
+from meshwright.calibrator.collective_seconds import collective_seconds
+from meshwright.calibrator.timing import SizeGrid, Stopwatch, host_seconds
 from meshwright.models.contract import next_token_loss
 from meshwright.models.rope import rotate
-from meshwright.parallelism.collectives import all_gather_dim, all_reduce_sum, exchange_rows, reduce_scatter_dim
 from meshwright.spec.machine.device import CollectiveKind, MemoryOp
 
 _MOST_ROUNDS, _ROUND_S = 3, 5.0
@@ -44,8 +44,7 @@ class Measurements:
     forward_memory_op_s: dict[tuple[MemoryOp, str, int], float]
     backward_memory_op_s: dict[tuple[MemoryOp, str, int], float]
     collective_s: dict[tuple[CollectiveKind, int, int], float]
-    """Of all ranks and of subgroups; empty with one rank, like block_step_s."""
-    block_step_s: dict[tuple[BlockStep, int], float]
+    """Of all ranks and of subgroups; empty with one rank."""
     host_s: dict[str, float]
     """Host seconds per kernel of an eager model, under "kernel"."""
 
@@ -63,7 +62,7 @@ def measure(device_type: str, sizes: SizeGrid, duration_s: float, num_threads: i
     slowdowns = _slowdowns(sizes.dtypes, watch)
     rounds = [_round(sizes, watch, slowdowns) for _ in range(num_rounds)]
     best, usual = _combine(rounds, min), _combine(rounds, statistics.median)
-    return replace(best, collective_s=usual.collective_s, block_step_s=usual.block_step_s)
+    return replace(best, collective_s=usual.collective_s)
 
 
 def mean_of(ranks: Sequence[Measurements]) -> Measurements:
@@ -116,7 +115,6 @@ def _round(sizes: SizeGrid, watch: Stopwatch, slowdowns: dict[str, int]) -> Meas
         forward_memory_op_s={at: forward for at, (forward, _) in memory_ops.items()},
         backward_memory_op_s={at: back for at, (_, back) in memory_ops.items() if back is not None},
         collective_s=collective_seconds(sizes, together) if has_peers else {},
-        block_step_s=block_step_seconds(sizes.block_widths, together) if has_peers else {},
         host_s={"kernel": host_seconds(own)},
     )
 
@@ -226,86 +224,3 @@ def _parameter_ops(num_elements: int, device: torch.device) -> dict[MemoryOp, Ca
         parameter.grad = torch.randn_like(parameter)
     optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=True)
     return {"update": optimizer.step, "clip": partial(nn.utils.clip_grad_norm_, parameters, 1.0)}
-
-
-_BYTES_PER_ELEMENT = 4
-# A matmul of about a millisecond on one core.
-_WORK_ROWS, _WORK_WIDTH = 256, 512
-
-
-def collective_seconds(sizes: SizeGrid, watch: Stopwatch) -> dict[tuple[CollectiveKind, int, int], float]:
-    """Return the seconds of each kind of collective, by (kind, ranks, bytes of the whole tensor).
-
-    Ranks are 2, 4, ... and all; groups of fewer ranks run at the same time, like those of a mesh axis.
-    """
-    took_s = {}
-    for num_ranks in _group_sizes(dist.get_world_size()):
-        group = _own_group(num_ranks)
-        for num_bytes in sizes.collective_bytes:
-            for kind, call in _collectives(num_bytes, group, watch.device).items():
-                took_s[kind, num_ranks, num_bytes] = _added_s(call, watch)
-    return took_s
-
-
-def _added_s(call: Callable[[], object], watch: Stopwatch) -> float:
-    """Return the seconds that a collective adds to computation.
-
-    On a CPU that is more than it takes alone: communication threads share cores with computation, ranks arrive at
-    different times, and sent data has left the caches.
-    """
-    alone_s = watch.seconds(call)
-    if watch.device.type != "cpu":
-        return alone_s
-    x, weight = torch.randn(_WORK_ROWS, _WORK_WIDTH), torch.randn(_WORK_WIDTH, _WORK_WIDTH)
-
-    def both() -> None:
-        x @ weight
-        call()
-
-    return max(alone_s, watch.seconds(both) - watch.seconds(lambda: x @ weight))
-
-
-def _group_sizes(num_ranks: int) -> list[int]:
-    """Return the powers of two that divide the ranks, and their number itself."""
-    sizes = [size for power in range(1, 10) if num_ranks % (size := 2**power) == 0]
-    return sorted({*sizes, num_ranks})
-
-
-def _own_group(num_ranks: int) -> dist.ProcessGroup:
-    """Return this rank's group of `num_ranks` consecutive ranks; a collective."""
-    firsts = range(0, dist.get_world_size(), num_ranks)
-    groups = [dist.new_group(list(range(first, first + num_ranks))) for first in firsts]
-    own = groups[dist.get_rank() // num_ranks]
-    assert isinstance(own, dist.ProcessGroup)
-    return own
-
-
-def _collectives(
-    num_bytes: int, group: dist.ProcessGroup, device: torch.device
-) -> dict[CollectiveKind, Callable[[], object]]:
-    """Return a call of each kind whose whole tensor has `num_bytes`, rounded to a multiple of the ranks."""
-    num_ranks = group.size()
-    share = max(1, num_bytes // _BYTES_PER_ELEMENT // num_ranks)
-    whole, other = (torch.zeros(share * num_ranks, device=device) for _ in range(2))
-    rows, each = whole.view(num_ranks, share), [1] * num_ranks
-    # Tensor parallelism shards the second dim, the sequence, which needs a copy.
-    pairs = max(1, share // 2)
-    part_of_two, whole_of_two = (torch.zeros(2, size, device=device) for size in (pairs, pairs * num_ranks))
-    return {
-        "all-gather": partial(all_gather_dim, part_of_two, 1, group),
-        "reduce-scatter": partial(reduce_scatter_dim, whole_of_two, 1, group),
-        "all-reduce": partial(all_reduce_sum, whole, group),
-        "all-to-all": partial(exchange_rows, rows, each, each, group),
-        "send": partial(_send_to_next, whole, other, group),
-    }
-
-
-def _send_to_next(outgoing: Tensor, incoming: Tensor, group: dist.ProcessGroup) -> None:
-    """Send to the next rank of the group and receive from the previous one, like pipeline stages."""
-    rank, num_ranks = group.rank(), group.size()
-    exchange = [
-        dist.P2POp(dist.isend, outgoing, group=group, group_peer=(rank + 1) % num_ranks),
-        dist.P2POp(dist.irecv, incoming, group=group, group_peer=(rank - 1) % num_ranks),
-    ]
-    for work in dist.batch_isend_irecv(exchange):
-        work.wait()

@@ -1,4 +1,4 @@
-"""Operator costs in a training step, including host time before each operator, and the small jobs that are profiled.
+"""Operator costs in a training step, including host time before each operator.
 
     seconds = inside the operator + share x between the previous operator and this one
 
@@ -13,8 +13,8 @@ import importlib
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,7 +27,6 @@ from meshwright.parallelism.torch_private.torch_dispatch import (
     signature_of,
     tensors_in,
 )
-from meshwright.spec.job.job import Job
 from meshwright.spec.trace.trace import Signature
 
 _MOST_STEPS = 7
@@ -168,55 +167,3 @@ class _OpTimer(TorchDispatchMode):
                 func, inputs, outputs, is_causal=is_causal_attention(func, args, kwargs)
             )
         self.rows[key].append(took_s)
-
-
-_NUM_MICROBATCHES = 2
-
-
-@dataclass(frozen=True)
-class _Shape:
-    dim: int
-    num_heads: int
-    num_kv_heads: int
-    ffn_dim: int
-    seq_len: int
-    microbatch_size: int
-    dtype: str = "float32"
-
-
-_SHAPES = (
-    _Shape(64, 4, 2, 192, 128, 2),
-    _Shape(192, 4, 2, 576, 192, 2),
-    _Shape(320, 5, 5, 1024, 384, 1),
-    _Shape(96, 6, 2, 256, 768, 1),
-    _Shape(512, 8, 4, 1536, 96, 4),
-    _Shape(160, 4, 2, 448, 1536, 1),
-    _Shape(192, 4, 2, 576, 192, 2, "bfloat16"),
-    _Shape(320, 5, 5, 1024, 384, 1, "bfloat16"),
-)
-"""Widths from CPU-bound to compute-bound, sequences from short to long; none of a preset."""
-
-
-_FEWER_TOKENS = 8
-"""Times fewer tokens a sequence in a dtype without kernels, whose steps would take seconds."""
-
-
-def step_jobs(num_ranks: int, slow_dtypes: Collection[str] = ()) -> Iterator[Job]:
-    """Yield each job, for `num_ranks` ranks that shard the model; with short sequences in `slow_dtypes`."""
-    for shape in _SHAPES:
-        if shape.dtype in slow_dtypes:
-            shape = replace(shape, seq_len=shape.seq_len // _FEWER_TOKENS, microbatch_size=1)
-        options = {
-            **{"dim": shape.dim, "head_dim": shape.dim // shape.num_heads, "ffn_dim": shape.ffn_dim},
-            **{"num_heads": shape.num_heads, "num_kv_heads": shape.num_kv_heads, "num_layers": 2},
-        }
-        global_batch_size = _NUM_MICROBATCHES * shape.microbatch_size * num_ranks
-        yield Job.from_dict(
-            {
-                "model": {"source": "llama-1m", "options": options},
-                "data": {"source": "stdlib"},
-                "train": {"steps": 10, "seq_len": shape.seq_len, "global_batch_size": global_batch_size},
-                "precision": {"compute": shape.dtype},
-                "layout": {"dp_shard": -1, "microbatch_size": shape.microbatch_size},
-            }
-        )

@@ -1,4 +1,4 @@
-"""Timing of calls that all ranks make at the same time, tiny steps among them; grids of sizes to time.
+"""Timing of calls that all ranks make at the same time, a tiny step among them; grids of sizes to time.
 
 Ranks of one machine share memory bandwidth, caches and power, so a rank alone is faster than in training. All ranks
 start each measurement together and make as many calls as the slowest rank has time for.
@@ -12,13 +12,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from meshwright.models.llama import LlamaBlock
 from meshwright.models.rope import rope_tables
@@ -99,15 +97,9 @@ class _CallCycle:
         self._kept.append(next(self._next)())
 
 
-BlockStep = Literal["plain", "gathered", "reduced"]
-"""Unsharded; sharded by FSDP with all-gathers in forward and backward; with reduction of gradients too."""
-
-NUM_BLOCKS = 4
-"""Blocks of each of these steps."""
-
-# Few for CPU-bound steps; many to keep cores busy during all-gathers, as in training.
-_FEW_TOKENS, _MANY_TOKENS = 4, 128
-_SMALLEST_WIDTH = 32
+_NUM_BLOCKS = 4
+# So few and so narrow that steps are CPU-bound.
+_FEW_TOKENS, _SMALLEST_WIDTH = 4, 32
 
 
 def host_seconds(watch: Stopwatch) -> float:
@@ -119,21 +111,6 @@ def host_seconds(watch: Stopwatch) -> float:
     return watch.seconds(step) / count_kernels(counted)
 
 
-def block_step_seconds(widths: tuple[int, ...], watch: Stopwatch) -> dict[tuple[BlockStep, int], float]:
-    """Return the seconds of a step of NUM_BLOCKS blocks, by (sharding, bytes of one block)."""
-    took_s: dict[tuple[BlockStep, int], float] = {}
-    for width in widths:
-        plain, sharded = (_Step(width, _MANY_TOKENS, watch.device) for _ in range(2))
-        num_bytes = sum(parameter.nbytes for parameter in plain.blocks.each[0].parameters())
-        _shard(sharded.blocks, watch.device)
-        took_s["plain", num_bytes] = watch.seconds(plain)
-        _reduce(sharded.blocks, is_on=False)
-        took_s["gathered", num_bytes] = watch.seconds(sharded)
-        _reduce(sharded.blocks, is_on=True)
-        took_s["reduced", num_bytes] = watch.seconds(sharded)
-    return took_s
-
-
 class _Step:
     """Callable: forward and backward of a few blocks of Llama on `num_tokens` tokens."""
 
@@ -141,7 +118,7 @@ class _Step:
         architecture = LlamaArchitecture(
             vocab_size=32,
             dim=width,
-            num_layers=NUM_BLOCKS,
+            num_layers=_NUM_BLOCKS,
             num_heads=4,
             num_kv_heads=2,
             head_dim=width // 4,
@@ -157,10 +134,7 @@ class _Step:
 
 
 class _Blocks(nn.Module):
-    """Sequence of Llama blocks: the FSDP root, without parameters of its own.
-
-    Not a ModuleList, which fully_shard() rejects up to torch 2.11, even with a forward.
-    """
+    """Sequence of Llama blocks."""
 
     def __init__(self, architecture: LlamaArchitecture) -> None:
         super().__init__()
@@ -171,26 +145,6 @@ class _Blocks(nn.Module):
         for block in self.each:
             x_BSD = block(x_BSD, cos_SH, sin_SH)
         return x_BSD
-
-
-def _shard(blocks: _Blocks, device: torch.device) -> None:
-    """Shard as in parallelism/data/fully_sharded.py: prefetch of one block, sums without division."""
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    units: list[FSDPModule] = [fully_shard(block, mesh=mesh, reshard_after_forward=True) for block in blocks.each]
-    fully_shard(blocks, mesh=mesh)
-    for unit in units:
-        unit.set_gradient_divide_factor(1.0)
-        unit.set_force_sum_reduction_for_comms(True)
-    for before, after in itertools.pairwise(units):
-        before.set_modules_to_forward_prefetch([after])
-        after.set_modules_to_backward_prefetch([before])
-
-
-def _reduce(blocks: nn.Module, *, is_on: bool) -> None:
-    assert isinstance(blocks, FSDPModule)
-    blocks.set_requires_gradient_sync(is_on)
-    # As between microbatches: parameters are resharded after backward.
-    blocks.set_reshard_after_backward(True)
 
 
 @dataclass(frozen=True)
@@ -213,8 +167,6 @@ class SizeGrid:
     """Elements of memory-bound operations."""
     collective_bytes: tuple[int, ...]
     """Bytes of the whole tensor of collectives."""
-    block_widths: tuple[int, ...]
-    """Widths of FSDP-sharded blocks of about 15 x width^2 parameters."""
 
     @property
     def num_points(self) -> int:
@@ -235,7 +187,6 @@ CPU_SIZES = SizeGrid(
     num_heads=4,
     num_elements=(16 * KiB, 128 * KiB, 512 * KiB, 2 * MiB),
     collective_bytes=(4 * KiB, 64 * KiB, 1 * MiB, 16 * MiB),
-    block_widths=(32, 128, 256),
 )
 """For a rank on one or a few CPU cores: small models, caches of KiB and MiB."""
 
@@ -248,6 +199,5 @@ CUDA_SIZES = SizeGrid(
     num_heads=64,
     num_elements=(64 * KiB, 1 * MiB, 16 * MiB, 64 * MiB),
     collective_bytes=(64 * KiB, 1 * MiB, 16 * MiB, 256 * MiB),
-    block_widths=(32, 512, 2048),
 )
 """For an accelerator."""

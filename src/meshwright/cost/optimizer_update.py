@@ -104,7 +104,7 @@ class UpdateCost:
         others = parallel.updated - hidden - self.matrix_elements
         self.moved_bytes = others * (of_others + gradient_bytes) + self.matrix_elements * (of_matrix + gradient_bytes)
         """Bytes through a rank's memory."""
-        joined = _NUM_JOINED_KERNELS + configs.each(_num_tensors) / configs.layouts.pp
+        joined = _NUM_JOINED_KERNELS + configs.each(num_tensors) / configs.layouts.pp
         kernels = np.where(
             configs.has(lambda setup: setup.stack.joins_update), joined, _NUM_KERNELS + self._muon_kernels
         )
@@ -165,7 +165,7 @@ def is_plain(workload: Workload) -> bool:
     return (workload.optimizer, workload.optimizer_state_dtype) == ("adamw", "float32")
 
 
-def _num_tensors(setup: TrainingSetup) -> float:
+def num_tensors(setup: TrainingSetup) -> float:
     """Return the parameters of the model, as tensors."""
     return float(sum(group.count * sum(map(num_tensors_of, group.ops)) for group in setup.model.groups))
 

@@ -40,6 +40,7 @@ from meshwright.spec.model.op import (
     Rope,
     computed_context,
 )
+from meshwright.spec.step.gradient_sums import sizes_summed_alone
 
 BLOCK, FIRST, LAST = 0, 1, 2
 """Kinds of blocks: one block of a group, what stands before the blocks, what stands after them."""
@@ -94,6 +95,10 @@ class BlockTable:
     num_ops: Floats
     num_tensors: Floats
     """Parameters as tensors: weights and biases."""
+    num_large_tensors: Floats
+    """Those of them whose gradients in float32 replicas sum one by one (spec/step/gradient_sums.py)."""
+    large_parameters: Floats
+    """Elements of these."""
     num_biases: Floats
     """Of matmuls."""
     has_rope: Floats
@@ -194,6 +199,7 @@ def _block_row(group: BlockGroup, kind: int, partition: Partition) -> dict[str, 
     own_forward, own_backward = own_elements(group.ops, partition)
     biases = [op for op in group.ops if isinstance(op, Elementwise) and op.role == "bias"]
     plain = [op for op in group.ops if op not in biases]
+    large = [size for op in group.ops for size in sizes_summed_alone(op)]
     values = {
         "kind": zero + kind,
         "count": zero + group.count,
@@ -218,6 +224,8 @@ def _block_row(group: BlockGroup, kind: int, partition: Partition) -> dict[str, 
         "early_terms_share": np.where(partition.tp > 1, early_terms_share(group), 0.0),
         "num_ops": zero + len(group.ops),
         "num_tensors": zero + sum(num_tensors_of(op) for op in group.ops),
+        "num_large_tensors": zero + len(large),
+        "large_parameters": zero + sum(large),
         "num_biases": zero + sum(isinstance(op, Matmul) and op.has_bias for op in group.ops),
         "has_rope": zero + any(isinstance(op, Rope) for op in group.ops),
         "num_tp_collectives": zero + _num_tp_collectives(group, partition),

@@ -1,10 +1,9 @@
 """simulate(): the traced step of every rank, executed on a cluster; device_model(): how long its parts take there.
 
 device_model(): durations and memory of a step on an accelerator with streams, or on a host that computes itself.
-Where the host computes and also moves the bytes (gloo), nothing overlaps: each member's stream is busy for the whole
-communication op, and state that data-parallel ranks share takes its measured time (CollectivePoint "exchange"; the
-planner's equivalent is cost/host/host_step.py). The host's own seconds are part of the measured operators, as is the
-slowdown of concurrent communication.
+Where the host computes and also moves the bytes (gloo), nothing overlaps: each member's stream is busy for as long as a
+communication op takes or adds to computation (engine/host_comm_ops.py). The host's own seconds are part of the measured
+operators, as is the slowdown of concurrent communication.
 """
 
 from abc import ABC, abstractmethod
@@ -12,7 +11,6 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwright.cost.compute.op_time import op_seconds
 from meshwright.cost.constants import fitted_constants
@@ -26,6 +24,7 @@ from meshwright.simulator.engine.build_timeline import intervals_of, timeline_of
 from meshwright.simulator.engine.collective_times import CommOpTimes, comm_op_times, our_stack_on
 from meshwright.simulator.engine.conditions import USUAL, Conditions, comm_ops_under, records_under
 from meshwright.simulator.engine.execute import Costs, execute
+from meshwright.simulator.engine.host_comm_ops import host_comm_op_s
 from meshwright.simulator.engine.matching import CommOps, match
 from meshwright.simulator.engine.noisy_execution import noisy_execution
 from meshwright.simulator.engine.program import RecordTimes, on_one_stream
@@ -34,7 +33,7 @@ from meshwright.simulator.memory.allocator import Allocator
 from meshwright.simulator.memory.memory_curve import Totals, cached_totals, memory_of, uncached_totals
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.trace.timeline import Floats, Timeline, TimelineSource
-from meshwright.spec.trace.trace import NONE, RecordKind, Trace
+from meshwright.spec.trace.trace import RecordKind, Trace
 from meshwright.spec.trace.traces import Traces
 
 
@@ -84,7 +83,6 @@ def _source(traces: Traces, cluster: Cluster, name: str) -> TimelineSource:
 
 _BACKWARD, _OPTIMIZER = "backward", "optimizer"
 """The phase that only training steps have."""
-_SHARING_AXES = ("fsdp", "fsdp_reduce")
 
 
 class DeviceModel(ABC):
@@ -174,13 +172,7 @@ class HostModel(DeviceModel):
     can_offload = False
 
     def _costs(self, traces: Traces, comm_ops: CommOps, times: CommOpTimes) -> Costs:
-        took_s, link = times.latency_s + times.wire_s, self.cluster.intra_node
-        point = next((one for one in link.collectives if one.kind == "exchange"), None) if link else None
-        if point is not None:
-            for rank, trace in traces.traces.items():
-                rows = np.flatnonzero(_shares_state(trace) & (comm_ops.of_record[rank] != NONE))
-                exchanged_s = point.latency_s.value + trace.records.num_bytes[rows] / point.bytes_per_s.value
-                took_s[comm_ops.of_record[rank][rows]] = exchanged_s
+        took_s = host_comm_op_s(traces, comm_ops, times, self.cluster)
         # The last is for -1, no communication op.
         comm_s = np.append(took_s, 0.0)
         records = {
@@ -199,9 +191,3 @@ class HostModel(DeviceModel):
 def device_model(cluster: Cluster) -> DeviceModel:
     """Return the model of a cluster's devices."""
     return HostModel(cluster) if cluster.device.is_host else AcceleratorModel(cluster)
-
-
-def _shares_state(trace: Trace) -> NDArray[np.bool_]:
-    """Return which records are collectives over the FSDP axis [records]."""
-    is_axis = np.array([*(name in _SHARING_AXES for name in trace.group_names), False])
-    return np.asarray(is_axis[trace.records.group], np.bool_)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from meshwright.calibrator.op_lines import exchange_line, fitted_lines
-from meshwright.calibrator.profiled_step import OpSample, ProfiledStep, profiled_step, step_jobs
+from meshwright.calibrator.profiled_step import OpSample, ProfiledStep, profiled_step
+from meshwright.calibrator.step_jobs import step_jobs, whole_jobs, without_hooks
 from meshwright.spec.trace.trace import Signature, TensorShape
 
 SIZES = (2**14, 2**17, 2**20)
@@ -71,6 +72,21 @@ def test_a_watched_step_has_a_sample_of_every_operator() -> None:
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_every_job_that_is_watched_is_valid(num_ranks: int) -> None:
-    for job in step_jobs(num_ranks):
+    jobs = list(step_jobs(num_ranks))
+    for job in (*jobs, *whole_jobs(jobs, num_ranks)):
         assert job.problems() == []
         assert job.num_microbatches(job.layout.resolve(num_ranks)) == 2
+
+
+def test_what_hooks_take_before_operators_counts_with_the_collectives() -> None:
+    of_fsdp, shared = added(8, 5e-5, "fsdp.chunk_cat.default"), added(16, 3e-5)
+    sharded = ProfiledStep([shared, of_fsdp], 4, 100, 1e-3)
+    whole = ProfiledStep([added(16, 1e-5), added(32, 2e-5)], 1, 8, 0.0)
+    apart = without_hooks(sharded, whole)
+    seconds = {sample.signature: sample.mean_s for sample in apart.ops}
+    assert seconds[shared.signature] == 1e-5
+    assert seconds[of_fsdp.signature] == 5e-5
+    assert seconds[added(32, 0.0).signature] == 2e-5
+    # Ten calls of the operator both have.
+    assert apart.exchanges_s == pytest.approx(1e-3 + 10 * 2e-5)
+    assert (apart.num_exchanges, apart.exchanged_bytes) == (4, 100)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from meshwright.spec.machine.device import (
 from meshwright.spec.model.model_spec import model_spec
 from meshwright.spec.model.op import CoreAttention
 from meshwright.spec.model.presets import PRESETS
+from meshwright.spec.model.weight_shapes import weight_shapes
 from meshwright.spec.step.estimate import StepDecomposition
 
 SOURCE = Source(title="made up", date="2026", kind="measured")
@@ -99,14 +101,17 @@ def machine(device: Device = DEVICE) -> Cluster:
         name="gloo",
         bytes_per_s=figure(1e9),
         collectives=(
-            collective("unshard", 1e-3, 1e9),
-            collective("reduce-grads", 2e-3, 5e8),
+            collective("exchange", 1e-3, 1e9),
             collective("all-reduce", 1e-4, 1e9),
+            collective("async-all-reduce", 5e-5, 2e9),
         ),
     )
     return Cluster(
         name="mine", title="mine", device=device, num_devices=2, devices_per_node=2, intra_node=link, source=SOURCE
     )
+
+
+SLOW_HOST = DEVICE.replace(host_launch_s=figure(3e-5))
 
 
 def of(device: Device = DEVICE, **workload: Any) -> TrainingSetup:
@@ -118,15 +123,18 @@ def step(setup: TrainingSetup, **layout: Any) -> StepDecomposition:
     return step_times(configs(setup, Layout(**layout))).decomposition(0)
 
 
-def host_s(**workload: Any) -> float:
+def host_s(microbatch_size: int = 1, **workload: Any) -> float:
     """Return the host's own seconds of a step, of which a device that takes three times as long has three."""
-    slow = DEVICE.replace(host_launch_s=figure(3e-5))
-    more = step(of(slow, **workload)).memory_bound_ops_s - step(of(**workload)).memory_bound_ops_s
-    return more / 2
+    setups = (of(SLOW_HOST, **workload), of(**workload))
+    slow, usual = (step(one, microbatch_size=microbatch_size).memory_bound_ops_s for one in setups)
+    return (slow - usual) / 2
 
 
 MODEL = model_spec(PRESETS["llama-1m"])
 TOKENS = BATCH * SEQ_LEN
+PARAMETERS = sum(group.count * group.num_parameters for group in MODEL.groups)
+SHAPES = weight_shapes(PRESETS["llama-1m"]).values()
+NUM_TENSORS = len(SHAPES)
 MATMUL_FLOPS = 6 * TOKENS * sum(group.count * group.num_matmul_parameters for group in MODEL.groups)
 
 
@@ -164,12 +172,24 @@ def test_what_moves_numbers_takes_what_was_measured() -> None:
     block = 2 * sizes.dim + rope + sizes.ffn_dim + 2 * sizes.dim  # norms, rope, gate, residual additions
     ends = sizes.dim + sizes.dim + sizes.vocab_size  # embedding, last norm, loss
     elements = TOKENS * (sizes.num_layers * block + ends)
-    assert step(of()).memory_bound_ops_s - host_s() == pytest.approx(elements / 1e8 + elements / 5e7)
+    # Of one microbatch, whose gradients are added to none.
+    taken = step(of(), microbatch_size=BATCH).memory_bound_ops_s - host_s(microbatch_size=BATCH)
+    assert taken == pytest.approx(elements / 1e8 + elements / 5e7)
+
+
+def test_gradients_of_microbatches_are_added_up() -> None:
+    one, two = (
+        step(of(), microbatch_size=size).memory_bound_ops_s - host_s(microbatch_size=size)
+        for size in (BATCH, BATCH // 2)
+    )
+    # Two numbers are read and one is written; an addition that was timed reads one and writes one.
+    assert two - one == pytest.approx(1.5 * PARAMETERS / 1e8)
 
 
 def test_the_update_takes_what_was_measured() -> None:
-    parameters = sum(group.count * group.num_parameters for group in MODEL.groups)
-    assert step(of()).optimizer_s == pytest.approx(parameters / 1e8 + parameters / 4e8)
+    # Scaling moves two thirds of what clipping does, and each tensor has a kernel of each, of norm and of update.
+    starts_s = 4 * NUM_TENSORS * 1e-5
+    assert step(of()).optimizer_s == pytest.approx(PARAMETERS / 1e8 + 5 / 3 * PARAMETERS / 4e8 + starts_s)
 
 
 def test_a_hosts_seconds_add_where_it_computes_itself() -> None:
@@ -195,10 +215,19 @@ def test_units_are_gathered_for_each_pass_and_reduced_as_often_as_asked(
         (sum(group.num_parameters for group in MODEL.groups if group not in blocks), 1, num_microbatches),
     ):
         num_bytes = 4 * num_parameters
-        total += count * (gathers * (1e-3 + num_bytes / 1e9) + num_reductions * (2e-3 + num_bytes / 5e8))
+        total += count * (gathers + num_reductions) * (1e-3 + num_bytes / 1e9)
     assert taken.dp_communication_s == pytest.approx(total)
     assert taken.other_communication_s == pytest.approx(2 * (1e-4 + 8 / 1e9))
     assert step(of()).dp_communication_s == 0
+
+
+def test_replicas_sum_large_gradients_next_to_backward_and_small_ones_at_once() -> None:
+    sizes = [4 * prod(shape) for shape in SHAPES]
+    large = [size for size in sizes if size >= 64 * 1024]
+    assert len(large) == 22
+    expected_s = sum(5e-5 + size / 2e9 for size in large) + 1e-4 + (sum(sizes) - sum(large)) / 1e9
+    taken = step(of(), dp_replicate=2, microbatch_size=2)
+    assert taken.dp_communication_s == pytest.approx(expected_s)
 
 
 def test_what_nobody_measured_is_priced_as_without_it() -> None:

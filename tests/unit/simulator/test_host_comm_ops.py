@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hand_traces import ALL_GATHER, Script, all_of
+from hand_traces import ALL_GATHER, ALL_REDUCE, Script, all_of
 from meshwright.cost.compute.op_time import op_seconds
 from meshwright.hardware.catalogue import load_device
 from meshwright.simulator.simulate_step import simulate
@@ -67,3 +67,25 @@ def test_what_steps_were_seen_to_take_for_sharing_comes_first() -> None:
     traces = all_of(rank(0), rank(1))
     plain_s, seen_s = (simulate(traces, host_cluster(*more), "by hand").step_s for more in ((), (seen,)))
     assert seen_s - plain_s == pytest.approx(5e-3 - LATENCY_S, rel=0.01)
+
+
+@pytest.mark.parametrize("computes_meanwhile", [True, False])
+def test_an_all_reduce_takes_what_it_adds_to_computation_if_there_is_any(computes_meanwhile: bool) -> None:
+    plain = CollectivePoint(kind="all-reduce", num_ranks=2, latency_s=figure(4e-3), bytes_per_s=figure(BYTES_PER_S))
+    adds = CollectivePoint(kind="async-all-reduce", num_ranks=2, latency_s=figure(5e-4), bytes_per_s=figure(2e9))
+
+    def summing(number: int) -> Script:
+        script = Script(number, 2, device="cpu")
+        work = script.collective((0, 1), op=ALL_REDUCE, axis="dp_replicate", num_bytes=NUM_BYTES)
+        if computes_meanwhile:
+            script.op()
+        script.wait(work)
+        if not computes_meanwhile:
+            script.op()
+        return script
+
+    cluster, traces = host_cluster(plain, adds), all_of(summing(0), summing(1))
+    op_s = max(op_seconds(traces.traces[0].signatures, cluster.device))
+    whole_s, added_s = 4e-3 + NUM_BYTES / BYTES_PER_S, 5e-4 + NUM_BYTES / 2e9
+    expected_s = op_s + (added_s if computes_meanwhile else whole_s)
+    assert simulate(traces, cluster, "by hand").step_s == pytest.approx(expected_s, rel=0.01)

@@ -73,6 +73,13 @@ def all_reduce_s(total_bytes: ArrayLike, group: RankGroup, fabric: Fabric) -> Fl
     return where_measured("all-reduce", total_bytes, fastest_s, group, fabric)
 
 
+def async_all_reduce_s(total_bytes: ArrayLike, group: RankGroup, fabric: Fabric) -> Floats:
+    """Return the seconds that an all-reduce adds to computation on the same cores, which goes on until it is waited
+    for; those of the whole all-reduce where that was not measured.
+    """
+    return where_measured("async-all-reduce", total_bytes, all_reduce_s(total_bytes, group, fabric), group, fabric)
+
+
 def where_measured(
     kind: CollectiveKind, num_bytes: ArrayLike, formula_s: Floats, group: RankGroup, fabric: Fabric
 ) -> Floats:

@@ -16,7 +16,14 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from meshwright.cost.communication.collective import RankGroup, all_gather_s, all_reduce_s, group_of, reduce_scatter_s
+from meshwright.cost.communication.collective import (
+    RankGroup,
+    all_gather_s,
+    all_reduce_s,
+    async_all_reduce_s,
+    group_of,
+    reduce_scatter_s,
+)
 from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import Bools, Floats, Ints, LayoutTable, Passes
@@ -61,6 +68,11 @@ class DataParallel:
         """Parameters that one rank updates."""
         self.updated_in_blocks = self._of_model(blocks.dense_parameters, is_block) / layouts.pp / shards + experts
         """Those of blocks."""
+        everything = np.ones(len(blocks.key), np.bool_)
+        self.num_large_tensors = self._of_model(blocks.num_large_tensors, everything)
+        """Parameters of the model whose gradients are summed one by one where they are summed in place."""
+        self.large_parameters = self._of_model(blocks.large_parameters, everything)
+        """Elements of these."""
         self.num_blocks = self._of_model(np.ones(len(blocks.key)), is_block)
         """Of the model."""
 
@@ -137,6 +149,18 @@ def replicas_all_reduce_s(dp: DataParallel, row: Ints, fabric: Fabric) -> tuple[
     """Return the groups of replicas, and the seconds in which one block's gradient shards are summed over them."""
     replicas = dp.replica_group(fabric)
     return replicas, all_reduce_s(dp.shard(row) * dp.reduce_bytes, replicas, fabric)
+
+
+def sums_in_place_s(dp: DataParallel, fabric: Fabric) -> Floats:
+    """Return the seconds of summing gradients over replicas where they are (parallelism/data/replica_sums.py): large
+    ones one by one next to backward, small ones at once after it.
+    """
+    replicas, number = dp.replica_group(fabric), np.maximum(dp.num_large_tensors, 1)
+    large_s = dp.num_large_tensors * async_all_reduce_s(
+        dp.large_parameters * dp.reduce_bytes / number, replicas, fabric
+    )
+    small = np.maximum(dp.dense_parameters + dp.expert_parameters - dp.large_parameters, 0.0)
+    return large_s + np.where(small > 0, all_reduce_s(small * dp.reduce_bytes, replicas, fabric), 0.0)
 
 
 def dense_parameters(dp: DataParallel, row: Ints) -> Floats:

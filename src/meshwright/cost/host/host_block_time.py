@@ -2,19 +2,22 @@
 
     matmul      6 m n k / rate(m, n, k), a third of it forward
     attention   FLOPs / rate(tokens attended to, head width), and 2.5 x the FLOPs backward at a rate of their own
-    memory      elements / rate(elements) of every norm, rope, gate, addition and loss, forward and backward
+    memory      elements / rate(elements) of every norm, rope, gate, addition and loss, forward and backward; an eager
+                mixture's elements at the rate of additions (own_elements.py)
     host        kernels x seconds of a kernel
 
 Source: the points in a device's catalogue entry, as `meshwright calibrate` writes them, interpolated by hardware/rates.
 What was not measured is nan, and formulas hold. Ignored: that a kernel finds in the cache what the one before wrote.
 """
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
 
 from meshwright.cost.compute.block_time import BlockPricer, formula_launch_s
 from meshwright.cost.compute.measured_kernels import MeasuredTimes, attention_passes, times_of_setups
+from meshwright.cost.compute.own_elements import is_eager
 from meshwright.cost.constants import Constants, fixed_constant
 from meshwright.cost.layout_table import Bools, Floats, Passes
 from meshwright.cost.training_setup import Partition, TrainingSetup
@@ -24,6 +27,7 @@ from meshwright.spec.machine.device import MemoryOp
 from meshwright.spec.model.op import Elementwise, Embedding, Head, Norm, Op, Rope
 
 KERNELS_PER_OP = fixed_constant("measured_kernels_per_op")
+MIXTURE_KERNELS = fixed_constant("measured_mixture_kernels")
 COMPILED_LOSS = fixed_constant("compiled_loss")
 _FORWARD_SHARE = 1 / (1 + fixed_constant("backward_launches"))
 """Of a block's kernels."""
@@ -74,11 +78,17 @@ def _memory(work: Work, setup: TrainingSetup, here: Bools) -> Passes:
         for op, elements in _memory_ops(group.ops, partition):
             for total, rate in zip(totals, memory_op_rates(device, op, dtype), strict=True):
                 total[row] += np.nan if rate is None else elements / rate(np.maximum(elements, 1))
-    return totals
+    add, _ = memory_op_rates(device, "add", dtype)
+    eager = work.blocks.eager_forward_elements, work.blocks.eager_backward_elements
+    # What an eager mixture moves was not timed as one operation; an addition reads an element and writes one.
+    eager_s = (np.nan if add is None else moved / 2 / add(np.maximum(moved / 2, 1)) for moved in eager)
+    forward, backward = (total + seconds for total, seconds in zip(totals, eager_s, strict=True))
+    return forward, backward
 
 
 def _memory_ops(ops: tuple[Op, ...], partition: Partition) -> Iterator[tuple[MemoryOp, Floats]]:
     """Yield the measured operation that each op is, or is nearest to, and the elements of its result."""
+    compiled = 1 - is_eager(ops, partition)
     for op in ops:
         moved = moved_elements(op, partition)
         if isinstance(op, Head):
@@ -92,10 +102,18 @@ def _memory_ops(ops: tuple[Op, ...], partition: Partition) -> Iterator[tuple[Mem
             yield "add", moved / 2
         elif isinstance(op, Elementwise):
             written = op.writes_per_token / (op.reads_per_token + op.writes_per_token)
-            yield "swiglu" if op.keeps_inputs else "add", moved * written
+            # An eager mixture's are among its own elements.
+            kept = compiled if op.part == "experts" else 1.0
+            yield "swiglu" if op.keeps_inputs else "add", kept * moved * written
 
 
 def _host(work: Work, setup: TrainingSetup) -> Passes:
-    figure = setup.cluster.device.host_launch_s
-    seconds = work.blocks.num_ops * KERNELS_PER_OP * (np.nan if figure is None else figure.value)
+    kernels = work.blocks.num_ops * KERNELS_PER_OP + (work.blocks.eager_forward_elements > 0) * MIXTURE_KERNELS
+    seconds = kernels * launch_s(setup)
     return seconds * _FORWARD_SHARE, seconds * (1 - _FORWARD_SHARE)
+
+
+def launch_s(setup: TrainingSetup) -> float:
+    """Return the host's own seconds of a kernel; nan where they were not measured."""
+    figure = setup.cluster.device.host_launch_s
+    return math.nan if figure is None else figure.value

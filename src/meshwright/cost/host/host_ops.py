@@ -2,18 +2,21 @@
 
     seconds = start + bytes / bytes rate + FLOPs / FLOP rate        a line for each operator and format
 
-Lines come from watched steps of training (meshwright calibrate) and hold what the host does before the operator too.
-An operator that moves numbers and was not met then takes the median start and the median rate of those that were; one
-that computes FLOPs is refused. Ignored: caches, which make a small tensor faster than the line, a large one slower.
+Lines come from profiled steps of training (meshwright calibrate) and hold what the host does before the operator, too.
+A grouped matmul that is computed by a loop is a matmul for each group. An operator that moves numbers and was not met
+then takes the median start and the median rate of those that were; one that computes other FLOPs is refused. Ignored:
+caches, which make a small tensor faster than the line, a large one slower.
 """
 
 import statistics
 
-from meshwright.cost.compute.op_shapes import op_flops
+from meshwright.cost.compute.op_shapes import matmul_shape, op_flops
 from meshwright.cost.compute.op_table import op_name
 from meshwright.errors import UnsupportedError
 from meshwright.spec.machine.device import Device, OpLine
 from meshwright.spec.trace.trace import Signature
+
+_MATMUL = "aten.mm.default"
 
 
 class HostOps:
@@ -34,9 +37,12 @@ class HostOps:
     def seconds(self, signature: Signature) -> float:
         """Return the seconds of one operator; raises UnsupportedError for FLOPs whose rate was not measured."""
         num_bytes, flops = float(signature.read_bytes + signature.written_bytes), op_flops(signature)
-        line = self._lines.get((signature.op, dtype_of(signature)))
+        num_kernels, op = 1.0, signature.op
+        if (matmul := matmul_shape(signature)) is not None and matmul.is_grouped:
+            num_kernels, op = matmul.num_kernels, _MATMUL
+        line = self._lines.get((op, dtype_of(signature)))
         if line is not None:
-            return _on_line(line, num_bytes, flops)
+            return _on_line(line, num_kernels, num_bytes, flops)
         if flops > 0:
             raise UnsupportedError(
                 f"{op_name(signature.op).name} of {dtype_of(signature)} was not measured on device {self.device.name}: "
@@ -52,7 +58,7 @@ def dtype_of(signature: Signature) -> str:
     return shapes[0].dtype if shapes else ""
 
 
-def _on_line(line: OpLine, num_bytes: float, flops: float) -> float:
-    seconds = line.start_s.value
+def _on_line(line: OpLine, num_kernels: float, num_bytes: float, flops: float) -> float:
+    seconds = num_kernels * line.start_s.value
     seconds += 0.0 if line.bytes_per_s is None else num_bytes / line.bytes_per_s.value
     return seconds + (0.0 if line.flops_per_s is None else flops / line.flops_per_s.value)

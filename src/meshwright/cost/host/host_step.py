@@ -2,16 +2,18 @@
 
     microbatch = sum over blocks (matmul + attention + memory [+ recompute] + tp, cp, ep + the host's own seconds)
     step       = microbatches x slowest stage + bubble + sends + exchanges of shards and replicas + optimizer
-    unit       = gathers x unshard(bytes) + reduce-grads(bytes) + all-reduce over replicas
-    exchanges  = sum over blocks, and the root (embedding, head) as one unit more
+    unit       = gathers x exchange(bytes) + exchange(bytes) + all-reduce over replicas
+    exchanges  = sum over blocks, experts of ep as units of their own, and the root (embedding, head) as one unit more;
+                 without FSDP2, all-reduces of each large gradient next to backward, and of all small ones after it
     other      = two all-reduces of one number over all ranks: the loss, and the norm of the gradients
 
 Nothing overlaps: one core prepares, computes, moves and adds the bytes. The host's own seconds before each operator
-count as computation, as in a simulation or a profile of a host. What FSDP copies is part of what was measured
-(host_block_time.py). A block is gathered for each forward and each backward, or once if it is
-kept; the root once a microbatch; gradients are reduced once a step or after each microbatch.
-Source: FSDP2's own order of work, and the points of unshard and reduce-grads in the cluster's catalogue entry, which
-were timed with all ranks of the machine: parts of them are taken to be as slow.
+count as computation, as in a simulation or a profile of a host, and so do FSDP2's copies. A block is gathered for each
+forward and each backward, or once if it is kept; the root once a microbatch; gradients are reduced once a step or after
+each microbatch.
+Source: FSDP2's own order of work, and the points of exchange in the cluster's catalogue entry, which were timed with
+all ranks of the machine: parts of them are taken to be as slow. The simulator prices the same collectives by the same
+points (simulator/engine/host_comm_ops.py).
 """
 
 import math
@@ -22,24 +24,34 @@ import numpy as np
 
 from meshwright.cost.block_positions import BlockPosition
 from meshwright.cost.communication.collective import all_gather_s, all_reduce_s, group_of, reduce_scatter_s
-from meshwright.cost.communication.data_parallel import DataParallel, saved_gather_bytes, sums_of_numbers_s
+from meshwright.cost.communication.data_parallel import (
+    DataParallel,
+    saved_gather_bytes,
+    sums_in_place_s,
+    sums_of_numbers_s,
+)
 from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.compute.block_compute import Prices
 from meshwright.cost.constants import Constants, fixed_constant
-from meshwright.cost.host.host_block_time import HostBlockPricer
+from meshwright.cost.host.host_block_time import HostBlockPricer, launch_s
+from meshwright.cost.host.host_copies import HostCopies
 from meshwright.cost.layout_table import Floats, Ints, Passes
 from meshwright.cost.memory.activation_copies import ActivationCopies
 from meshwright.cost.memory.host_memory import HOST_BYTES_PER_S
-from meshwright.cost.optimizer_update import NUM_ITERATIONS, Matrices, UpdateCost
+from meshwright.cost.optimizer_update import NUM_ITERATIONS, Matrices, UpdateCost, num_tensors
 from meshwright.cost.pipeline.stage import RankPass
 from meshwright.cost.step import StepPricer, StepTerms
 from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.cost.work import BLOCK
 from meshwright.hardware.rates import matmul_rates, memory_op_rates
-from meshwright.spec.machine.device import CollectiveKind, Device
+from meshwright.spec.machine.device import Device
 
 _JOINED_CLIP = fixed_constant("joined_clip")
 _READ_AND_WRITE = 2.0
+_SCALE = 2 / 3
+"""Of what clipping moves: norms read each gradient, and both scale it, which reads and writes it."""
+_UPDATE_KERNELS = 4.0
+"""Kernels a parameter: its scaling, its norm, its clipping, its update."""
 
 
 class HostActivationCopies(ActivationCopies):
@@ -75,15 +87,18 @@ class HostUpdateCost(UpdateCost):
 
 
 def _update_s(configs: Configurations, num_parameters: Floats) -> Floats:
-    """Return the seconds in which a rank clips and updates so many parameters; nan where that was not measured."""
+    """Return the seconds in which a rank scales, clips and updates so many parameters; nan where that was not
+    measured.
+    """
     seconds = np.full(len(configs), np.nan)
     for position, setup in enumerate(configs.setups):
         (update, _), (clip, _) = (memory_op_rates(setup.cluster.device, op, "float32") for op in ("update", "clip"))
         if update is not None and clip is not None:
             here = configs.setup_index == position
             number = num_parameters[here]
-            clips = _JOINED_CLIP if setup.stack.joins_update else 1.0
-            seconds[here] = number / update(number) + clips * number / clip(number)
+            clips, kernels = (_JOINED_CLIP, 1.0) if setup.stack.joins_update else (1.0 + _SCALE, _UPDATE_KERNELS)
+            starts_s = kernels * num_tensors(setup) / configs.layouts.pp[here] * launch_s(setup)
+            seconds[here] = number / update(number) + clips * number / clip(number) + starts_s
     return seconds
 
 
@@ -97,6 +112,7 @@ class HostStepPricer(StepPricer):
         never = np.zeros(len(configs), np.bool_)
         self.traffic.contends = never
         self.compute.makes_tables = never
+        self.host_copies = HostCopies(configs, self.parallel)
         # The host has flash attention for 32 bits, too.
         self.compute.split_attention.has_wide_pieces = never
 
@@ -109,7 +125,7 @@ class HostStepPricer(StepPricer):
         return replace(step, memory_bound_ops_s=moved_s, cpu_bound_s=self._none(), activation_copies_s=self._none())
 
     def _copies_s(self, position: BlockPosition, prices: Prices) -> Passes:
-        return self._none(), self._none()
+        return self.host_copies.at(position)
 
     def _fsdp_s(self, position: BlockPosition, prices: Prices, busy: Passes, whole: Passes) -> Passes:
         return self._none(), self._none()
@@ -146,12 +162,13 @@ def measured_exchanges_s(dp: DataParallel, positions: Sequence[BlockPosition], f
         experts = dp.work.blocks.expert_parameters[position.row]
         gathers = np.where(layouts.is_resharded, 2 * n, 1.0)
         saved = saved_gather_bytes(dp, position.row)
-        one_s = _unit_s(dp, parameters, layouts.fsdp, gathers, fabric, saved)
+        are_apart = (layouts.ep > 1) & (experts > 0)
+        one_s = _unit_s(dp, parameters + np.where(are_apart, 0.0, experts), layouts.fsdp, gathers, fabric, saved)
         more_s = _unit_s(dp, experts, np.maximum(layouts.expert_dp_shard, 1), gathers, fabric)
-        blocks_s = blocks_s + position.count * (one_s + np.where(experts > 0, more_s, 0.0))
+        blocks_s = blocks_s + position.count * (one_s + np.where(are_apart, more_s, 0.0))
     root = np.where(layouts.pp > 1, root / 2, root)
     root_s = _unit_s(dp, root, layouts.fsdp, np.where(layouts.is_resharded, n, 1.0), fabric)
-    return np.asarray(blocks_s / layouts.pp + root_s)
+    return np.where(dp.sums_in_place, sums_in_place_s(dp, fabric), blocks_s / layouts.pp + root_s)
 
 
 def _unit_s(
@@ -161,16 +178,16 @@ def _unit_s(
     layouts = dp.layouts
     gathered, reduced = parameters * dp.gather_bytes - saved, parameters * dp.reduce_bytes
     group = group_of(layouts.tp, degree, fabric)
-    # Where units were not timed, the bare collectives.
-    gather_s = _timed_s("unshard", gathered, all_gather_s(gathered, group, fabric), fabric)
-    reduce_s = _timed_s("reduce-grads", reduced, reduce_scatter_s(reduced, group, fabric), fabric)
+    gather_s = _within_steps_s(gathered, all_gather_s(gathered, group, fabric), fabric)
+    reduce_s = _within_steps_s(reduced, reduce_scatter_s(reduced, group, fabric), fabric)
     replicas = dp.replica_group(fabric)
     summed_s = all_reduce_s(reduced / degree, replicas, fabric)
     reduces = np.where(layouts.reduces_each_microbatch, dp.num_microbatches, 1.0)
     return np.where(degree > 1, gathers * gather_s + reduces * reduce_s, 0.0) + summed_s
 
 
-def _timed_s(kind: CollectiveKind, num_bytes: Floats, formula_s: Floats, fabric: Fabric) -> Floats:
-    latency_s, s_per_byte = fabric.measured.read(kind, fabric.domain_size, fabric.measured_at)
-    timed_s = latency_s + num_bytes * s_per_byte * fabric.measured_slowdown
-    return np.where(np.isnan(timed_s), formula_s, timed_s)
+def _within_steps_s(num_bytes: Floats, alone_s: Floats, fabric: Fabric) -> Floats:
+    """Return the seconds of a collective as steps of FSDP2 have it, or `alone_s` where that was not measured."""
+    latency_s, s_per_byte = fabric.measured.read("exchange", fabric.domain_size, fabric.measured_at)
+    measured_s = latency_s + num_bytes * s_per_byte * fabric.measured_slowdown
+    return np.where(np.isnan(measured_s), alone_s, measured_s)

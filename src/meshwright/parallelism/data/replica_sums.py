@@ -25,10 +25,8 @@ from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.torch_private.torch_module_marks import mark_calls
 from meshwright.spec.job.sections import PrecisionSection
 from meshwright.spec.layout.layout import Layout
+from meshwright.spec.step.gradient_sums import SUMMED_ALONE_BYTES
 from meshwright.spec.trace.timeline import AXIS_MARK, REPLICAS_MARK
-
-_SMALL_BYTES = 64 << 10
-"""A gradient below this is cheaper to copy than to send on its own."""
 
 
 def needs_no_sharding(model: nn.Module, layout: Layout, precision: PrecisionSection, device_type: str) -> bool:
@@ -123,4 +121,4 @@ class ReplicaSums:
 
 def _is_small(parameter: nn.Parameter) -> bool:
     # Gradients have the strides of their parameters, and collectives send memory as it lies.
-    return parameter.nbytes < _SMALL_BYTES or not parameter.is_contiguous()
+    return parameter.nbytes < SUMMED_ALONE_BYTES or not parameter.is_contiguous()

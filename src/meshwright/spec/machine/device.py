@@ -42,11 +42,17 @@ class Figure(Frozen):
 
 
 CollectiveKind = Literal[
-    "all-gather", "reduce-scatter", "all-reduce", "all-to-all", "send", "unshard", "reduce-grads", "exchange"
+    "all-gather",
+    "reduce-scatter",
+    "all-reduce",
+    "async-all-reduce",
+    "all-to-all",
+    "send",
+    "exchange",
 ]
-"""send is to the next rank while the one before sends here. unshard and reduce-grads are what FSDP does with one unit,
-around its all-gather and reduce-scatter: copies into and out of one buffer, hooks, and the waits of threads. exchange
-is either of the two as steps of training have it, without copies and hooks: what a step takes next to its operators."""
+"""send is to the next rank while the one before sends here. async-all-reduce is what an all-reduce adds to computation
+that goes on until it is waited for. exchange is an all-gather or a reduction of FSDP as steps of training have it,
+without copies: what a step takes next to its operators."""
 
 MemoryOp = Literal["add", "swiglu", "norm", "rope", "loss", "update", "clip"]
 """A residual addition (backward adds the gradients of its two uses), silu(gate) x up, RMSNorm, rotary embedding,
