@@ -42,12 +42,14 @@ from meshwright.cost.optimizer_update import NUM_ITERATIONS, Matrices, UpdateCos
 from meshwright.cost.pipeline.stage import RankPass
 from meshwright.cost.step import StepPricer, StepTerms
 from meshwright.cost.training_setup import Configurations, TrainingSetup
-from meshwright.cost.work import BLOCK
+from meshwright.cost.work import BLOCK, LAST
 from meshwright.hardware.rates import matmul_rates, memory_op_rates
 from meshwright.spec.machine.device import Device
+from meshwright.spec.step.workload import BYTES_PER_ELEMENT
 
 _JOINED_CLIP = fixed_constant("joined_clip")
 _READ_AND_WRITE = 2.0
+_NUMBER_BYTES = BYTES_PER_ELEMENT["float32"]
 _SCALE = 2 / 3
 """Of what clipping moves: norms read each gradient, and both scale it, which reads and writes it."""
 _UPDATE_KERNELS = 4.0
@@ -122,7 +124,27 @@ class HostStepPricer(StepPricer):
         """
         step = super().price(constants)
         moved_s = step.memory_bound_ops_s + step.cpu_bound_s + step.activation_copies_s
-        return replace(step, memory_bound_ops_s=moved_s, cpu_bound_s=self._none(), activation_copies_s=self._none())
+        return replace(
+            step,
+            memory_bound_ops_s=moved_s,
+            cpu_bound_s=self._none(),
+            activation_copies_s=self._none(),
+            tp_communication_s=step.tp_communication_s + self._loss_sums_s(self.stacks.slowed(self.fabric, constants)),
+        )
+
+    def _loss_sums_s(self, fabric: Fabric) -> Floats:
+        """Return the seconds of the sums over tp by which our loss of a vocabulary in parts finds each token's: its
+        largest logit, and then three numbers. Their starts, which devices hide, are all of them.
+        """
+        layouts, blocks = self.layouts, self.work.blocks
+        group, seconds = group_of(1, layouts.tp, fabric), self._none()
+        chunks = np.maximum(layouts.loss_chunks, 1)
+        for position in self.positions:
+            if position.kind == LAST:
+                num_bytes = blocks.tokens[position.row] / chunks * _NUMBER_BYTES
+                each_s = all_reduce_s(num_bytes, group, fabric) + all_reduce_s(3 * num_bytes, group, fabric)
+                seconds = seconds + position.count * chunks * self.microbatches * each_s / layouts.pp
+        return np.where(self.parallel.is_own, seconds, 0.0)
 
     def _copies_s(self, position: BlockPosition, prices: Prices) -> Passes:
         return self.host_copies.at(position)

@@ -136,7 +136,17 @@ def replayed_step(
     waiting_s = (replayed.total_s - 1) * steady_s
     # Others' software does what a replay of our own runtime does not show (pp_sync_s).
     pp_s = max(0.0, replayed.exposed_s * steady_s) if request.setup.is_own else step.pipeline_p2p_s
-    return step.replace(pipeline_bubble_s=max(0.0, waiting_s - pp_s), pipeline_p2p_s=pp_s)
+    bubble_s = max(0.0, waiting_s - pp_s)
+    if request.cluster.device.is_host:
+        pp_s = max(pp_s, _busy_sending_s(layout, number, hops))
+    return step.replace(pipeline_bubble_s=bubble_s, pipeline_p2p_s=pp_s)
+
+
+def _busy_sending_s(layout: Layout, number: int, hops: Hops) -> float:
+    """Return the mean seconds for which a rank moves messages itself, where the cores that compute do: sends and
+    receives of a microbatch's forward and backward over every border of stages.
+    """
+    return 4.0 * number * (layout.num_stages - 1) / layout.pp * hops.hop_s[0]
 
 
 def num_actions(layout: Layout, request: PlanRequest) -> int:
