@@ -137,7 +137,7 @@ def replayed_step(
     # Others' software does what a replay of our own runtime does not show (pp_sync_s).
     pp_s = max(0.0, replayed.exposed_s * steady_s) if request.setup.is_own else step.pipeline_p2p_s
     bubble_s = max(0.0, waiting_s - pp_s)
-    if request.cluster.device.is_host:
+    if not request.cluster.device.computes_while_sending:
         pp_s = max(pp_s, _busy_sending_s(layout, number, hops))
     return step.replace(pipeline_bubble_s=bubble_s, pipeline_p2p_s=pp_s)
 

@@ -240,6 +240,11 @@ class Device(Frozen):
         return not self.is_host
 
     @property
+    def computes_while_sending(self) -> bool:
+        """Return whether messages leave its compute units free: a processor moves them with the cores that compute."""
+        return not self.is_host
+
+    @property
     def emulates_float8(self) -> bool:
         """Return whether float8 matmuls are rounded inputs in another format, which take longer than without."""
         return self.is_host
