@@ -221,6 +221,13 @@ def test_units_are_gathered_for_each_pass_and_reduced_as_often_as_asked(
     assert step(of()).dp_communication_s == 0
 
 
+@pytest.mark.parametrize("layout", [{"dp_shard": 2}, {"dp_replicate": 2}, {}])
+def test_hosts_whose_kernels_were_not_timed_take_formulas(layout: dict[str, int]) -> None:
+    untimed = of(DEVICE.replace(host_launch_s=None, memory_op_points=()))
+    times = step_times(configs(untimed, Layout(microbatch_size=2, **layout)))
+    assert np.isfinite(times.total_s).all()
+
+
 def test_replicas_sum_large_gradients_next_to_backward_and_small_ones_at_once() -> None:
     sizes = [4 * prod(shape) for shape in SHAPES]
     large = [size for size in sizes if size >= 64 * 1024]

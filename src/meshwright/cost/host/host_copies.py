@@ -9,6 +9,7 @@ Source: the op lines of FSDP2's operators in the device's catalogue entry, by wh
 are reduced.
 """
 
+import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,6 +17,8 @@ import numpy as np
 
 from meshwright.cost.block_positions import BlockPosition
 from meshwright.cost.communication.data_parallel import DataParallel, dense_parameters
+from meshwright.cost.compute.block_time import formula_launch_s
+from meshwright.cost.constants import fitted_constants
 from meshwright.cost.host.host_block_time import launch_s
 from meshwright.cost.layout_table import Floats, Passes
 from meshwright.cost.memory.host_memory import HOST_BYTES_PER_S
@@ -54,7 +57,7 @@ class HostCopies:
             _Line(configs.each(partial(_start_s, op)), configs.each(partial(_s_per_byte, op)))
             for op in (_COPY_IN, _COPY_OUT, _COPY_GRADIENTS)
         )
-        self._s_per_added_byte, self._launch_s = configs.each(_s_per_added_byte), configs.each(launch_s)
+        self._s_per_added_byte, self._launch_s = configs.each(_s_per_added_byte), configs.each(_launch_s)
 
     def at(self, position: BlockPosition) -> Passes:
         """Return the seconds of a position, forward and backward."""
@@ -71,6 +74,12 @@ class HostCopies:
         )
         forward = np.where(is_shared, np.where(layouts.is_resharded, 1.0, last) * gather_s, 0.0)
         return forward, sums_s + np.where(is_shared, gathers_again * gather_s + reduces * reduce_s, 0.0)
+
+
+def _launch_s(setup: TrainingSetup) -> float:
+    """Return the host's seconds of a kernel, by formula where they were not measured."""
+    measured_s = launch_s(setup)
+    return formula_launch_s(setup.stack, fitted_constants()) if math.isnan(measured_s) else measured_s
 
 
 def _lines(op: str, setup: TrainingSetup) -> list[OpLine]:
