@@ -18,6 +18,14 @@ name = "Ethernet"
 bytes_per_s = { value = "100 Gb/s", source = "wiki" }
 
 """
+OLD_COLLECTIVE = """\
+[[inter_node.collectives]]
+kind = "unshard"
+num_ranks = 2
+latency_s = { value = "1 ms", source = "wiki" }
+bytes_per_s = { value = "1 GB/s", source = "wiki" }
+
+"""
 MY_CLUSTER = f"""
 title = "My rack"
 device = "x1"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from catalogue_entries import INTER_NODE, INTRA_NODE, MY_CLUSTER, SHIPPED
+from catalogue_entries import INTER_NODE, INTRA_NODE, MY_CLUSTER, OLD_COLLECTIVE, SHIPPED
 from meshwright.errors import ConfigError
 from meshwright.hardware.catalogue import (
     CATALOGUE_VARIABLE,
@@ -265,6 +265,11 @@ def test_all_problems_of_a_file_are_told_at_once(mine: Path) -> None:
             f'num_nics_per_node = 2\nsource = "wiki"\n\n{INTRA_NODE}{INTER_NODE}',
             f'source = "wiki"\n{INTRA_NODE}',
             "give inter_node and num_nics_per_node",
+        ),
+        (
+            INTER_NODE,
+            f"{INTER_NODE}{OLD_COLLECTIVE}",
+            r"collectives.0.kind: unshard was written by an earlier version: run `meshwright calibrate` again",
         ),
     ],
 )

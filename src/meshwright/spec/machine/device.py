@@ -8,7 +8,7 @@ changes several times over with the size: these are the points between which a p
 from difflib import get_close_matches
 from typing import Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from meshwright.errors import UnsupportedError
 from meshwright.spec.frozen import Frozen
@@ -53,6 +53,7 @@ CollectiveKind = Literal[
 """send is to the next rank while the one before sends here. async-all-reduce is what an all-reduce adds to computation
 that goes on until it is waited for. exchange is an all-gather or a reduction of FSDP as steps of training have it,
 without copies: what a step takes next to its operators."""
+_KINDS_OF_EARLIER_FILES = ("unshard", "reduce-grads")
 
 MemoryOp = Literal["add", "swiglu", "norm", "rope", "loss", "update", "clip"]
 """A residual addition (backward adds the gradients of its two uses), silu(gate) x up, RMSNorm, rotary embedding,
@@ -132,6 +133,13 @@ class CollectivePoint(Frozen):
     """Seconds of the smallest."""
     bytes_per_s: Figure
     """Further bytes for each further second, in large ones."""
+
+    @field_validator("kind", mode="before")
+    @classmethod
+    def _is_still_read(cls, kind: object) -> object:
+        if kind in _KINDS_OF_EARLIER_FILES:
+            raise ValueError(f"{kind} was written by an earlier version: run `meshwright calibrate` again")
+        return kind
 
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9.-]*$"
