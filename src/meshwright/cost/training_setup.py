@@ -174,5 +174,7 @@ class Partition:
         """Whether our trainer gathers the weights of float8 matmuls in float8 (parallelism/float8)."""
         self.element_bytes = float(setup.workload.activation_element_bytes)
         self.compiles_blocks = setup.stack.kernels != "eager"
+        self.compiles_only_networks = self.is_own & self.compiles_blocks & keys.has_eager_attention
+        """Whether attention, norms and residual sums stay out of what is compiled (parallelism/compile_blocks.py)."""
         self.compiles_loss = setup.is_own & setup.stack.joins_loss
         self.gathers_routed_tokens = setup.stack.gathers_routed_tokens

@@ -45,7 +45,7 @@ from meshwright.spec.step.gradient_sums import sizes_summed_alone
 BLOCK, FIRST, LAST = 0, 1, 2
 """Kinds of blocks: one block of a group, what stands before the blocks, what stands after them."""
 
-KEY_FIELDS = ("tp", "cp", "ep", "etp", "microbatch_size", "loss_chunks")
+KEY_FIELDS = ("tp", "cp", "ep", "etp", "microbatch_size", "loss_chunks", "has_eager_attention")
 """All of a layout that the work of one microbatch in one block depends on."""
 
 
@@ -116,6 +116,8 @@ class BlockTable:
     """Those of dense_parameters that our trainer gathers in 8 bits."""
     num_low_matmuls: Floats
     """Linear layers that it computes in 8 bits."""
+    num_low_around_attention: Floats
+    """Those of them around attention."""
     num_low_experts: Floats
     """Grouped matmuls of experts that it does."""
     replicated_parameters: Floats
@@ -237,6 +239,8 @@ def _block_row(group: BlockGroup, kind: int, partition: Partition) -> dict[str, 
         + sum(op.num_matmul_parameters for op in group.ops if isinstance(op, Head) and op.tied) / partition.tp,
         "low_parameters": zero + sum(low_parameters(op, partition) for op in group.ops),
         "num_low_matmuls": zero + num_low_matmuls(group.ops, partition),
+        "num_low_around_attention": zero
+        + num_low_matmuls([op for op in group.ops if op.part == "attention"], partition),
         "num_low_experts": zero + num_low_experts(group.ops, partition),
         "replicated_parameters": zero + sum(_dense_parameters(op, partition) for op in group.ops if not _is_split(op)),
         "expert_parameters": zero + sum(op.num_parameters for op in group.ops if isinstance(op, GroupedMatmul)),

@@ -76,17 +76,39 @@ _MASK = 2.0
 def own_elements(ops: Sequence[Op], partition: Partition) -> Passes:
     """Return the elements that one microbatch's tokens move forward and backward; 0 where the software is another."""
     is_block = any(isinstance(op, CoreAttention) for op in ops)
-    kernels = "compiled" if is_block and partition.compiles_blocks else "eager"
+    if not (is_block and partition.compiles_blocks):
+        forward, backward = _elements(ops, "eager", "eager", partition)
+    else:
+        forward, backward = _elements(ops, "compiled", "compiled", partition)
+        if partition.compiles_only_networks.any():
+            of_networks = _elements(ops, "eager", "compiled", partition)
+            forward, backward = (
+                np.where(partition.compiles_only_networks, some, all_of_it)
+                for some, all_of_it in zip(of_networks, (forward, backward), strict=True)
+            )
+    return forward * float(partition.is_own), backward * float(partition.is_own)
+
+
+def _elements(ops: Sequence[Op], kernels: str, of_networks: str, partition: Partition) -> Passes:
+    """Return the elements that a block's `kernels` move, and those inside of its networks, `of_networks`."""
     replaced = is_eager(ops, partition)
     forward, backward = 0.0 * partition.tokens, 0.0 * partition.tokens
     for op in ops:
         share = 1 - replaced * (isinstance(op, Elementwise) and op.part == "experts")
-        op_forward, op_backward = _moved(op, kernels, partition)
+        op_forward, op_backward = _moved(op, of_networks if _is_inside_network(op) else kernels, partition)
         forward, backward = forward + share * op_forward, backward + share * op_backward
-    backward = backward + _SUM[kernels] * _summed(ops, partition)
-    cast_forward, cast_backward = casts_of(ops, kernels, partition)
-    forward, backward = forward + cast_forward, backward + cast_backward
-    return forward * float(partition.is_own), backward * float(partition.is_own)
+    for inside in (False, True):
+        own = [op for op in ops if _is_inside_network(op) == inside]
+        cast_forward, cast_backward = casts_of(own, of_networks if inside else kernels, partition)
+        # A network's graph alone has no reader of its sum to join it with.
+        forward, backward = forward + cast_forward, backward + cast_backward + _SUM[kernels] * _summed(own, partition)
+    return forward, backward
+
+
+def _is_inside_network(op: Op) -> bool:
+    """Return whether an op of a block belongs to the module of its network, as norms and residual sums do not."""
+    is_between = isinstance(op, Norm) or (isinstance(op, Elementwise) and op.role == "residual")
+    return op.part != "attention" and not is_between
 
 
 def _moved(op: Op, kernels: str, partition: Partition) -> Passes:

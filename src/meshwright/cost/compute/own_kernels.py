@@ -4,6 +4,7 @@
     GPT-2's     4 and 6, and 2 backward for each bias; 5 and 7, and 1 for each
     mixture     27 and 13 compiled; 70 and 49 one operator at a time, and 16 and 4 to exchange tokens between ranks
     tp          a copy for each collective, and one operator at a time for each that gathers again
+    networks    19 and 22 where only they are compiled, since attention is eager; 13 and 14 more around a mixture
     ends        embedding 1 and 1, under tp 7 and 2; norm and loss 7 and 6, under tp 28 and 11
     loss        in chunks 33 forward for each, 2 backward; norm 3 and 4
     positions   13 forward, for the tables of rotary embedding, once a stage
@@ -27,6 +28,8 @@ _WITHOUT_ROPE = {"compiled": (4.0, 6.0), "eager": (5.0, 7.0)}
 _BIAS = {"compiled": 2.0, "eager": 1.0}
 _MIXTURE = {"compiled": (27.0, 13.0), "eager": (70.0, 49.0)}
 _EXCHANGE = (16.0, 4.0)
+_EAGER_ATTENTION = (13.0, 14.0)
+"""More than of a compiled block, where attention, norms and residual sums are eager."""
 _ENDS = {FIRST: ((1.0, 1.0), (7.0, 2.0)), LAST: ((7.0, 6.0), (28.0, 11.0))}
 """Of one rank, and of each of several that share the vocabulary."""
 _NORM, _CHUNK = (3.0, 4.0), (33.0, 2.0)
@@ -60,6 +63,7 @@ def own_kernels(work: Work, setups: Sequence[TrainingSetup]) -> Passes:
     is_mixture, is_eager = blocks.routed_copies > 0, blocks.eager_forward_elements > 0
     has_exchange = is_mixture & (work.keys.ep[blocks.key] > 1)
     is_block = blocks.attention_flops > 0
+    is_outside = is_compiled & work.keys.has_eager_attention[blocks.key]
 
     def of_block(kernels: str, way: int) -> Floats:
         plain = np.where(blocks.has_rope > 0, _DENSE[kernels][way], _WITHOUT_ROPE[kernels][way])
@@ -69,7 +73,8 @@ def own_kernels(work: Work, setups: Sequence[TrainingSetup]) -> Passes:
         dense = np.where(is_compiled, of_block("compiled", way), of_block("eager", way))
         mixture = np.where(is_eager, _MIXTURE["eager"][way], _MIXTURE["compiled"][way]) + has_exchange * _EXCHANGE[way]
         copies = blocks.num_tp_collectives + np.where(is_compiled, 0.0, way * blocks.num_tp_inputs)
-        kernels = (np.where(is_mixture, mixture, dense) + copies) * is_block
+        around = np.where(is_outside, _EAGER_ATTENTION[way], 0.0)
+        kernels = (np.where(is_mixture, mixture, dense) + around + copies) * is_block
         return np.where(is_ours, kernels + rounding[way], np.nan)
 
     rounding = _rounding_kernels(work, setups)
@@ -78,14 +83,20 @@ def own_kernels(work: Work, setups: Sequence[TrainingSetup]) -> Passes:
 
 def _rounding_kernels(work: Work, setups: Sequence[TrainingSetup]) -> Passes:
     """Return the kernels forward and backward that round the operands of float8 layers, of each row."""
-    setup, none = work.setup_index[work.blocks.key], (0.0, 0.0)
-    kernels = [_ROUNDING["eager" if one.stack.kernels == "eager" else "compiled"] for one in setups]
-    of_layer = np.array([by_recipe.get(one.own_float8, none) for by_recipe, one in zip(kernels, setups, strict=True)])
-    is_eager = work.blocks.eager_forward_elements > 0
+    blocks, setup, none = work.blocks, work.setup_index[work.blocks.key], (0.0, 0.0)
+    of_layer = {
+        kernels: np.array([by_recipe.get(one.own_float8, none) for one in setups])[setup].T
+        for kernels, by_recipe in _ROUNDING.items()
+    }
+    is_compiled = np.array([one.stack.kernels != "eager" for one in setups])[setup]
+    is_outside = ~is_compiled | work.keys.has_eager_attention[blocks.key]
+    around, inside = blocks.num_low_around_attention, blocks.num_low_matmuls - blocks.num_low_around_attention
+    is_eager = blocks.eager_forward_elements > 0
     forward, backward = (
-        work.blocks.num_low_matmuls * of_way
-        + work.blocks.num_low_experts * np.where(is_eager, *(_EXPERT_ROUNDING[one][way] for one in _EXPERT_ROUNDING))
-        for way, of_way in enumerate(of_layer[setup].T)
+        around * np.where(is_outside, of_layer["eager"][way], of_layer["compiled"][way])
+        + inside * np.where(is_compiled, of_layer["compiled"][way], of_layer["eager"][way])
+        + blocks.num_low_experts * np.where(is_eager, *(_EXPERT_ROUNDING[one][way] for one in _EXPERT_ROUNDING))
+        for way in (0, 1)
     )
     return forward, backward
 

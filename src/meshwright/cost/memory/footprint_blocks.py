@@ -261,8 +261,8 @@ class ModelMemory:
         # Those who do so for keys, too, know the mask.
         gathers_keys = (method == _ALL_GATHER) & (cp > 1) & (not stack.gathers_again)
         # In one graph with its readers, the compiler recomputes what is gathered again, and what is joined with a
-        # reduce-scatter. A ring cuts the graph.
-        recomputes = is_one_graph & stack.gathers_input_again & (tp > 1) & ~((method == _RING) & (cp > 1))
+        # reduce-scatter. Eager attention cuts the graph.
+        recomputes = is_one_graph & stack.gathers_input_again & (tp > 1) & ~self.layouts.has_eager_attention
         return {
             "stream": stream,
             "gathered": np.where(recomputes, 0.0, stream if keeps_shards else whole),
