@@ -1,49 +1,58 @@
 """UpdateCost: what one rank's optimizer moves, multiplies and exchanges in a step, one element a configuration.
 
-    AdamW, float32      32 bytes + gradient of each parameter: one fused kernel, and the pass that clips
+    AdamW, float32      28 bytes + gradient of each parameter (ours; 32 of other software): one fused kernel, and the
+                        passes that scale and clip
     AdamW, bfloat16     268 bytes + gradient: the fused kernel on float32 copies, random bits, two roundings
     AdamW, int8         24 bytes + gradient of each element of a block's matrices: one kernel, 4 of the moments
-    Muon                75 bytes + gradient of each element of a block's matrices (bfloat16 momentum: 265), AdamW's of
+    Muon                73 bytes + gradient of each element of a block's matrices (bfloat16 momentum: 247), AdamW's of
                         the rest
-                        max(all matrices / ranks, the largest) x 5 (4 s^2 l + 2 s^3) FLOPs, s and l the matrix's sides
+                        5 iterations of 3 matmuls of each matrix of the busiest rank (spec/step/matrix_owners.py), in
+                        tiles, as those of blocks (compute/matmul.py); 5 (4 s^2 l + 2 s^3) FLOPs, s and l its sides
                         2 all-to-alls of 2 bytes of each element of a rank's shards, in ceil(matrices / ranks) rounds
 
 over the memory's rate, the rate of bfloat16 matmuls and the links of the ranks that share the matrices: those of
 FSDP, and of tp where it cuts them. Our own trainer on an accelerator also starts 20 kernels: 2 updates, with and
-without decay, and the norm of all gradients; 57 and one for each tensor where the update is compiled. Muon starts 5 for
-each matrix of which it holds a part (35 in bfloat16, most for random bits) and 19 for each that it owns. Updates in
+without decay, and the norm of all gradients; 57 and one for each tensor where the update is compiled; AdamW in bfloat16
+22 for each tensor, most for random bits, and 18 for each 2^24 elements. Muon starts 3 for each matrix of which it holds
+a part (37 in bfloat16), and 21 and one for each of the ranks for each that it owns. Updates in
 backward run on the stream that reduces gradients: those of blocks hide behind the backward of other blocks, but on a
 host.
 
 Source: the operators of trainer/optimizer/bfloat16_adamw.py and muon.py, counted; a simulation prices the same from a
-trace (tests/fake_ranks/agreement/test_optimizer_costs.py). Ignored: that matrices of several sizes divide unevenly
-among ranks, kernels too small for the device's rates, and the launches of AdamW's in bfloat16.
+trace (tests/fake_ranks/agreement/test_optimizer_costs.py). Ignored: that ranks with a small matrix, or none, wait in
+each round for those with a large one, and kernels too small for the device's rates.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost.achieved_rates import is_blackwell, num_sms
 from meshwright.cost.communication.all_to_all import all_to_all_s
 from meshwright.cost.communication.collective import group_of
 from meshwright.cost.communication.data_parallel import DataParallel
 from meshwright.cost.communication.fabric import Fabric
+from meshwright.cost.compute.matmul import MatmulSizes, tile_flops
+from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import Floats, LayoutTable
 from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.cost.work import num_tensors_of
 from meshwright.spec.job.optimizer_rules import has_int8_states
 from meshwright.spec.machine.device import Device
 from meshwright.spec.model.op import GroupedMatmul, Matmul
+from meshwright.spec.step.matrix_owners import orthogonalization_cost, owners_of
 from meshwright.spec.step.workload import Workload
 
-_ADAMW_BYTES = {"float32": 32.0, "bfloat16": 268.0, "int8": 24.0}
-_MUON_BYTES = {"float32": 75.0, "bfloat16": 265.0}
+_ADAMW_BYTES = {"float32": 28.0, "bfloat16": 268.0, "int8": 24.0}
+_OTHERS_ADAMW_BYTES = 32.0
+_MUON_BYTES = {"float32": 73.0, "bfloat16": 247.0}
 _SENT_BYTES = 2.0
 """Of an element that is exchanged."""
 _NORM_BYTES = 4.0
@@ -52,11 +61,15 @@ NUM_ITERATIONS = 5
 _NUM_KERNELS = 20.0
 _NUM_JOINED_KERNELS = 57.0
 """Of numbers, where the update is compiled (layout.compile_optimizer): next to them it has a kernel for each tensor."""
-_PART_KERNELS = {"float32": 5.0, "bfloat16": 35.0}
-_OWNER_KERNELS = 19.0
-"""Of Muon for each matrix of which a rank holds a part, by the momentum's format, and for each that it owns besides:
-counted in traces of 1B over tp.
+_ROUNDED_TENSOR_KERNELS, _ROUNDED_CHUNK_KERNELS, _CHUNK_ELEMENTS = 22.0, 18.0, 2.0**24
+"""Of AdamW in bfloat16, and the elements that it updates at once."""
+_PART_KERNELS = {"float32": 3.0, "bfloat16": 37.0}
+_OWNER_KERNELS = 21.0
+"""Of Muon for each matrix of which a rank holds a part, by the momentum's format, and for each that it owns, besides one
+for each rank: counted in traces of 1B and of blocks of 8B.
 """
+_MANY = 64
+"""Matrices of one rank that are so many that the busiest rank has no more of them than the mean."""
 
 
 class Matrices(NamedTuple):
@@ -108,12 +121,13 @@ class UpdateCost:
         kernels = np.where(
             configs.has(lambda setup: setup.stack.joins_update), joined, _NUM_KERNELS + self._muon_kernels
         )
+        kernels = kernels + configs.has(_rounds_moments) * self._rounding_kernels(configs, others)
         self.is_plain = configs.has(lambda setup: is_plain(setup.workload)) & ~hides_blocks
         """Whether it is AdamW with float32 states, which may have been measured."""
         self.num_kernels = np.where(self.is_asynchronous & configs.has(_updates_at_once), kernels, 0.0)
         """Kernels of an update and of its clipping, whose starts are all of it for a small model."""
 
-    def elementwise_s(self, bytes_per_s: Floats, passes: float) -> Floats:
+    def elementwise_s(self, bytes_per_s: Floats, passes: Floats) -> Floats:
         """Return the seconds of all but orthogonalizations, whose bytes pass through memory so often."""
         return self.moved_bytes / bytes_per_s * passes
 
@@ -146,14 +160,21 @@ class UpdateCost:
             return
         device, of_part = setup.cluster.device, _PART_KERNELS[setup.workload.optimizer_state_dtype]
         for matrices in found:
-            self._muon_kernels[here] += matrices.num_matrices * (of_part + _OWNER_KERNELS / matrices.num_ranks)
+            of_owner = (_OWNER_KERNELS + matrices.num_ranks) / matrices.num_ranks
+            self._muon_kernels[here] += matrices.num_matrices * (of_part + of_owner)
         self._exchanges += [(here, matrices) for matrices in found]
         for owners in dict.fromkeys(matrices.owners for matrices in found):
             same = [matrices for matrices in found if matrices.owners == owners]
-            measured_s = partial(self._orthogonalization_s, device)
-            for total, cost_of in ((self._flops, _flops), (self._measured_s, measured_s)):
-                each = np.sum([one.num_matrices / one.num_ranks * cost_of(one) for one in same], axis=0)
-                total[here] += np.maximum(each, max(cost_of(one) for one in same))
+            for total, cost_of in ((self._flops, _flops_on), (self._measured_s, self._orthogonalization_s)):
+                total[here] += _of_busiest(same, [cost_of(device, one) for one in same])
+
+    def _rounding_kernels(self, configs: Configurations, elements: Floats) -> Floats:
+        """Return the kernels of AdamW in bfloat16 for `elements` on a rank."""
+        matrices = np.zeros(self._size)
+        for here, one in self._exchanges:
+            matrices[here] += one.num_matrices
+        tensors = np.maximum(configs.each(num_tensors) / configs.layouts.pp - matrices, 0)
+        return _ROUNDED_TENSOR_KERNELS * tensors + _ROUNDED_CHUNK_KERNELS * np.ceil(elements / _CHUNK_ELEMENTS)
 
     def _orthogonalization_s(self, device: Device, matrices: Matrices) -> float:
         """Return the measured seconds of one orthogonalization, in float32; nan where it was not measured."""
@@ -163,6 +184,10 @@ class UpdateCost:
 def is_plain(workload: Workload) -> bool:
     """Return whether the optimizer is AdamW with float32 states."""
     return (workload.optimizer, workload.optimizer_state_dtype) == ("adamw", "float32")
+
+
+def _rounds_moments(setup: TrainingSetup) -> bool:
+    return setup.is_own and setup.workload.optimizer_state_dtype == "bfloat16"
 
 
 def num_tensors(setup: TrainingSetup) -> float:
@@ -188,7 +213,8 @@ def _bytes_of(is_matrix: bool, setup: TrainingSetup) -> float:
     if is_matrix and workload.optimizer == "muon":
         return _MUON_BYTES[workload.optimizer_state_dtype]
     is_quantized = workload.optimizer_state_dtype == "int8"
-    return _ADAMW_BYTES["float32" if is_quantized and not is_matrix else workload.optimizer_state_dtype]
+    state_dtype = "float32" if is_quantized and not is_matrix else workload.optimizer_state_dtype
+    return _OTHERS_ADAMW_BYTES if state_dtype == "float32" and not setup.is_own else _ADAMW_BYTES[state_dtype]
 
 
 def _scattered(here: NDArray[np.int64], values: Floats, size: int) -> Floats:
@@ -197,8 +223,40 @@ def _scattered(here: NDArray[np.int64], values: Floats, size: int) -> Floats:
     return whole
 
 
-def _flops(matrices: Matrices) -> float:
-    return matrices.flops
+def _of_busiest(same: list[Matrices], cost_of_each: list[float]) -> Floats:
+    """Return the most that one of the ranks that share the matrices computes, one element a layout."""
+    costs = tuple(orthogonalization_cost(*one.sides) for one in same)
+    columns = np.array([np.ceil(one.num_matrices) for one in same] + [same[0].num_ranks], np.int64)
+    distinct, which = np.unique(columns, axis=1, return_inverse=True)
+    most = [
+        float((np.array(_owned(costs, tuple(numbers), ranks)) @ cost_of_each).max())
+        for *numbers, ranks in distinct.T.tolist()
+    ]
+    return np.array(most)[which.ravel()]
+
+
+@lru_cache(maxsize=4096)
+def _owned(costs: tuple[int, ...], numbers: tuple[int, ...], num_ranks: int) -> tuple[tuple[float, ...], ...]:
+    """Return how many matrices of each cost the ranks own that own differently many, of so many `numbers` in all."""
+    if sum(numbers) > _MANY * num_ranks:
+        return (tuple(number / num_ranks for number in numbers),)
+    kinds = [kind for kind, number in enumerate(numbers) for _ in range(number)]
+    owned = owners_of([costs[kind] for kind in kinds], num_ranks)
+    return tuple({tuple(Counter(kinds[at] for at in own)[kind] for kind in range(len(costs))) for own in owned})
+
+
+def _flops_on(device: Device, matrices: Matrices) -> float:
+    """Return the FLOPs at the best rate that take as long as one orthogonalization on an accelerator."""
+    return matrices.flops if device.is_host else _tile_flops(matrices.sides, num_sms(device), is_blackwell(device))
+
+
+@lru_cache(maxsize=4096)
+def _tile_flops(sides: tuple[int, int], num_sms: float, is_new: bool) -> float:
+    short, long = (np.array(side, np.float64) for side in sides)
+    small_tile = fitted_constants()["small_tile.blackwell"] if is_new else 1.0
+    products = ((short, short, long), (short, short, short), (short, long, short))
+    sizes = [MatmulSizes(*one, np.array(1.0)) for one in products]
+    return NUM_ITERATIONS * float(sum(tile_flops(one, np.array(num_sms), small_tile) for one in sizes))
 
 
 def _matrices(setup: TrainingSetup, layouts: LayoutTable) -> Iterator[Matrices]:

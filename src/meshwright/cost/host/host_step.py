@@ -75,7 +75,7 @@ class HostUpdateCost(UpdateCost):
         super().__init__(configs, parallel)
         self._update_s = np.where(self.is_plain, _update_s(configs, parallel.updated), np.nan)
 
-    def elementwise_s(self, bytes_per_s: Floats, passes: float) -> Floats:
+    def elementwise_s(self, bytes_per_s: Floats, passes: Floats) -> Floats:
         """Return the same, as measured where it was."""
         return np.where(np.isnan(self._update_s), super().elementwise_s(bytes_per_s, passes), self._update_s)
 

@@ -29,8 +29,8 @@ from meshwright.cost.work import FIRST
 from meshwright.spec.trace.trace import Signature
 
 _PARAMETER_BYTES = 4.0
-_KERNEL_SHARE = 28.0 / 36.0
-"""Of the bytes of an AdamW update those of its kernel; the rest clips gradients (optimizer_update.py)."""
+_KERNEL_SHARE = 28.0 / 48.0
+"""Of the bytes of an AdamW update those of its kernel; the rest scales and clips gradients (optimizer_update.py)."""
 _STATE_BYTES = {"float32": 8.0, "bfloat16": 8.0}
 """Of the states of a parameter that the link carries one after the other, by their format: AdamW's, and Muon's where
 they are float32."""

@@ -5,8 +5,7 @@ orthogonalization, could run on every rank after an all-gather; each rank would 
 has one owner: all ranks send it their parts, and it sends the result back, part by part. So each rank receives, and
 computes on, about 1 / ranks of the matrices, and an all-to-all moves what a reduce-scatter of them would.
 
-Owners are chosen greedily, the costliest matrix first, each for the rank with the least work so far. In a round each
-rank owns one matrix at most, so that what is gathered at once is two of them.
+Owners are chosen greedily (spec/step/matrix_owners.py). In a round each rank owns one matrix at most, so that what is gathered at once is two of them.
 
 Stacked experts, of shape (experts, out, in), are a matrix each. Ranks that hold other experts, and replicas, have no
 part in the exchange: each replica does all of the work.
@@ -25,6 +24,7 @@ from torch.distributed.tensor import DTensor
 from meshwright.parallelism.collectives import all_to_all_rows
 from meshwright.parallelism.torch_private.torch_compat import boxes_along, local_box
 from meshwright.parallelism.torch_private.torch_nccl import new_group_like
+from meshwright.spec.step.matrix_owners import orthogonalization_cost, owners_of
 
 _MATRIX_DIMS = 2
 
@@ -107,13 +107,9 @@ class MatrixExchange:
 
 def assign(matrices: Iterable[ShardedMatrix], num_ranks: int) -> list[list[ShardedMatrix]]:
     """Return the matrices that each rank owns, the costliest first; the same on every rank."""
-    owned: list[list[ShardedMatrix]] = [[] for _ in range(num_ranks)]
-    work = [0] * num_ranks
-    for matrix in sorted(matrices, key=_cost, reverse=True):
-        rank = work.index(min(work))
-        owned[rank].append(matrix)
-        work[rank] += _cost(matrix)
-    return owned
+    known = [*matrices]
+    owned = owners_of([orthogonalization_cost(*matrix.shape) for matrix in known], num_ranks)
+    return [[known[position] for position in positions] for positions in owned]
 
 
 def exchanges_of(parameters: Iterable[Tensor]) -> list[MatrixExchange]:
@@ -173,12 +169,6 @@ def _part(shape: Sequence[int], offsets: Sequence[int]) -> MatrixPart:
         slice(start, start + size) for size, start in zip(shape[-_MATRIX_DIMS:], offsets[-_MATRIX_DIMS:], strict=True)
     )
     return MatrixPart(rows, columns)
-
-
-def _cost(matrix: ShardedMatrix) -> int:
-    """Return what grows as the FLOPs of an orthogonalization (muon.py)."""
-    short, long = sorted(matrix.shape)
-    return short * short * (2 * long + short)
 
 
 def _whole(flat: Tensor, matrix: ShardedMatrix) -> Tensor:

@@ -89,7 +89,7 @@ def test_updates_in_backward_hide_behind_it_and_keep_no_gradients() -> None:
     )
     ends = 2 * 128_256 * 4096 / NUM_PARAMETERS
     # Nothing scales or clips gradients then.
-    expected = ends * 32 / (32 + load_stack("meshwright").gradient_bytes)
+    expected = ends * 28 / (28 + load_stack("meshwright").gradient_bytes)
     assert step_times(inside).optimizer_s[0] / step_times(after).optimizer_s[0] == pytest.approx(expected, rel=0.02)
     saved = footprint(after).allocated_bytes[0] - footprint(inside).allocated_bytes[0]
     # With few activations the peak is where all gradients would be.
