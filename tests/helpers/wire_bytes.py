@@ -11,7 +11,7 @@ from meshwright.cost.block_positions import block_positions
 from meshwright.cost.communication.communication import Communication
 from meshwright.cost.communication.data_parallel import DataParallel, replicated_sums_s
 from meshwright.cost.communication.fabric import Fabric, FabricConstants, fabric_of
-from meshwright.cost.communication.fsdp_exposed import ends_exposed_s, fsdp_exposed_s
+from meshwright.cost.communication.fsdp_exposed import UnitPasses, ends_exposed_s, fsdp_exposed_s
 from meshwright.cost.communication.pipeline_p2p import PipelineP2P
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import Floats
@@ -64,9 +64,11 @@ def sent_by_formulas(of: Configurations) -> Sent:
             add(axis, "forward", forward, often)
             add(axis, "backward", backward, often)
         if position.kind == BLOCK:
-            dp = fsdp_exposed_s(parallel, position.row, fabric, _CONSTANTS, (zero, zero), (zero, zero))
+            dp = fsdp_exposed_s(
+                parallel, position.row, fabric, _CONSTANTS, UnitPasses((zero, zero), (zero, zero), zero, zero)
+            )
         else:
-            dp = ends_exposed_s(parallel, position.row, fabric)
+            dp = ends_exposed_s(parallel, position.row, fabric, zero)
         add("dp", "", dp, often)
     if pp == 1:
         add("tp", "optimizer", replicated_sums_s(parallel, fabric), 1)

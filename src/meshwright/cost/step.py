@@ -28,7 +28,7 @@ from meshwright.cost.communication.data_parallel import (
 from meshwright.cost.communication.exposed_traffic import ExposedTraffic, TrafficPricer
 from meshwright.cost.communication.fabric import Fabric, FabricConstants, fabric_of, stack_fabrics
 from meshwright.cost.communication.fsdp_copies import FsdpCopies
-from meshwright.cost.communication.fsdp_exposed import ends_exposed_s, first_block_exposed_s, fsdp_exposed_s
+from meshwright.cost.communication.fsdp_exposed import UnitPasses, ends_exposed_s, first_block_exposed_s, fsdp_exposed_s
 from meshwright.cost.communication.pipeline_p2p import PipelineP2P
 from meshwright.cost.compute.block_compute import Computed, ComputePricer, Prices
 from meshwright.cost.compute.block_time import BlockPricer
@@ -197,14 +197,16 @@ class StepPricer:
         Of the `whole` passes the device computes for `busy`.
         """
         fabric, c = prices.fabric, prices.constants
+        prepared_s = self.copies.before_gather_s(position, prices.memory_rate, prices.slow)
         if position.kind != BLOCK:
-            dp, first_dp = ends_exposed_s(self.parallel, position.row, fabric), np.zeros(len(self.configs))
-        else:
-            computing = computing_shares(self.parallel, busy, whole)
-            dp = fsdp_exposed_s(self.parallel, position.row, fabric, c, whole, computing)
-            ends = self.copies.before_blocks(prices.times, prices.memory_rate)
-            first_dp = first_block_exposed_s(self.parallel, position.row, fabric, c, whole, ends)
-        return dp, first_dp
+            return ends_exposed_s(self.parallel, position.row, fabric, prepared_s), np.zeros(len(self.configs))
+        added_s = self.copies.after_reduction_s(position, prices.memory_rate, prices.slow, c["kernel_s"])
+        passes = UnitPasses(whole, computing_shares(self.parallel, busy, whole), prepared_s, added_s)
+        ends = self.copies.before_blocks(prices.times, prices.memory_rate)
+        return (
+            fsdp_exposed_s(self.parallel, position.row, fabric, c, passes),
+            first_block_exposed_s(self.parallel, position.row, fabric, c, passes, ends),
+        )
 
     def _waits(self, block: Computed, sent: ExposedTraffic, c: Constants) -> Passes:
         """Return for how long the device waits for the host in both passes."""

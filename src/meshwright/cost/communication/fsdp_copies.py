@@ -1,11 +1,15 @@
 """What FSDP itself computes: casts of shards, copies out of and into the buffers of its collectives, sums of gradients.
 
     gathers     2 bytes moved for each byte gathered, again in backward where blocks are freed
-    rounded     what scales, clamps and casts shards that are gathered in float8 (ours)
+    rounded     what scales, clamps and casts shards that are gathered in float8 (ours), next to what computes but on a
+                rank alone
+    cast        what casts and copies shards of 16 bits before the ends of the model are gathered (ours); that of blocks
+                hides, as it runs on a stream of its own
     kept        2 bytes for each byte of the copy that a group of ranks keeps of what it frees
     reductions  a microbatch's gradients cast, added up and copied into the reduction's input
+    added       shards of gradients that are reduced in each microbatch, next to what computes (ours)
 
-Counted from traces of FSDP2. Ignored: casts of shards to 16 bits before they are gathered.
+Counted from traces of FSDP2. Ignored: that kernels next to those that compute take bandwidth from them.
 """
 
 from dataclasses import dataclass
@@ -16,7 +20,8 @@ from meshwright.cost.block_positions import BlockPosition
 from meshwright.cost.communication.data_parallel import DataParallel, dense_parameters, saved_gather_bytes
 from meshwright.cost.compute.block_time import BlockTimes
 from meshwright.cost.compute.float8_matmuls import ROUNDED_FLOAT32_BYTES
-from meshwright.cost.layout_table import Floats, Ints, Passes
+from meshwright.cost.layout_table import Bools, Floats, Ints, Passes
+from meshwright.cost.memory.host_memory import sums_on_host
 from meshwright.cost.stack_factors import StackFactors
 from meshwright.cost.work import BLOCK, FIRST
 
@@ -37,18 +42,42 @@ class FsdpCopies:
         # Multipliers of other software were fitted to whole steps with copies that nothing slows.
         slower = np.where(self.parallel.is_own, slow.compute * slow.overhead, 1.0)
         backward = backward + kernel_s * fsdp_kernels(self.parallel, position.row)
+        if position.kind != BLOCK:
+            # What is reduced last is added up when nothing is left to compute.
+            backward = backward + added_s(self.parallel, position.row, memory_rate, kernel_s)
         return forward * slower, backward * slower
 
     def before_blocks(self, times: BlockTimes, memory_rate: Floats) -> Passes:
-        """Return the seconds before the first block, forward and backward: of the embedding, and copies of the ends."""
+        """Return the seconds before the first block, forward and backward: of the embedding, forward with copies of the
+        ends; in backward FSDP2 waits for the first block's reduction before it copies theirs.
+        """
         forward, backward = np.zeros(len(self.parallel.layouts)), np.zeros(len(self.parallel.layouts))
         for position in self.positions:
             if position.kind != BLOCK:
                 copies = fsdp_copies_s(self.parallel, position.row, memory_rate, is_block=False)
                 has_embedding = position.kind == FIRST
                 forward += position.count * (copies[0] + has_embedding * times.memory[0][position.row])
-                backward += position.count * (copies[1] + has_embedding * times.memory[1][position.row])
+                backward += position.count * has_embedding * times.memory[1][position.row]
         return forward, backward
+
+    def before_gather_s(self, position: BlockPosition, memory_rate: Floats, slow: StackFactors) -> Floats:
+        """Return the seconds in which a position's shards are made ready to be gathered, on the gathers' stream: of
+        blocks those that are rounded, of the ends all. 0 on a rank alone.
+        """
+        dp, row = self.parallel, position.row
+        moved = _rounded_bytes(dp, row)
+        if position.kind != BLOCK:
+            cast = _MASTER_BYTES * (dp.element_bytes < _MASTER_BYTES) + 3 * dp.element_bytes
+            moved = moved + dense_parameters(dp, row) / np.maximum(dp.layouts.fsdp, 1) * cast
+        is_shared = dp.is_own & dp.shards_parameters & (dp.layouts.fsdp > 1)
+        return np.where(is_shared, moved / memory_rate * slow.compute * slow.overhead, 0.0)
+
+
+    def after_reduction_s(
+        self, position: BlockPosition, memory_rate: Floats, slow: StackFactors, kernel_s: float
+    ) -> Floats:
+        """Return the seconds in which a block's reduced gradients are added up, in the mean over microbatches."""
+        return added_s(self.parallel, position.row, memory_rate, kernel_s) * slow.compute * slow.overhead
 
 
 def fsdp_copies_s(dp: DataParallel, row: Ints, memory_rate: Floats, *, is_block: bool) -> Passes:
@@ -64,24 +93,43 @@ def fsdp_copies_s(dp: DataParallel, row: Ints, memory_rate: Floats, *, is_block:
     # Out of the buffer that was gathered; blocks that are freed are gathered again.
     gathered = dp.gather_bytes * (parameters + reordered) - saved_gather_bytes(dp, row)
     out = 2 * np.where(layouts.is_resharded, 1.0, last) * gathered
-    rounded = blocks.low_parameters[row] / np.maximum(layouts.fsdp, 1) * ROUNDED_FLOAT32_BYTES
-    rounded = rounded * np.where(layouts.is_resharded & (layouts.fsdp > 1), 1.0, last)
     kept = np.where(layouts.kept_on > 0, 2 * dp.gather_bytes * parameters / np.maximum(layouts.kept_on, 1), 0.0)
     num_reductions = np.where(layouts.reduces_each_microbatch, 1.0, last)
     reduced = parameters * _bytes_to_reduce(dp) + 2 * reordered * num_reductions * dp.element_bytes
     is_shared = layouts.fsdp > 1
     forward = np.where(is_shared, out + (kept if is_block else 0.0), 0.0)
     backward = np.where(is_shared, (out if is_block else 0.0) + reduced, parameters * _bytes_of_whole(dp))
-    forward = forward + rounded
-    backward = backward + np.where(layouts.is_resharded & (layouts.fsdp > 1), rounded, 0.0)
+    forward = forward + np.where(is_shared, 0.0, last * _rounded_bytes(dp, row))
     backward = backward + parameters * (blocks.kind[row] == FIRST) * _bytes_of_embedding(dp)
     forward, backward = (np.where(dp.shards_parameters, moved, 0.0) for moved in (forward, backward))
     return forward / memory_rate, backward / memory_rate
 
 
+def _rounded_bytes(dp: DataParallel, row: Ints) -> Floats:
+    """Return the bytes that rounding one row's shards to 8 bits moves, once."""
+    shard = dp.work.blocks.low_parameters[row] / np.maximum(dp.layouts.fsdp, 1)
+    return np.asarray(shard * ROUNDED_FLOAT32_BYTES)
+
+
+def added_s(dp: DataParallel, row: Ints, memory_rate: Floats, kernel_s: float) -> Floats:
+    """Return the seconds in which one row's reduced gradients are added to those of the microbatches before, on the
+    stream of reductions, by a kernel for each tensor, in the mean over microbatches.
+    """
+    moved = 3 * dp.reduce_bytes * dp.shard(row)
+    seconds = moved / memory_rate + kernel_s * dp.work.blocks.num_tensors[row]
+    return np.where(_adds_reduced(dp), (1 - 1 / dp.num_microbatches) * seconds, 0.0)
+
+
+def _adds_reduced(dp: DataParallel) -> Bools:
+    """Return where the device adds up what is reduced in each microbatch (ours)."""
+    layouts = dp.layouts
+    is_reduced = (layouts.fsdp > 1) & layouts.reduces_each_microbatch & ~sums_on_host(layouts)
+    return np.asarray(dp.is_own & dp.shards_parameters & (dp.num_microbatches > 1) & is_reduced)
+
+
 def fsdp_kernels(dp: DataParallel, row: Ints) -> Floats:
-    """Return the kernels that add up one row's gradients after each microbatch: ours, one for each tensor."""
-    adds = dp.is_own & dp.shards_parameters & (dp.num_microbatches > 1)
+    """Return the kernels that add up one row's whole gradients after each microbatch: ours, one for each tensor."""
+    adds = dp.is_own & dp.shards_parameters & (dp.num_microbatches > 1) & ~_adds_reduced(dp)
     return np.where(adds, dp.work.blocks.num_tensors[row], 0.0)
 
 
@@ -130,7 +178,5 @@ def _bytes_to_reduce(dp: DataParallel) -> Floats:
     last, element, reduce = 1.0 / dp.num_microbatches, dp.element_bytes, dp.reduce_bytes
     # The first microbatch's gradients are cast, those of others added, and the sums are copied.
     summed = np.where(dp.num_microbatches > 1, element + 2 * reduce + last * reduce, element + reduce)
-    # The shards of gradients that are reduced each time are added up.
-    added = np.where(dp.is_own, 3 * reduce * (1 - last) / np.maximum(dp.layouts.fsdp, 1), 0.0)
-    copied = np.where(dp.layouts.reduces_each_microbatch, element + reduce + added, summed)
+    copied = np.where(dp.layouts.reduces_each_microbatch, element + reduce, summed)
     return np.where(dp.fuses_sum, 0.0, copied)

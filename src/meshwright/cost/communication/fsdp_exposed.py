@@ -7,17 +7,20 @@
                + (load - 1) x the shorter (contention.py)
     prefetch   with none a block is gathered when the one after it is reduced, and neither hides; forward gathers ahead
                anyway, since the host does not wait for the device
+    float8     weights are rounded before they are gathered, next to computation: both hide together
     offload    parameters are copied to the device next to the gather of the block before, gradients to the host next
                to the next gather; all but the first microbatch's are added to those on the host, which waits for them
     one graph  (layout.compile = "model") the same, but sums of several microbatches over replicas follow the last: all
                exposed
-    ends       what stands before and after the blocks is gathered and reduced at the ends of a pass: all exposed
+    ends       what stands before and after the blocks is cast, gathered and reduced at the ends of a pass: all exposed
 
 Kept parameters travel once a step, gradients once a step or after each microbatch (Layout.gradient_sync). After a
 backward in two parts they are reduced unit by unit, and nothing hides it. Sources: FSDP (arXiv:2304.11277), Galvatron
 (arXiv:2211.13878) for the slowdown; the order of FSDP2's own calls for prefetch and offload. Ignored: what prefetch of
-more than one block hides besides; casts of shards; that copies take bandwidth from collectives within a node.
+more than one block hides besides; that copies take bandwidth from collectives within a node.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,10 +39,23 @@ from meshwright.cost.layout_table import Bools, Floats, Ints, LayoutTable, Passe
 from meshwright.cost.memory.host_memory import copy_s, sums_on_host
 
 
+class UnitPasses(NamedTuple):
+    """One block's passes of one microbatch, which hide its exchanges; seconds, forward and backward."""
+
+    whole: Passes
+    """Of our own software with fsdp_copies_s."""
+    computing: Passes
+    """Shares of them in which the device computes, which is what communication slows down."""
+    before_gather_s: Floats
+    """Of making its shards ready for a gather, next to computation."""
+    after_reduction_s: Floats
+    """Of adding up what was reduced, next to computation."""
+
+
 class _Exchanges:
     """The seconds of one block's exchanges, none hidden, one element a configuration."""
 
-    def __init__(self, dp: DataParallel, row: Ints, fabric: Fabric) -> None:
+    def __init__(self, dp: DataParallel, row: Ints, fabric: Fabric, passes: UnitPasses) -> None:
         layouts = dp.layouts
         self.gather, self.scatter = block_collectives_s(dp, row, fabric)
         replicas, self.summed = replicas_all_reduce_s(dp, row, fabric)
@@ -52,8 +68,10 @@ class _Exchanges:
         """Of gathering it for backward; 0 where it is not freed."""
         self.copied = copy_s(layouts, dp.shard(row))
         """Of copying its parameters to the device, or its gradients to the host."""
-        # What a group keeps is on the device.
+        self.prepared, self.added = passes.before_gather_s, passes.after_reduction_s
+        # What a group keeps is on the device, and as it was gathered.
         self.copied_again: Floats = np.where(self.is_freed & ~is_kept, self.copied, 0.0)
+        self.prepared_again: Floats = np.where(self.is_freed & ~is_kept, self.prepared, 0.0)
         load = joint_load(ring_shares(kept, fabric), ring_shares(shards, fabric), fabric) if is_kept.any() else 2.0
         own = layouts.separate_reduce_group & ~is_kept
         own_load = joint_load(ring_shares(shards, fabric), ring_shares(shards, fabric), fabric) if own.any() else 2.0
@@ -70,20 +88,15 @@ def fsdp_exposed_s(
     row: Ints,
     fabric: Fabric,
     c: Constants,
-    block: Passes,
-    computes: Passes,
+    passes: UnitPasses,
 ) -> Floats:
-    """Return the seconds of exposed communication that FSDP adds to one block's passes of one microbatch.
-
-    `block` are the seconds of its forward and backward, of our own software with fsdp_copies_s; `computes` the shares
-    of them in which the device computes, which is what communication slows down.
-    """
+    """Return the seconds of exposed communication that FSDP adds to one block's passes of one microbatch."""
     layouts, last = dp.layouts, 1.0 / dp.num_microbatches
-    unit = _Exchanges(dp, row, fabric)
-    computes = computes[0] * unit.slows, computes[1] * unit.slows
+    unit, block = _Exchanges(dp, row, fabric, passes), passes.whole
+    computes = passes.computing[0] * unit.slows, passes.computing[1] * unit.slows
     # Shares of microbatches: what is freed is gathered for each, what is kept for one.
     gathered = np.where(unit.is_freed, 1.0, last)
-    forward = gathered * _exposed(np.maximum(unit.gather, unit.copied), block[0], c, computes[0])
+    forward = gathered * _exposed(np.maximum(unit.gather, unit.copied), block[0], c, computes[0], unit.prepared)
     usual, at_end = _backward_exposed_s(dp, unit, c, block[1], computes[1])
     is_shared = (layouts.dp * layouts.cp > 1) | _shares_experts(dp, row) | layouts.cpu_offload
     exposed = forward + (1 - last) * usual + last * at_end
@@ -104,7 +117,7 @@ def _backward_exposed_s(dp: DataParallel, unit: _Exchanges, c: Constants, block_
     copied_out = np.where(layouts.dp_replicate == 1, unit.copied, 0.0)
     behind = np.where(layouts.splits_backward, 0.0, block_s)
     after_stage = _hidden_after_stage(dp, unit, unit.scatter + copied_out, block_s, c)
-    gathered = _exposed(unit.again + unit.copied_again, block_s, c, computes)
+    gathered = _exposed(unit.again + unit.copied_again, block_s, c, computes, unit.prepared_again)
     reduced = _exposed(_at_once(unit, copied_out), behind, c, computes) - after_stage
     exchanged = _at_once(unit, unit.copied)
     both = np.where(unit.sums_overlap, np.maximum(exchanged, unit.summed), exchanged + unit.summed)
@@ -127,10 +140,11 @@ def _backward_exposed_s(dp: DataParallel, unit: _Exchanges, c: Constants, block_
 def _at_once(unit: _Exchanges, copied_out: Floats) -> Floats:
     """Return the seconds between the exchanges of one block's backward and those of the next, if nothing else waits.
 
-    Copies run next to the other collective, but before the block's own gather and after its own reduction.
+    Copies run next to the other collective, but before the block's own gather and after its own reduction; so does what
+    rounds its shards, and what adds up what was reduced.
     """
     shorter, longer = np.minimum(unit.again, unit.scatter), np.maximum(unit.again, unit.scatter)
-    with_copies = np.maximum(unit.again + unit.copied_again, unit.scatter + copied_out)
+    with_copies = np.maximum(unit.again + unit.copied_again + unit.prepared_again, unit.scatter + unit.added + copied_out)
     return np.maximum(longer + (unit.load - 1) * shorter, with_copies)
 
 
@@ -166,13 +180,13 @@ def first_block_exposed_s(
     row: Ints,
     fabric: Fabric,
     c: Constants,
-    block: Passes,
+    passes: UnitPasses,
     ends: Passes,
 ) -> Floats:
     """Return the seconds, for one microbatch, that the first block's gather and the reduction of its gradients, the
     last one, are exposed for longer than those of others: they hide behind what stands before it, not behind a block.
 
-    `block` and `ends` are the seconds of either, forward and backward. 0 in a pipeline, whose stages gather ahead, and
+    `ends` are the seconds of that, forward and backward. 0 in a pipeline, whose stages gather ahead, and
     reduce when all of it is done; and 0 of other software, whose multipliers were fitted to whole steps without it.
     """
     layouts, last = dp.layouts, 1.0 / dp.num_microbatches
@@ -183,22 +197,24 @@ def first_block_exposed_s(
     # What the host waits for is exposed of all blocks, as is what is queued.
     reduces = np.where(layouts.reduces_each_microbatch & ~sums_on_host(layouts), 1.0, last)
     reduces = np.where(gathers_in_line(layouts), 0.0, reduces)
-    slows = slowdown_share(dp.shard_group(fabric), fabric)
+    slows, none = slowdown_share(dp.shard_group(fabric), fabric), np.zeros(len(layouts))
     longer = [
-        np.maximum(_exposed(own_s, end_s, c, slows) - _exposed(own_s, block_s, c, slows), 0)
-        for own_s, end_s, block_s in zip((gather, scatter), ends, block, strict=True)
+        np.maximum(_exposed(own_s, end_s, c, slows, first_s) - _exposed(own_s, block_s, c, slows, first_s), 0)
+        for own_s, first_s, end_s, block_s in zip(
+            (gather, scatter), (passes.before_gather_s, none), ends, passes.whole, strict=True
+        )
     ]
     is_alone = dp.shards_parameters & dp.is_own & (layouts.dp * layouts.cp > 1) & (layouts.pp == 1)
     return np.where(is_alone, gathers * longer[0] + reduces * longer[1], 0.0)
 
 
-def ends_exposed_s(dp: DataParallel, row: Ints, fabric: Fabric) -> Floats:
-    """Return the seconds, for one microbatch, of gathering what stands before or after the blocks and reducing its
-    gradients: at the ends of a pass there is nothing to hide them behind.
+def ends_exposed_s(dp: DataParallel, row: Ints, fabric: Fabric, before_gather_s: Floats) -> Floats:
+    """Return the seconds, for one microbatch, of gathering what stands before or after the blocks, which takes
+    `before_gather_s` to prepare, and reducing its gradients: at the ends of a pass there is nothing to hide them behind.
     """
     layouts, parameters = dp.layouts, dense_parameters(dp, row)
     group, replicas = dp.shard_group(fabric), dp.replica_group(fabric)
-    whole = all_gather_s(parameters * dp.element_bytes, group, fabric)
+    whole = before_gather_s + all_gather_s(parameters * dp.element_bytes, group, fabric)
     scatter = reduce_scatter_s(parameters * dp.reduce_bytes, group, fabric)
     summed = all_reduce_s(parameters / layouts.fsdp * dp.reduce_bytes, replicas, fabric)
     last = 1.0 / dp.num_microbatches
@@ -209,6 +225,9 @@ def ends_exposed_s(dp: DataParallel, row: Ints, fabric: Fabric) -> Floats:
     return np.where(dp.shards_parameters, gathers * whole + reduces * scatter + last * summed + copied, 0.0)
 
 
-def _exposed(own_s: Floats, hidden_behind_s: Floats, c: Constants, computes: Floats) -> Floats:
-    longer_by_s = np.maximum(own_s - hidden_behind_s, 0)
+def _exposed(
+    own_s: Floats, hidden_behind_s: Floats, c: Constants, computes: Floats, prepared_s: Floats | float = 0.0
+) -> Floats:
+    """Return the exposed seconds of a collective that follows `prepared_s`, in which it slows down nothing."""
+    longer_by_s = np.maximum(prepared_s + own_s - hidden_behind_s, 0)
     return np.asarray(longer_by_s + c["overlap_slowdown"] * computes * np.minimum(own_s, hidden_behind_s))

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from cost_configs import configs, training_setup
+from meshwright.cost.block_positions import block_positions
 from meshwright.cost.communication.contention import computing_shares
 from meshwright.cost.communication.data_parallel import DataParallel
-from meshwright.cost.communication.fsdp_copies import fsdp_copies_s, fsdp_kernels
+from meshwright.cost.communication.fsdp_copies import FsdpCopies, added_s, fsdp_copies_s, fsdp_kernels
+from meshwright.cost.stack_factors import StackFactors
 from meshwright.cost.work import BLOCK, work_of
 from meshwright.spec.layout.layout import Layout
 
@@ -33,10 +35,32 @@ def bytes_of_block(layout: Layout, num_microbatches: int) -> tuple[float, float]
 
 def test_shards_are_added_up_where_each_microbatch_is_reduced() -> None:
     layout = Layout(dp_shard=8, reshard_after_forward="always", gradient_sync="microbatch")
-    # Copied out of the gathered buffer, 2 bytes read and written; gradients cast into the reduction's input. Of four
-    # microbatches three add a float32 shard, an eighth: two read, one written.
+    # Copied out of the gathered buffer, 2 bytes read and written; gradients cast into the reduction's input.
     assert bytes_of_block(layout, 1) == pytest.approx((4, 4 + 2 + 4))
-    assert bytes_of_block(layout, 4) == pytest.approx((4, 4 + 2 + 4 + 3 / 4 * 12 / 8))
+    assert bytes_of_block(layout, 4) == pytest.approx((4, 4 + 2 + 4))
+    # Of four microbatches three add a float32 shard, an eighth: two read, one written, on the reductions' stream.
+    (parallel, block), expected = parallel_of(layout, 4), 3 / 4 * 12 / 8
+    whole = parallel.work.blocks.dense_parameters[block]
+    assert added_s(parallel, block, ONE_BYTE_PER_S, 0.0) / whole == pytest.approx(expected, rel=1e-3)
+    assert added_s(*parallel_of(layout, 1), ONE_BYTE_PER_S, 0.0) == 0
+
+
+def test_weights_that_travel_in_float8_are_rounded_next_to_what_computes_unless_alone() -> None:
+    def rounded(layout: Layout) -> tuple[float, float]:
+        """Return the seconds of both passes' own kernels, and of what precedes a gather, at a byte a second."""
+        precision = {"precision": "float8-tensorwise", "global_batch_size": layout.dp}
+        case = configs(training_setup("llama3-8b", stack="meshwright", **precision), layout)
+        parallel = DataParallel(case, work_of(case))
+        position = next(one for one in block_positions(parallel.work) if one.kind == BLOCK)
+        slow, weights = StackFactors(*[np.ones(1)] * 3), parallel.work.blocks.low_parameters[position.row][0]
+        copies = FsdpCopies(parallel, [position])
+        alone = fsdp_copies_s(parallel, position.row, ONE_BYTE_PER_S, is_block=True)[0]
+        return float(alone[0]) / weights, float(copies.before_gather_s(position, ONE_BYTE_PER_S, slow)[0]) / weights
+
+    # Scaled, clamped and cast, of 4 bytes: 8, 8 and 5.
+    assert rounded(Layout()) == pytest.approx((21, 0))
+    assert rounded(Layout(dp_shard=8))[1] == pytest.approx(21 / 8)
+    assert rounded(Layout(dp_shard=8))[0] == pytest.approx(2, rel=0.01)
 
 
 def test_whole_gradients_are_added_up_where_a_step_is_reduced_once() -> None:
@@ -48,7 +72,7 @@ def test_whole_gradients_are_added_up_where_a_step_is_reduced_once() -> None:
 
 def test_each_tensor_is_added_by_a_kernel_of_its_own() -> None:
     """Seven matmuls and two norms."""
-    layout = Layout(dp_shard=8)
+    layout = Layout(dp_shard=8, gradient_sync="step")
     assert fsdp_kernels(*parallel_of(layout, 4)).tolist() == [9]
     assert fsdp_kernels(*parallel_of(layout, 1)).tolist() == [0]
     assert fsdp_kernels(*parallel_of(layout, 4, "generic")).tolist() == [0]
