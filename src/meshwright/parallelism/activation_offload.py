@@ -3,6 +3,8 @@
     forward   when a block has run, what it saved is copied to the host, next to the forward of the block after it, at
               whose end the device frees it
     backward  when a block's backward starts, what the block before it saved is copied back, next to that backward
+    weights   where their gradients are a backward of their own, which torch runs from the first block on, what the block
+              after it saved is
 
 So a device holds what two blocks save at most, and what the model's last block saves, whose backward follows at once.
 Each direction has a stream of its own, and the host's memory is pinned. Recomputation composes: what a block saves is
@@ -79,7 +81,7 @@ class HostTransfers:
         self._leaving = saved
 
     def reach(self, saved: BlockActivations) -> None:
-        """Have what a block saved on the device, and start to fetch what the block before it did."""
+        """Have what a block saved on the device, and start to fetch what backward reads next."""
         if self._reached and self._reached[-1] is saved:
             return
         if self._leaving is not saved:
@@ -89,8 +91,8 @@ class HostTransfers:
         saved.coming = []
         self._free_reached(but=saved)
         self._reached.append(saved)
-        if saved.previous is not None:
-            self._fetch(saved.previous)
+        if (after := saved.read_next()) is not None:
+            self._fetch(after)
 
     def _fetch(self, saved: BlockActivations) -> None:
         """Start to copy what is on the host only to the device."""

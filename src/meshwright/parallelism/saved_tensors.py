@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from weakref import WeakSet
+from weakref import ref as weakref
 
 import torch
 from torch import Tensor
@@ -100,6 +101,21 @@ class BlockActivations:
         """Of the newest copy, to the host or back; None before it, and on a host."""
         self.coming: list[SavedStorage] = []
         """Storages on their way to the device."""
+        self._following: weakref[BlockActivations] | None = None
+        self._was_read = False
+        if previous is not None:
+            previous._following = weakref(self)
+
+    def read_next(self) -> BlockActivations | None:
+        """Return those that backward reads after these, now that it reads these; None for none.
+
+        A backward to inputs goes from the last block to the first, torch's backward to weights that follows it from the
+        first to the last.
+        """
+        following = None if self._following is None else self._following()
+        found = following if self._was_read else self.previous
+        self._was_read = True
+        return found
 
     @classmethod
     def of_running_block(cls) -> BlockActivations | None:
