@@ -169,6 +169,7 @@ class StepPricer:
             )
             sent = self.traffic.sent_next_to_fsdp(sending, prices.fabric, c, whole, attention)
             waits = self._waits(block, sent, c)
+        copied = self.activations.exposed_s(position, whole)
         return RankPass(
             ideal_matmul=3 * times.ideal_matmul[row],
             ideal_attention=3 * times.ideal_attention[row] * self.compute.split_attention.kept_share(row),
@@ -184,7 +185,8 @@ class StepPricer:
             ep=sent.ep[0] + sent.ep[1],
             dp=dp,
             first_dp=first_dp,
-            activation_copies=self.activations.exposed_s(position, whole),
+            activation_copies=copied[0] + copied[1],
+            copies_back=copied[1],
         )
 
     def _copies_s(self, position: BlockPosition, prices: Prices) -> Passes:

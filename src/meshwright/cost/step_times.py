@@ -7,6 +7,7 @@ import numpy as np
 from meshwright.cost.constants import Constants, fitted_constants
 from meshwright.cost.host.host_step import HostStepPricer
 from meshwright.cost.layout_table import Bools
+from meshwright.cost.memory.activation_copies import StageCopies
 from meshwright.cost.step import StepPricer, StepTerms
 from meshwright.cost.training_setup import Configurations
 
@@ -40,15 +41,26 @@ def unit_shares(configs: Configurations) -> list[list[float]]:
     """Return for each configuration, all of one model, what each unit that a stage can hold (embedding, blocks, norm
     with head and loss) takes of a microbatch's time through the whole model.
 
-    Without gathers and reductions: a pipeline's stages gather ahead and reduce when they are done.
+    Without gathers and reductions: a pipeline's stages gather ahead and reduce when they are done; and without copies of
+    activations, which are not as many as the blocks (stage_copies).
     """
     model = configs.setups[configs.setup_index[0]].model
     passes = step_pricer(configs).block_passes(fitted_constants())
     seconds_of = {
-        group.ops: (one.total - one.dp).tolist() for group, (_, one) in zip(model.distinct_groups, passes, strict=True)
+        group.ops: (one.total - one.dp - one.activation_copies).tolist() for group, (_, one) in zip(model.distinct_groups, passes, strict=True)
     }
     units = [one for group in model.groups for one in [seconds_of[group.ops]] * group.count]
     return [_shares(seconds) for seconds in zip(*units, strict=True)]
+
+
+def stage_copies(configs: Configurations) -> list[StageCopies]:
+    """Return what copies of activations (layout.activation_offload) expose in a stage of each configuration."""
+    if not configs.layouts.activation_offload.any():
+        return [StageCopies(0.0, 0.0, 0.0)] * len(configs)
+    pricer = step_pricer(configs)
+    blocks, _, _ = pricer.passes(fitted_constants())
+    number = pricer.stage.num_blocks
+    return pricer.activations.of_stages((blocks.activation_copies - blocks.copies_back) / number, blocks.copies_back / number)
 
 
 def _shares(units_s: tuple[float, ...]) -> list[float]:

@@ -6,8 +6,9 @@
 With cpu_offload parameters, gradients and optimizer state wait in the host's memory:
 
     copies      4 bytes of each of a unit's parameters / PCIe: before each gather, and of gradients after each reduction
-    host        bytes of each parameter as an operator's: 28 of AdamW, 12 of the norm and of clipping by it, 8 of
-                scaling sums to means, 12 of adding up each further microbatch that is reduced
+    host        bytes of each parameter of the fullest pipeline rank, as an operator's: 8 of scaling sums to means, 4 of
+                the norm, for which the other ranks wait, 8 of clipping by it, 28 of AdamW, 12 of adding up each further
+                microbatch that is reduced
     memory      16 bytes of each parameter: float32 weights, gradients and two moments; activations that wait there
                 (activation_copies.py) are counted next to them
 
@@ -16,14 +17,18 @@ fsdp_exposed.py. Ignored: devices that share a PCIe switch, and caches of the ho
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple, TypeGuard
 
 import numpy as np
 
 from meshwright.cost.compute.op_table import is_free, moved_bytes
 from meshwright.cost.constants import fixed_constant
 from meshwright.cost.layout_table import Bools, Floats, LayoutTable
+from meshwright.cost.memory.footprint_stages import StageCuts
 from meshwright.cost.memory.footprint_states import state_bytes
 from meshwright.cost.training_setup import Configurations, TrainingSetup
+from meshwright.spec.layout.layout import V_SCHEDULES
+from meshwright.spec.model.op import Head, Op
 from meshwright.spec.trace.trace import Signature
 
 PCIE_BYTES_PER_S = fixed_constant("pcie_share") * fixed_constant("pcie_bytes_per_s")
@@ -54,7 +59,7 @@ def _copied_bytes(signature: Signature) -> float:
 
 
 _STATE_BYTES, _PARAMETER_BYTES = 16.0, 4.0
-_UPDATE_BYTES, _CLIP_BYTES, _SCALE_BYTES, _SUM_BYTES = 28.0, 12.0, 8.0, 12.0
+_UPDATE_BYTES, _CLIP_BYTES, _NORM_BYTES, _SCALE_BYTES, _SUM_BYTES = 28.0, 8.0, 4.0, 8.0, 12.0
 
 
 def copy_s(layouts: LayoutTable, own_parameters: Floats) -> Floats:
@@ -68,14 +73,35 @@ def sums_on_host(layouts: LayoutTable) -> Bools:
     return np.asarray(layouts.cpu_offload & layouts.reduces_each_microbatch & (layouts.dp_replicate == 1))
 
 
-def host_s(configs: Configurations) -> Floats:
-    """Return the seconds in which the host sums, scales and clips gradients and updates parameters in each step."""
+class HostUpdate(NamedTuple):
+    """Seconds of a step in which hosts sum, scale and clip gradients and update parameters; 0 without cpu_offload."""
+
+    host_s: Floats
+    """Of the host, in the mean over ranks until the norm of gradients is known, then of the fullest pipeline rank."""
+    waited_s: Floats
+    """In which ranks wait for the fullest one's part of the norm, in the mean over ranks."""
+
+    @property
+    def total_s(self) -> Floats:
+        """Return the seconds of both."""
+        return self.host_s + self.waited_s
+
+
+def host_update(configs: Configurations) -> HostUpdate:
+    """Return the seconds of each configuration's update by the host."""
     layouts, per_node = configs.layouts, configs.each(lambda setup: setup.cluster.devices_per_node)
     is_scaled = configs.num_microbatches * layouts.dp * layouts.cp > 1
     num_sums = np.where(sums_on_host(layouts), configs.num_microbatches - 1, 0)
-    num_bytes = _UPDATE_BYTES + _CLIP_BYTES + _SCALE_BYTES * is_scaled + _SUM_BYTES * num_sums
-    seconds = _own_parameters(configs) * num_bytes * per_node / HOST_BYTES_PER_S
-    return np.where(layouts.cpu_offload, seconds, 0.0)
+    before = _NORM_BYTES + _SCALE_BYTES * is_scaled + _SUM_BYTES * num_sums
+    of_mean = np.where(layouts.cpu_offload, _own_parameters(configs), 0.0)
+    fullest = np.zeros(len(configs))
+    for position in np.unique(configs.setup_index[layouts.cpu_offload]):
+        rows = np.flatnonzero((configs.setup_index == position) & layouts.cpu_offload)
+        fullest[rows] = _fullest_parameters(configs.setups[position], layouts.take(rows))
+    fullest = np.maximum(fullest, of_mean)
+    byte_s = per_node / HOST_BYTES_PER_S
+    after_s = fullest * (_CLIP_BYTES + _UPDATE_BYTES) * byte_s
+    return HostUpdate(of_mean * before * byte_s + after_s, (fullest - of_mean) * before * byte_s)
 
 
 def host_headroom_bytes(configs: Configurations, activations_bytes: Floats | float = 0.0) -> Floats:
@@ -104,6 +130,29 @@ def _state_bytes(setup: TrainingSetup) -> float:
 
 def _embedding_parameters(setup: TrainingSetup) -> float:
     return float(sum(op.num_parameters for op in setup.model.groups[0].ops))
+
+
+def _fullest_parameters(setup: TrainingSetup, layouts: LayoutTable) -> Floats:
+    """Return the parameters of which a rank of the fullest pipeline rank keeps a part of the state [layouts]."""
+    first, *groups, last = setup.model.groups
+    blocks = [group.num_parameters for group in groups for _ in range(group.count)]
+    before = np.concatenate([[0], np.cumsum(blocks)])
+    head = last.num_parameters + (layouts.pp > 1) * sum(op.dim * op.vocab_size for op in last.ops if _is_tied(op))
+    cuts, is_v = StageCuts(setup, layouts), layouts.has_schedule(V_SCHEDULES)
+    held = np.zeros((len(layouts), int(layouts.pp.max())))
+    rows = np.arange(len(layouts))
+    for stage in range(int(layouts.num_stages.max())):
+        number = np.full(len(layouts), stage)
+        of_stage = before[cuts.first_block(number + 1)] - before[cuts.first_block(number)]
+        of_stage = of_stage + (stage == 0) * first.num_parameters + (number == layouts.num_stages - 1) * head
+        turned = is_v & (number >= layouts.pp)
+        rank = np.where(turned, layouts.num_stages - 1 - number, np.mod(number, layouts.pp))
+        held[rows, np.clip(rank, 0, layouts.pp - 1)] += np.where(number < layouts.num_stages, of_stage, 0)
+    return np.asarray(held.max(axis=1) * layouts.dp_replicate * layouts.pp / layouts.num_ranks)
+
+
+def _is_tied(op: Op) -> TypeGuard[Head]:
+    return isinstance(op, Head) and op.tied
 
 
 def _own_parameters(configs: Configurations) -> Floats:

@@ -126,6 +126,8 @@ class RankPass:
     """What a block adds to dp if no block stands before it; not in the total."""
     activation_copies: Floats
     """Exposed, between the memories of the device and the host."""
+    copies_back: Floats
+    """Those of them in backward; not in the total."""
 
     @property
     def total(self) -> Floats:

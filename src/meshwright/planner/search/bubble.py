@@ -10,6 +10,7 @@ take as long as what they hold (cost/step_times.py).
 stage_times: what each action of a pipeline takes on each stage, from what the whole step takes:
 
     forward          a third of ends (embedding, head), and of what blocks do once, backward two
+    copies           of activation_offload as they are priced, of backward in each of its parts
     second pass      blocks that recompute do so in each part of a split backward, and what is compiled of them is
                      computed whole in each; ends are not recomputed, nor compiled
     first stage      nothing asks for the gradient of its inputs: its first part is nothing, its second the whole
@@ -32,10 +33,12 @@ from meshwright.cost.communication.pipeline_p2p import hops_of
 from meshwright.cost.compute.recompute import repeated_share
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import Floats, Ints, LayoutTable, layout_table
+from meshwright.cost.memory.activation_copies import StageCopies
+from meshwright.cost.memory.host_memory import host_update
 from meshwright.cost.pipeline.replay import Hops, PipelineOps, Replayed, StageTimes, pipeline_ops, replay
 from meshwright.cost.pipeline.stage import bubble_share, split_share
 from meshwright.cost.step import StepTerms
-from meshwright.cost.step_times import unit_shares
+from meshwright.cost.step_times import stage_copies, unit_shares
 from meshwright.cost.training_setup import Configurations
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.rules import cuts_model, runs_schedule
@@ -61,11 +64,14 @@ def with_bubbles(step: StepTerms, configs: Configurations, request: PlanRequest)
     layouts = configs.layouts
     number = configs.num_microbatches
     waiting = _imbalance(layouts, request) + _waiting_share(layouts, number, repeated_share(configs)) / number
-    return replace(step, pipeline_bubble_s=np.where(layouts.pp > 1, steady_s(step) * waiting, step.pipeline_bubble_s))
+    # The host updates offloaded parameters once, when a pipeline is done.
+    update = host_update(configs)
+    bubble_s = (steady_s(step) - update.host_s) * waiting + update.waited_s
+    return replace(step, pipeline_bubble_s=np.where(layouts.pp > 1, bubble_s, step.pipeline_bubble_s))
 
 
 def steady_s(step: StepTerms) -> Floats:
-    """Return the seconds of what ranks of a pipeline do one microbatch after the other."""
+    """Return the seconds of what ranks of a pipeline do one microbatch after the other, and of an update by the host."""
     return np.asarray(step.total_s - sum(getattr(step, name) for name in _OUTSIDE_PIPELINE))
 
 
@@ -94,6 +100,9 @@ class ReplayInputs(NamedTuple):
     units: tuple[float, ...]
     """Of a microbatch's time, what each unit takes that a stage can hold: by FLOPs a head would count for more than it
     takes where blocks communicate or wait for memory, and a dense block for more than a mixture of experts."""
+    copies: StageCopies
+    update: tuple[float, float]
+    """Seconds of the host's update of offloaded parameters, once a step (HostUpdate)."""
     hops: Hops
     """Not only what is exposed: the replay itself finds what hides a transfer."""
 
@@ -102,7 +111,9 @@ def replay_inputs(layouts: Sequence[Layout], request: PlanRequest) -> list[Repla
     """Return what replayed_step needs for each of the layouts."""
     configs = request.configs(layout_table(layouts))
     units = [tuple(map(_rounded, shares)) for shares in unit_shares(configs)]
-    return list(map(ReplayInputs, units, hops_of(configs, fitted_constants())))
+    hops = hops_of(configs, fitted_constants())
+    updates = zip(*(column.tolist() for column in host_update(configs)), strict=True)
+    return list(map(ReplayInputs, units, stage_copies(configs), updates, hops))
 
 
 def replayed_step(
@@ -111,32 +122,34 @@ def replayed_step(
     """Return the step with the bubble of its schedule as a replay of every action finds it."""
     if layout.pp == 1:
         return step
-    steady_s = step.total_s - sum(getattr(step, name) for name in _OUTSIDE_PIPELINE)
+    units, copies, (update_s, waited_s), hops = inputs
+    steady_s = step.total_s - sum(getattr(step, name) for name in _OUTSIDE_PIPELINE) - update_s
     if layout.may_split_backward and not layout.reduces_each_microbatch:
         # Gradients are reduced when all of a stage's backwards are done: for others there is nothing to wait for.
         steady_s -= step.dp_communication_s
     number = num_microbatches_of(layout, request)
-    units, hops = inputs
+    computed_s = steady_s - step.activation_copies_s
     boundaries = layout.stage_boundaries
     if boundaries is None:
         boundaries = best_boundaries(request.setup.model, request.workload.seq_len, layout.num_stages)
+    edges = (0, *boundaries, len(units) - 2)
     replayed = replayed_share(
         (layout.pp, layout.stages_per_rank, layout.schedule, number),
-        _shares(boundaries, units),
+        _with_copies(_shares(boundaries, units), edges, [_rounded(seconds / computed_s) for seconds in copies]),
         BackwardShares(
-            recomputed=round(_RECOMPUTED_STEPS * step.recomputation_s / steady_s) / _RECOMPUTED_STEPS,
-            repeated=_rounded(step.repeated_backward_s / steady_s),
+            recomputed=round(_RECOMPUTED_STEPS * step.recomputation_s / computed_s) / _RECOMPUTED_STEPS,
+            repeated=_rounded(step.repeated_backward_s / computed_s),
             split=_rounded(_split(layout, number)),
         ),
         hops._replace(
-            hop_s=tuple(_rounded(seconds / steady_s) for seconds in hops.hop_s),
-            tied_s=_rounded(hops.tied_s / steady_s),
+            hop_s=tuple(_rounded(seconds / computed_s) for seconds in hops.hop_s),
+            tied_s=_rounded(hops.tied_s / computed_s),
         ),
     )
-    waiting_s = (replayed.total_s - 1) * steady_s
+    waiting_s = replayed.total_s * computed_s - steady_s
     # Others' software does what a replay of our own runtime does not show (pp_sync_s).
-    pp_s = max(0.0, replayed.exposed_s * steady_s) if request.setup.is_own else step.pipeline_p2p_s
-    bubble_s = max(0.0, waiting_s - pp_s)
+    pp_s = max(0.0, replayed.exposed_s * computed_s) if request.setup.is_own else step.pipeline_p2p_s
+    bubble_s = max(0.0, waiting_s - pp_s) + waited_s
     if not request.cluster.device.computes_while_sending:
         pp_s = max(pp_s, _busy_sending_s(layout, number, hops))
     return step.replace(pipeline_bubble_s=bubble_s, pipeline_p2p_s=pp_s)
@@ -253,6 +266,21 @@ def _shares(boundaries: Sequence[int], units: Sequence[float]) -> tuple[StageSha
     return tuple(StageShare(one, end) for one, end in zip(shares, of_ends, strict=True))
 
 
+def _with_copies(
+    stages: tuple[StageShare, ...], edges: Sequence[int], copies: Sequence[float]
+) -> tuple[StageShare, ...]:
+    """Return the stages, cut at `edges`, with what copies of activations expose; `copies` are StageCopies' fields."""
+    if not any(copies):
+        return stages
+    forward, between, first = copies
+    with_copies = []
+    for place, (stage, (start, stop)) in enumerate(zip(stages, pairwise(edges), strict=True)):
+        neighbours, is_fetched = max(stop - start - 1, 0), start < stop and place < len(stages) - 1
+        back = neighbours * between + is_fetched * first
+        with_copies.append(stage._replace(copied_forward=neighbours * forward, copied_back=back))
+    return tuple(with_copies)
+
+
 def _rounded(share: float) -> float:
     """Return `share` with so few digits that layouts of one pipeline are replayed once, to a thousandth."""
     return float(f"{share:.2g}")
@@ -273,6 +301,10 @@ class StageShare(NamedTuple):
 
     blocks: float
     ends: float
+    copied_forward: float = 0.0
+    """Exposed copies of activations, where all ranks compute 1 in a step."""
+    copied_back: float = 0.0
+    """The same in each part of backward."""
 
 
 def stage_times(stages: tuple[StageShare, ...], shares: BackwardShares, microbatch: float) -> StageTimes:
@@ -282,18 +314,20 @@ def stage_times(stages: tuple[StageShare, ...], shares: BackwardShares, microbat
     thirds = [(stage.blocks * once + stage.ends) * microbatch / 3 for stage in stages]
     inner = [0.0, *(stage.blocks for stage in stages[1:])]
     recompute_s = _each(shares.recomputed * microbatch, stages, shares.split)
+    again_s = [one + stage.copied_back for one, stage in zip(recompute_s, stages, strict=True)]
+    forward_s = [third + stage.copied_forward for third, stage in zip(thirds, stages, strict=True)]
     splits = max(sum(inner) * shares.split, 1e-12)
     second_s = [shares.repeated * microbatch * blocks / splits for blocks in inner]
-    whole = [2 * third + again for third, again in zip(thirds, recompute_s, strict=True)]
+    whole = [2 * third + again for third, again in zip(thirds, again_s, strict=True)]
     if not shares.split:
-        return StageTimes(thirds, whole, thirds)
+        return StageTimes(forward_s, whole, thirds)
     inputs, weights = [0.0], [whole[0]]
     for place in range(1, len(stages)):
-        half, again = thirds[place], recompute_s[place]
+        half, again = thirds[place], again_s[place]
         # What is computed whole in both parts is half of either without it, and as much again.
         inputs.append(half + second_s[place] / 2 + again)
         weights.append(half + second_s[place] / 2 + again)
-    return StageTimes(thirds, whole, weights, input_s=inputs)
+    return StageTimes(forward_s, whole, weights, input_s=inputs)
 
 
 def _each(recomputed_s: float, stages: tuple[StageShare, ...], split: float) -> list[float]:

@@ -19,7 +19,7 @@ from meshwright.cost.memory.footprint import (
     host_activation_bytes,
     memory_use,
 )
-from meshwright.cost.memory.host_memory import host_headroom_bytes, host_s
+from meshwright.cost.memory.host_memory import host_headroom_bytes, host_update
 from meshwright.cost.step import StepTerms
 from meshwright.cost.step_times import step_times
 from meshwright.cost.training_setup import Configurations
@@ -126,7 +126,7 @@ def _timed(configs: Configurations, constants: Constants | None = None) -> StepT
     # The device waits while the host runs the optimizer, which takes the device no time then.
     return replace(
         step,
-        cpu_bound_s=step.cpu_bound_s + host_s(configs),
+        cpu_bound_s=step.cpu_bound_s + host_update(configs).host_s,
         optimizer_s=np.where(configs.layouts.cpu_offload, 0.0, step.optimizer_s),
     )
 

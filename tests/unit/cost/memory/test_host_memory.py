@@ -12,7 +12,7 @@ from meshwright.cost.memory.host_memory import (
     HOST_BYTES_PER_S,
     PCIE_BYTES_PER_S,
     host_headroom_bytes,
-    host_s,
+    host_update,
     host_seconds,
 )
 from meshwright.cost.step_times import step_times
@@ -57,7 +57,7 @@ def offloaded(*layouts: Layout) -> Configurations:
 
 def test_without_offload_nothing_is_added() -> None:
     without = offloaded(Layout(dp_shard=8))
-    assert host_s(without).tolist() == [0.0]
+    assert host_update(without).total_s.tolist() == [0.0]
     assert np.isinf(host_headroom_bytes(without)).all()
 
 
@@ -102,13 +102,22 @@ def test_the_state_of_all_ranks_of_a_node_must_fit_its_memory() -> None:
 
 
 def test_the_host_sums_each_microbatch_that_is_reduced() -> None:
-    few, many, once = host_s(
+    few, many, once = host_update(
         offloaded(
             *(Layout(dp_shard=8, cpu_offload=True, microbatch_size=size) for size in (2, 1)),
             Layout(dp_shard=8, cpu_offload=True, gradient_sync="step"),
         )
-    )
+    ).total_s
     # 48 bytes of each parameter for one microbatch, 60 for two, with 8 ranks a node at 614 GB/s.
     assert few == pytest.approx(48 * 8.03e9 / 614e9, rel=1e-3)
     assert many == pytest.approx(60 / 48 * few)
     assert once == few
+
+
+def test_ranks_wait_for_the_one_with_most_parameters() -> None:
+    (update,) = zip(*host_update(offloaded(Layout(pp=2, dp_shard=4, cpu_offload=True, stage_boundaries=(24,)))), strict=True)
+    embedding = head = 128_256 * 4096
+    block = (8_030_261_248 - embedding - head - 4096) / 32
+    # Of 48 bytes of each parameter 12 come before the norm; 8 ranks share a node's 614 GB/s.
+    fullest, mean = (embedding + 24 * block) / 4, 8_030_261_248 / 8
+    assert update == pytest.approx(((12 * mean + 36 * fullest) * 8 / 614e9, 12 * (fullest - mean) * 8 / 614e9), rel=1e-3)
