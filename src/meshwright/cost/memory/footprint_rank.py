@@ -200,11 +200,14 @@ class RankFootprint(RankTensors):
         own = self.copies * last.whole * np.where(is_sum, self.reduce_bytes, self.compute_bytes)
         gathered = np.where(self.stays_gathered, self.gathered(self.all_blocks), 0.0)
         shards, divided = self.new_shards(self.elements.shared), self.divided(last)
+        # Whole gradients are copied into what the reduction reads, and freed before their shards are made.
+        freed = np.minimum(own, self.new_shards(last.shared))
         return self._moment(
             elsewhere=shards + divided,
-            unsharded_parameters_bytes=gathered + np.maximum(own, divided),
+            unsharded_parameters_bytes=gathered + np.maximum(own - freed, divided),
             gradients_bytes=shards,
             communication_buffers_bytes=self.copies * last.whole * self.reduce_bytes,
+            gaps=freed,
         )
 
     def _ends_reduction(self) -> Moment:
