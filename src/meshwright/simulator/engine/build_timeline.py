@@ -2,7 +2,8 @@
 
 Each channel's communication ops are on a stream of their own, numbered after the device's, as communication libraries
 use one stream per communicator. A wait is a span if it took any time, with the axis of the op that it waited for; a
-wait for an event has the axis of the op for which the event's stream had last waited.
+wait for an event has the axis of the op for which the event's stream had last waited, or of its last copy to the host's
+memory or back.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from meshwright.simulator.engine.engine import Execution, Host, Stream
 from meshwright.simulator.engine.matching import CommOps
-from meshwright.simulator.engine.program import waited_records
+from meshwright.simulator.engine.program import copies_of, waited_records
 from meshwright.spec.trace.timeline import DDP_MARK, FSDP_MARK, Floats, SpanKind, Spans, Timeline, TimelineSource
 from meshwright.spec.trace.trace import NONE, Ints, RecordKind, Trace
 from meshwright.spec.trace.traces import Traces
@@ -92,21 +93,23 @@ def _rank_spans(trace: Trace, comm_ops: CommOps, when: RecordIntervals, host: Ho
     records = trace.records
     kind = np.array([_KINDS[one] for one in RecordKind], np.int64)[records.kind]
     comm_op, signature = comm_ops.of_record[host.rank], records.signature.copy()
-    waited = waited_records(trace)
+    waited = waited_records(trace, with_copies=True)
     signature[waited != NONE] = records.signature[waited[waited != NONE]]
     names = tuple(channel.axis for channel in comm_ops.channels)
     axes = tables.axes.positions(names)
     channel = np.where(comm_op == NONE, NONE, comm_ops.channel[comm_op] if len(comm_ops) else NONE)
     channel[waited != NONE] = channel[waited[waited != NONE]]
     axis = axes[channel]
-    is_copy = np.array([one.place in ("to_device", "to_host") for one in trace.signatures] + [False])[records.signature]
+    is_copy = copies_of(trace)
     kind[is_copy] = SpanKind.COMMUNICATION
     of_fsdp, of_ddp = (_in_scope(trace, mark) for mark in (FSDP_MARK, DDP_MARK))
     if of_ddp.any():
         # The name is for display only: DDP shares its channel with all other collectives of its group.
         named = tables.axes.positions(tuple(f"dp {name}".rstrip() if _is_nameless(name) else name for name in names))
         axis = np.where(of_ddp, named[channel], axis)
-    for mask, name in ((is_copy & ~of_fsdp, HOST_COPY), (is_copy & of_fsdp, f"fsdp ({HOST_COPY})")):
+    of_copy = is_copy | ((waited != NONE) & is_copy[waited])
+    copied_by_fsdp = np.where(waited != NONE, of_fsdp[waited], of_fsdp)
+    for mask, name in ((of_copy & ~copied_by_fsdp, HOST_COPY), (of_copy & copied_by_fsdp, f"fsdp ({HOST_COPY})")):
         if mask.any():
             axis[mask] = tables.axes.positions((name,))[0]
     columns: dict[str, Any] = {

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.spec.trace.timeline import Floats
 from meshwright.spec.trace.trace import NONE, Ints, RecordKind, Records, Trace
@@ -152,13 +153,16 @@ def _set_waits(records: Records, event: Ints) -> list[tuple[int, int]]:
     return syncs
 
 
-def waited_records(trace: Trace) -> Ints:
-    """Return for each wait the record of the communication op that it waits for; -1 for other records [records]."""
+def waited_records(trace: Trace, *, with_copies: bool = False) -> Ints:
+    """Return for each wait the record of the communication op that it waits for, or with `with_copies` of the copy
+    between the memories of host and device; -1 for other records [records].
+    """
     records = trace.records
     waited = np.full(len(records), NONE, np.int64)
     of_work: dict[int, int] = {}
     of_event: dict[int, int] = {}
     last_of_stream: dict[int, int] = {}
+    is_copy = copies_of(trace) & with_copies
     is_quiet = (records.kind == RecordKind.OP) & (records.stream == 0)
     rows, kinds = np.flatnonzero(~is_quiet), list(RecordKind)
     columns = (rows, records.kind[rows], records.stream[rows], records.work[rows], records.event[rows])
@@ -171,7 +175,13 @@ def waited_records(trace: Trace) -> Ints:
         elif kind is RecordKind.RECORD_EVENT:
             of_event[event] = last_of_stream.get(stream, NONE)
         elif kind is RecordKind.OP:
-            last_of_stream[stream] = NONE
+            last_of_stream[stream] = row if is_copy[row] else NONE
         elif kind is not RecordKind.HOST_SYNC:
             of_work[work] = row
     return waited
+
+
+def copies_of(trace: Trace) -> NDArray[np.bool_]:
+    """Return which records are copies between the memories of host and device [records]."""
+    places = np.array([one.place in ("to_device", "to_host") for one in trace.signatures] + [False])
+    return np.asarray(places[trace.records.signature])
