@@ -72,7 +72,10 @@ class RankBlocks:
 
 def rank_blocks(memory: ModelMemory, counts: Sequence[Floats], outside: Elements, pp_rank: Ints) -> RankBlocks:
     """Return what the blocks of rank `pp_rank` take, whose `counts` blocks_of_rank returned, next to `outside`."""
-    is_last = (stages_of_rank(memory.layouts, pp_rank) == memory.layouts.num_stages - 1).any(axis=0)
+    stages, cuts = stages_of_rank(memory.layouts, pp_rank), memory.cuts
+    # The last stage of a short model has the head alone.
+    has_blocks = cuts.first_block(stages + 1) > cuts.first_block(stages)
+    has_last_block = ((stages == memory.layouts.num_stages - 1) & has_blocks).any(axis=0)
     kept = pending = recomputed = transient = low_copies = matrices = np.zeros(len(memory.layouts))
     elements, largest, least_kept = outside, Elements(kept, kept), np.full(len(memory.layouts), np.inf)
     for block, by_policy in zip(memory.blocks, counts, strict=True):
@@ -92,7 +95,7 @@ def rank_blocks(memory: ModelMemory, counts: Sequence[Floats], outside: Elements
     # What waits on the host is not there to be freed.
     num_freed = np.where(is_moved, 0, _num_kept_behind(memory, pp_rank))
     freed = np.min([block.all_kept_bytes for block in memory.blocks], axis=0) * num_freed
-    stays, window = _offloaded(memory, counts, is_last.astype(np.float64))
+    stays, window = _offloaded(memory, counts, has_last_block.astype(np.float64))
     return RankBlocks(
         elements=elements,
         largest=largest,
@@ -108,8 +111,8 @@ def rank_blocks(memory: ModelMemory, counts: Sequence[Floats], outside: Elements
     )
 
 
-def _offloaded(memory: ModelMemory, counts: Sequence[Floats], is_last: Floats) -> tuple[Floats, Floats]:
-    """Return (bytes that the model's last block keeps, where the rank has it, bytes of two blocks of the rank less
+def _offloaded(memory: ModelMemory, counts: Sequence[Floats], has_last_block: Floats) -> tuple[Floats, Floats]:
+    """Return (bytes that the last stage's last block keeps, where the rank has it, bytes of two blocks of the rank less
     these): what activation_offload leaves on the device.
     """
     none = np.zeros(len(memory.layouts))
@@ -118,7 +121,7 @@ def _offloaded(memory: ModelMemory, counts: Sequence[Floats], is_last: Floats) -
         largest = np.maximum(largest, np.where(by_policy > 0, block.kept_bytes, 0.0).max(axis=0))
     # Which policy the last block has, its rank's blocks of its group say: the one that is most of them.
     last, by_policy = memory.blocks[-1], counts[-1]
-    stays = is_last * np.take_along_axis(last.kept_bytes, by_policy.argmax(axis=0)[None], axis=0)[0]
+    stays = has_last_block * np.take_along_axis(last.kept_bytes, by_policy.argmax(axis=0)[None], axis=0)[0]
     return stays * (by_policy.sum(axis=0) > 0), 2 * largest - stays
 
 
