@@ -57,6 +57,8 @@ _SENT_BYTES = 2.0
 """Of an element that is exchanged."""
 _NORM_BYTES = 4.0
 """Read of each gradient before an update that scales and clips it itself (layout.compile_optimizer)."""
+_SCALE_BYTES = 8.0
+"""Of scaling a gradient's sum to a mean."""
 NUM_ITERATIONS = 5
 _NUM_KERNELS = 20.0
 _NUM_JOINED_KERNELS = 57.0
@@ -111,7 +113,10 @@ class UpdateCost:
                 here = np.flatnonzero(configs.setup_index == position)
                 self._add(here, [*_matrices(setup, configs.layouts.take(here))], setup)
         of_others, of_matrix = (configs.each(partial(_bytes_of, is_matrix)) for is_matrix in (False, True))
-        gradient_bytes = configs.each(_gradient_bytes)
+        is_one = parallel.is_own & (configs.num_microbatches * configs.layouts.dp * configs.layouts.cp <= 1)
+        # A sum of one is its mean. Joined with the update, neither scaling nor clipping is a pass.
+        not_scaled = is_one & configs.has(lambda setup: not setup.stack.joins_update)
+        gradient_bytes = (configs.each(_gradient_bytes) - _SCALE_BYTES * not_scaled).clip(0)
         hides_blocks = self.is_asynchronous & configs.has(lambda setup: setup.workload.updates_in_backward)
         hidden = np.where(hides_blocks, parallel.updated_in_blocks, 0.0)
         others = parallel.updated - hidden - self.matrix_elements

@@ -7,7 +7,8 @@
     sums of row-parallel matmuls kept, not their terms (ours under tp): in eager code those matmuls, but for the last
     compiled selective blocks of ours on a device: of memory-bound work, what kernels of its own repeat (recomputation),
     and what kernels of backward repeat, which read the same tensors anyway (memory-bound ops)
-    full, where it stops early: without the last matmul of the block, and the collective that follows it
+    full, where it stops early: without the last matmul of the block, and the collective that follows it, unless these
+    are in a graph with what is needed, as where a block's network is compiled alone, next to eager attention
 
 Collectives are done again where the whole forward pass is, and experts' all-to-alls wherever ours recompute. Source of
 the early stop: torch.utils.checkpoint since torch 2.1; counted in torch 2.13, 2026-11-21: 8.4 instead of 12.6 MFLOP of
@@ -91,6 +92,7 @@ def recomputed_of(configs: Configurations) -> Recomputed:
     by_setup[:, 1] = np.maximum(by_setup[:, 1], configs.each(lambda setup: float(drops_attention(setup))))
     matmul, attention, memory = (full + selective * share for share in by_setup.T)
     stops = (full > 0) & configs.has(lambda setup: setup.stack.recompute_stops_early)
+    stops &= ~(configs.layouts.compiles_blocks & configs.layouts.has_eager_attention & configs.has(_is_own))
     halves = selective * configs.has(lambda s: s.stack.selective == "half-of-matmul-outputs")
     keeps_sums = configs.each(lambda s: float(s.stack.gathers_input_again and s.stack.selective == "matmul-outputs"))
     terms = selective * keeps_sums * ~configs.layouts.compiles_blocks
@@ -100,6 +102,10 @@ def recomputed_of(configs: Configurations) -> Recomputed:
     fused = np.where(is_fused, selective * _FUSED, 0.0)
     early = stops.astype(np.float64)
     return Recomputed(matmul, attention, memory, full, early, halves, terms, exchanges, own_kernels, fused)
+
+
+def _is_own(setup: TrainingSetup) -> bool:
+    return setup.is_own
 
 
 def _fuses_recomputed(setup: TrainingSetup) -> bool:

@@ -12,6 +12,8 @@
                microbatch is all, since sharded gradients then grow as activations go
     reduction  the last block's gradients are reduced, what only its backward needed is freed, and the embedding has
                its gradient
+    update     AdamW in bfloat16 (ours) has float32 copies and random bits of the parameters that it updates at once,
+               next to all gradients
 
 Ignored: that the input of the last reduction, one tensor, finds no gap in the allocator where all activations take
 less: the allocator gives such gaps back where a device has no more.
@@ -24,6 +26,11 @@ import numpy as np
 from meshwright.cost.layout_table import Floats
 from meshwright.cost.memory.footprint_constants import FRAGMENTATION, WORKSPACE_BYTES
 from meshwright.cost.memory.footprint_rank_tensors import RankTensors
+
+_UPDATED_AT_ONCE = float(1 << 24)
+"""Elements (trainer/optimizer/bfloat16_adamw.py)."""
+_UPDATE_COPIES_BYTES = 26.0
+"""Of an element that it updates: two moments in float32, one of them rounded, bits and noise; counted in a trace."""
 
 Parts = dict[str, Floats]
 """Bytes by field of MemoryUse."""
@@ -74,7 +81,7 @@ class RankFootprint(RankTensors):
         """Return the bytes by tensor class when the rank has the least to spare, but context_bytes."""
         states = self._states()
         moments = [self._loss(), self._backward(), self._end(), self._block_reduction(), self._last_reduction()]
-        moments.append(self._ends_reduction())
+        moments += [self._ends_reduction(), self._update()]
         parts = largest([moment.parts for moment in moments])
         fragmentation = self.reserved(moments) - total(parts)
         parts["gradients_bytes"] = parts["gradients_bytes"] + states.pop("gradients_bytes")
@@ -219,6 +226,19 @@ class RankFootprint(RankTensors):
             activations_bytes=is_each * self.kept.by_others,
             communication_buffers_bytes=is_each * ((self.lasting.whole - self.lasting_head.whole) * self.reduce_bytes)
             + self.retained(),
+        )
+
+    def _update(self) -> Moment:
+        """Return what an update of bfloat16 states adds: of a large tensor, or of as many small ones as fit a chunk."""
+        workload = self.memory.setup.workload
+        if not (self.memory.setup.is_own and workload.optimizer_state_dtype == "bfloat16"):
+            return self._moment()
+        others = self.elements.shared - self.blocks.matrices * (workload.optimizer == "muon")
+        of_ends = np.maximum(self.memory.ends.first.shared * self.is_first, self.after_blocks.shared)
+        at_once = np.maximum(of_ends, np.minimum(others, _UPDATED_AT_ONCE)) * self.on_device
+        shards = self.new_shards(self.elements.shared)
+        return self._moment(
+            elsewhere=shards, gradients_bytes=shards, workspace_bytes=at_once * _UPDATE_COPIES_BYTES
         )
 
     def reserved(self, moments: list[Moment]) -> Floats:
