@@ -67,8 +67,8 @@ _ROUNDED_TENSOR_KERNELS, _ROUNDED_CHUNK_KERNELS, _CHUNK_ELEMENTS = 22.0, 18.0, 2
 """Of AdamW in bfloat16, and the elements that it updates at once."""
 _PART_KERNELS = {"float32": 3.0, "bfloat16": 37.0}
 _OWNER_KERNELS = 21.0
-"""Of Muon for each matrix of which a rank holds a part, by the momentum's format, and for each that it owns, besides one
-for each rank: counted in traces of 1B and of blocks of 8B.
+"""Of Muon for each matrix of which a rank holds a part, by the momentum's format, and for each that it owns, besides
+one for each rank: counted in traces of 1B and of blocks of 8B.
 """
 _MANY = 64
 """Matrices of one rank that are so many that the busiest rank has no more of them than the mean."""
@@ -134,7 +134,7 @@ class UpdateCost:
 
     def elementwise_s(self, bytes_per_s: Floats, passes: Floats) -> Floats:
         """Return the seconds of all but orthogonalizations, whose bytes pass through memory so often."""
-        return self.moved_bytes / bytes_per_s * passes
+        return np.asarray(self.moved_bytes / bytes_per_s * passes)
 
     def matmul_s(self, flops_per_s: Floats) -> Floats:
         """Return the seconds of the busiest rank's orthogonalizations, at a rate where none was measured."""

@@ -242,8 +242,8 @@ class StepPricer:
     def _optimizer_s(self, rates: Passes, c: Constants) -> Floats:
         """Return the seconds of the update; `rates` are the memory's and those of matmuls in 16 bits."""
         slow, is_own = self.stacks.factors(c), self.parallel.is_own
-        # Of our own kernels all bytes are counted; three measured updates (validation/gpu_runs.csv) took what these take
-        # at the rate of other kernels, or 5 % more.
+        # Of our own kernels all bytes are counted; three measured updates (validation/gpu_runs.csv) took what these do
+        # at the memory's rate, or 5 % more.
         passes = np.where(is_own, 1.0, c["optimizer_passes"])
         moved = self.update.elementwise_s(rates[0], passes) * slow.overhead
         kernels = c["kernel_s"] * self.update.num_kernels * slow.overhead

@@ -41,13 +41,14 @@ def unit_shares(configs: Configurations) -> list[list[float]]:
     """Return for each configuration, all of one model, what each unit that a stage can hold (embedding, blocks, norm
     with head and loss) takes of a microbatch's time through the whole model.
 
-    Without gathers and reductions: a pipeline's stages gather ahead and reduce when they are done; and without copies of
-    activations, which are not as many as the blocks (stage_copies).
+    Without gathers and reductions: a pipeline's stages gather ahead and reduce when they are done; and without copies
+    of activations, which are not as many as the blocks (stage_copies).
     """
     model = configs.setups[configs.setup_index[0]].model
     passes = step_pricer(configs).block_passes(fitted_constants())
     seconds_of = {
-        group.ops: (one.total - one.dp - one.activation_copies).tolist() for group, (_, one) in zip(model.distinct_groups, passes, strict=True)
+        group.ops: (one.total - one.dp - one.activation_copies).tolist()
+        for group, (_, one) in zip(model.distinct_groups, passes, strict=True)
     }
     units = [one for group in model.groups for one in [seconds_of[group.ops]] * group.count]
     return [_shares(seconds) for seconds in zip(*units, strict=True)]
@@ -60,7 +61,8 @@ def stage_copies(configs: Configurations) -> list[StageCopies]:
     pricer = step_pricer(configs)
     blocks, _, _ = pricer.passes(fitted_constants())
     number = pricer.stage.num_blocks
-    return pricer.activations.of_stages((blocks.activation_copies - blocks.copies_back) / number, blocks.copies_back / number)
+    forward, back = blocks.activation_copies - blocks.copies_back, blocks.copies_back
+    return pricer.activations.of_stages(forward / number, back / number)
 
 
 def _shares(units_s: tuple[float, ...]) -> list[float]:

@@ -3,8 +3,8 @@
     forward   when a block has run, what it saved is copied to the host, next to the forward of the block after it, at
               whose end the device frees it
     backward  when a block's backward starts, what the block before it saved is copied back, next to that backward
-    weights   where their gradients are a backward of their own, which torch runs from the first block on, what the block
-              after it saved is
+    weights   where their gradients are a backward of their own, which torch runs from the first block on, what the
+              block after it saved is
 
 So a device holds what two blocks save at most, and what the model's last block saves, whose backward follows at once.
 Each direction has a stream of its own, and the host's memory is pinned. Recomputation composes: what a block saves is

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from meshwright.errors import UnsupportedError
 from meshwright.parallelism.activation_offload import HostTransfers, offload_blocks
-from meshwright.parallelism.saved_tensors import SMALLEST_BYTES, SavedStorage
+from meshwright.parallelism.saved_tensors import SMALLEST_BYTES, BlockActivations, SavedStorage
 
 WIDTH, ROWS = 64, 128
 ROW_BYTES = 4 * WIDTH
@@ -97,6 +97,15 @@ def test_a_graph_that_is_kept_is_read_again_from_the_host() -> None:
     (first,) = torch.autograd.grad(loss, [x], retain_graph=True)
     (second,) = torch.autograd.grad(loss, [x])
     assert torch.equal(first, second)
+
+
+def test_what_is_read_next_goes_back_through_the_blocks_and_then_forth() -> None:
+    made: list[BlockActivations] = []
+    for _ in range(3):
+        made.append(BlockActivations(made[-1] if made else None, set(), lambda _: None, stays=False))
+    first, second, third = made
+    assert [one.read_next() for one in (third, second, first)] == [second, first, None]
+    assert [one.read_next() for one in (first, second, third)] == [second, third, None]
 
 
 def test_small_storages_stay() -> None:

@@ -72,7 +72,6 @@ class FsdpCopies:
         is_shared = dp.is_own & dp.shards_parameters & (dp.layouts.fsdp > 1)
         return np.where(is_shared, moved / memory_rate * slow.compute * slow.overhead, 0.0)
 
-
     def after_reduction_s(
         self, position: BlockPosition, memory_rate: Floats, slow: StackFactors, kernel_s: float
     ) -> Floats:

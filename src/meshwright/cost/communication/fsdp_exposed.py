@@ -144,7 +144,8 @@ def _at_once(unit: _Exchanges, copied_out: Floats) -> Floats:
     rounds its shards, and what adds up what was reduced.
     """
     shorter, longer = np.minimum(unit.again, unit.scatter), np.maximum(unit.again, unit.scatter)
-    with_copies = np.maximum(unit.again + unit.copied_again + unit.prepared_again, unit.scatter + unit.added + copied_out)
+    gathered, reduced = unit.again + unit.copied_again + unit.prepared_again, unit.scatter + unit.added + copied_out
+    with_copies = np.maximum(gathered, reduced)
     return np.maximum(longer + (unit.load - 1) * shorter, with_copies)
 
 
@@ -209,8 +210,8 @@ def first_block_exposed_s(
 
 
 def ends_exposed_s(dp: DataParallel, row: Ints, fabric: Fabric, before_gather_s: Floats) -> Floats:
-    """Return the seconds, for one microbatch, of gathering what stands before or after the blocks, which takes
-    `before_gather_s` to prepare, and reducing its gradients: at the ends of a pass there is nothing to hide them behind.
+    """Return the seconds, for one microbatch, of gathering what stands before or after the blocks, `before_gather_s`
+    of them to prepare it, and reducing its gradients: at the ends of a pass there is nothing to hide them behind.
     """
     layouts, parameters = dp.layouts, dense_parameters(dp, row)
     group, replicas = dp.shard_group(fabric), dp.replica_group(fabric)

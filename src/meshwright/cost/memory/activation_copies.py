@@ -4,14 +4,15 @@
     exposed     max(0, copy - forward of the next block) + for each part of backward max(0, copy - its time): a block's
                 forward hides the copy of what the block before saved, each part of its backward the way back of what is
                 read next
-    ends        what a stage's first block to be read saved comes back next to nothing, in each part of backward; that of
-                the last block of the last stage stays on the device. Stages of the embedding or the head alone have none
+    ends        what a stage's first block to be read saved comes back next to nothing, in each part of backward; that
+                of the last block of the last stage stays on the device. Stages without blocks have none
     host        what is moved of one chunk x chunks in flight (footprint.py)
 
 On a host: cost/host/host_step.py. Source: the order of parallelism/activation_offload.py. Ignored: that the two ways
 may share a link, devices that share a PCIe switch, what FSDP2 copies on the same link (cpu_offload), NVLink-C2C,
 tensors of fewer than 16 KiB, which stay, that pinned memory is rounded up to powers of two, that blocks of unequal
-policies hide unequal copies, and what a backward to weights that follows its other part at once has on the device.
+policies hide unequal copies, what a backward to weights that follows its other part at once has on the device, and
+that the first block of a forward that follows another waits for the copy of what that one's last block saved.
 """
 
 from collections.abc import Iterator
@@ -52,9 +53,10 @@ class ActivationCopies:
         """
         for rows, memory in self._offloaded(configs):
             self._copy_s[rows] = self._one_way_s(memory, configs.take(rows))
-            starts = [memory.cuts.first_block(np.full(len(rows), stage)) for stage in range(1 + int(memory.layouts.num_stages.max()))]
+            num_stages = memory.layouts.num_stages
+            starts = [memory.cuts.first_block(np.full(len(rows), one)) for one in range(1 + int(num_stages.max()))]
             of_stage = np.diff(np.stack(starts), axis=0)
-            last = np.take_along_axis(of_stage, memory.layouts.num_stages[None] - 1, axis=0)[0]
+            last = np.take_along_axis(of_stage, num_stages[None] - 1, axis=0)[0]
             num_starts, number = (of_stage > 0).sum(axis=0), num_blocks[rows]
             self._hidden[rows] = (number - num_starts) / number
             self._alone[rows] = (num_starts - (last > 0)) / number
@@ -80,7 +82,8 @@ class ActivationCopies:
         """Return what copies expose in a stage of each configuration, of `exposed_s` in the mean over its blocks."""
         each_part = back_s / self._backward_parts - self._alone * self._copy_s
         between = [side / np.maximum(self._hidden, 1e-12) for side in (forward_s, each_part.clip(0))]
-        return [StageCopies(*one) for one in zip(*(column.tolist() for column in (*between, self._copy_s)), strict=True)]
+        columns = [column.tolist() for column in (*between, self._copy_s)]
+        return [StageCopies(*one) for one in zip(*columns, strict=True)]
 
     def _hiding_s(self, block_s: Passes) -> Passes:
         """Return the seconds of a block's passes that its neighbours' copies can hide behind."""

@@ -237,9 +237,7 @@ class RankFootprint(RankTensors):
         of_ends = np.maximum(self.memory.ends.first.shared * self.is_first, self.after_blocks.shared)
         at_once = np.maximum(of_ends, np.minimum(others, _UPDATED_AT_ONCE)) * self.on_device
         shards = self.new_shards(self.elements.shared)
-        return self._moment(
-            elsewhere=shards, gradients_bytes=shards, workspace_bytes=at_once * _UPDATE_COPIES_BYTES
-        )
+        return self._moment(elsewhere=shards, gradients_bytes=shards, workspace_bytes=at_once * _UPDATE_COPIES_BYTES)
 
     def reserved(self, moments: list[Moment]) -> Floats:
         """Return what the allocator reserves for all that comes and goes: a freed block serves its own stream only.

@@ -71,7 +71,7 @@ def with_bubbles(step: StepTerms, configs: Configurations, request: PlanRequest)
 
 
 def steady_s(step: StepTerms) -> Floats:
-    """Return the seconds of what ranks of a pipeline do one microbatch after the other, and of an update by the host."""
+    """Return the seconds of what ranks of a pipeline do one microbatch after the other, and of the host's update."""
     return np.asarray(step.total_s - sum(getattr(step, name) for name in _OUTSIDE_PIPELINE))
 
 

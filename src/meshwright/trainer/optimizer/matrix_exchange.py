@@ -5,7 +5,8 @@ orthogonalization, could run on every rank after an all-gather; each rank would 
 has one owner: all ranks send it their parts, and it sends the result back, part by part. So each rank receives, and
 computes on, about 1 / ranks of the matrices, and an all-to-all moves what a reduce-scatter of them would.
 
-Owners are chosen greedily (spec/step/matrix_owners.py). In a round each rank owns one matrix at most, so that what is gathered at once is two of them.
+Owners are chosen greedily (spec/step/matrix_owners.py). In a round each rank owns one matrix at most, so that what is
+gathered at once is two of them.
 
 Stacked experts, of shape (experts, out, in), are a matrix each. Ranks that hold other experts, and replicas, have no
 part in the exchange: each replica does all of the work.
