@@ -24,7 +24,7 @@ from meshwright.cost.compute.matmul_lines import (
     matmul_lines,
     second_matmuls_share,
 )
-from meshwright.cost.compute.own_elements import eager_elements, own_elements
+from meshwright.cost.compute.own_elements import eager_elements, network_share, own_elements
 from meshwright.cost.layout_table import Floats, Ints, LayoutTable
 from meshwright.cost.training_setup import Configurations, Partition, TrainingSetup
 from meshwright.spec.model.model_spec import BlockGroup
@@ -79,6 +79,8 @@ class BlockTable:
     own_forward_elements: Floats
     """The same of our own trainer, whose memory_elements are 0: counted kernel by kernel (own_elements.py)."""
     own_backward_elements: Floats
+    network_share: Floats
+    """Of own_backward_elements those in graphs where only networks are compiled; else 1."""
     eager_forward_elements: Floats
     """What a mixture of experts that runs operator by operator reads and writes, which is in none of these."""
     eager_backward_elements: Floats
@@ -217,6 +219,7 @@ def _block_row(group: BlockGroup, kind: int, partition: Partition) -> dict[str, 
         "memory_elements": zero + sum(moved_elements(op, partition) for op in plain) * (not partition.is_own),
         "own_forward_elements": own_forward,
         "own_backward_elements": own_backward,
+        "network_share": network_share(group.ops, partition),
         "eager_forward_elements": eager_forward,
         "eager_backward_elements": eager_backward,
         "biased_elements": zero + sum(moved_elements(op, partition) for op in biases),

@@ -105,6 +105,19 @@ def _elements(ops: Sequence[Op], kernels: str, of_networks: str, partition: Part
     return forward, backward
 
 
+def network_share(ops: Sequence[Op], partition: Partition) -> Floats:
+    """Return the share of the elements moved in backward that a block's networks move, where only they are compiled;
+    else 1.
+    """
+    if not partition.compiles_only_networks.any():
+        return np.ones_like(partition.tokens)
+    inside = [op for op in ops if _is_inside_network(op)]
+    # A sum of what two graphs give is none of a graph.
+    own = sum(_moved(op, "compiled", partition)[1] for op in inside) + casts_of(inside, "compiled", partition)[1]
+    whole = _elements(ops, "eager", "compiled", partition)[1]
+    return np.where(partition.compiles_only_networks, own / np.maximum(whole, 1), 1.0)
+
+
 def _is_inside_network(op: Op) -> bool:
     """Return whether an op of a block belongs to the module of its network, as norms and residual sums do not."""
     is_between = isinstance(op, Norm) or (isinstance(op, Elementwise) and op.role == "residual")

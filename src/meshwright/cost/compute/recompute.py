@@ -20,10 +20,10 @@ Repeats: the shares of a block's backward that compiled code computes whole in b
 
     one graph              all of it
     experts stay eager     attention and matmuls outside experts, and what tp sends for them
-    attention stays eager  what is outside attention: in a ring, or by a backend that skips masked scores
+    attention stays eager  the network alone: in a ring, or by a backend that skips masked scores
 
 What stays eager is split (parallelism/compile_blocks.py). Ignored: that attention's rotary embedding and a
-router's casts, compiled next to eager experts, are repeated, and that norms and sums around an eager ring are not.
+router's casts, compiled next to eager experts, are repeated.
 """
 
 from dataclasses import dataclass
@@ -173,7 +173,7 @@ class RepeatPricer:
         return Repeats(
             matmul=twice * (1 - experts * of_experts - eager * of_attention),
             attention=twice * (1 - eager),
-            memory=twice * (1 - experts),
+            memory=twice * (1 - experts) * blocks.network_share[row],
             tp=twice * np.where(experts > 0, outside, 1.0) * (1 - eager * np.minimum(2 / collectives, 1.0)),
             cp=twice * (1 - eager),
             ep=0.0 * twice,
