@@ -8,6 +8,7 @@ from meshwright.cost.constants import Constants, fitted_constants
 from meshwright.cost.host.host_step import HostStepPricer
 from meshwright.cost.layout_table import Bools
 from meshwright.cost.memory.activation_copies import StageCopies
+from meshwright.cost.memory.footprint_stages import fullest_parameters
 from meshwright.cost.step import StepPricer, StepTerms
 from meshwright.cost.training_setup import Configurations
 
@@ -63,6 +64,18 @@ def stage_copies(configs: Configurations) -> list[StageCopies]:
     number = pricer.stage.num_blocks
     forward, back = blocks.activation_copies - blocks.copies_back, blocks.copies_back
     return pricer.activations.of_stages(forward / number, back / number)
+
+
+def update_shares(configs: Configurations) -> list[float]:
+    """Return for each configuration what the fullest pipeline rank updates, for which the others wait, as a multiple of
+    what a step's optimizer is priced for.
+    """
+    priced, fullest = step_pricer(configs).parallel.updated, np.zeros(len(configs))
+    for position in np.unique(configs.setup_index):
+        rows = np.flatnonzero(configs.setup_index == position)
+        fullest[rows] = fullest_parameters(configs.setups[position], configs.layouts.take(rows))
+    is_own = configs.has(lambda setup: setup.is_own)
+    return np.where(is_own & (configs.layouts.pp > 1), fullest / priced, 1.0).tolist()
 
 
 def _shares(units_s: tuple[float, ...]) -> list[float]:

@@ -27,6 +27,7 @@ from __future__ import annotations
 import itertools
 from copy import copy
 from functools import lru_cache
+from typing import TypeGuard
 
 import numpy as np
 
@@ -34,6 +35,7 @@ from meshwright.cost.layout_table import Bools, Floats, Ints, LayoutTable
 from meshwright.cost.training_setup import TrainingSetup
 from meshwright.spec.layout.layout import SCHEDULES, V_SCHEDULES
 from meshwright.spec.layout.stage_split import best_boundaries
+from meshwright.spec.model.op import Head, Op
 
 
 class StageCuts:
@@ -84,6 +86,29 @@ class StageCuts:
         width = max(map(len, ranks), default=1)
         padded = np.array([(*found, *found[-1:] * (width - len(found))) for found in ranks], np.int64)
         return np.asarray(padded[which].T)
+
+
+def fullest_parameters(setup: TrainingSetup, layouts: LayoutTable) -> Floats:
+    """Return the parameters of which a rank of the fullest pipeline rank keeps a part of the state [layouts]."""
+    first, *groups, last = setup.model.groups
+    blocks = [group.num_parameters for group in groups for _ in range(group.count)]
+    before = np.concatenate([[0], np.cumsum(blocks)])
+    head = last.num_parameters + (layouts.pp > 1) * sum(op.dim * op.vocab_size for op in last.ops if _is_tied(op))
+    cuts, is_v = StageCuts(setup, layouts), layouts.has_schedule(V_SCHEDULES)
+    held = np.zeros((len(layouts), int(layouts.pp.max())))
+    rows = np.arange(len(layouts))
+    for stage in range(int(layouts.num_stages.max())):
+        number = np.full(len(layouts), stage)
+        of_stage = before[cuts.first_block(number + 1)] - before[cuts.first_block(number)]
+        of_stage = of_stage + (stage == 0) * first.num_parameters + (number == layouts.num_stages - 1) * head
+        turned = is_v & (number >= layouts.pp)
+        rank = np.where(turned, layouts.num_stages - 1 - number, np.mod(number, layouts.pp))
+        held[rows, np.clip(rank, 0, layouts.pp - 1)] += np.where(number < layouts.num_stages, of_stage, 0)
+    return np.asarray(held.max(axis=1) * layouts.dp_replicate * layouts.pp / layouts.num_ranks)
+
+
+def _is_tied(op: Op) -> TypeGuard[Head]:
+    return isinstance(op, Head) and op.tied
 
 
 def has_own_cuts(layouts: LayoutTable) -> Bools:

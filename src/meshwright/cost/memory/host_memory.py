@@ -17,18 +17,16 @@ fsdp_exposed.py. Ignored: devices that share a PCIe switch, and caches of the ho
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 import numpy as np
 
 from meshwright.cost.compute.op_table import is_free, moved_bytes
 from meshwright.cost.constants import fixed_constant
 from meshwright.cost.layout_table import Bools, Floats, LayoutTable
-from meshwright.cost.memory.footprint_stages import StageCuts
+from meshwright.cost.memory.footprint_stages import fullest_parameters
 from meshwright.cost.memory.footprint_states import state_bytes
 from meshwright.cost.training_setup import Configurations, TrainingSetup
-from meshwright.spec.layout.layout import V_SCHEDULES
-from meshwright.spec.model.op import Head, Op
 from meshwright.spec.trace.trace import Signature
 
 PCIE_BYTES_PER_S = fixed_constant("pcie_share") * fixed_constant("pcie_bytes_per_s")
@@ -97,7 +95,7 @@ def host_update(configs: Configurations) -> HostUpdate:
     fullest = np.zeros(len(configs))
     for position in np.unique(configs.setup_index[layouts.cpu_offload]):
         rows = np.flatnonzero((configs.setup_index == position) & layouts.cpu_offload)
-        fullest[rows] = _fullest_parameters(configs.setups[position], layouts.take(rows))
+        fullest[rows] = fullest_parameters(configs.setups[position], layouts.take(rows))
     fullest = np.maximum(fullest, of_mean)
     byte_s = per_node / HOST_BYTES_PER_S
     after_s = fullest * (_CLIP_BYTES + _UPDATE_BYTES) * byte_s
@@ -130,29 +128,6 @@ def _state_bytes(setup: TrainingSetup) -> float:
 
 def _embedding_parameters(setup: TrainingSetup) -> float:
     return float(sum(op.num_parameters for op in setup.model.groups[0].ops))
-
-
-def _fullest_parameters(setup: TrainingSetup, layouts: LayoutTable) -> Floats:
-    """Return the parameters of which a rank of the fullest pipeline rank keeps a part of the state [layouts]."""
-    first, *groups, last = setup.model.groups
-    blocks = [group.num_parameters for group in groups for _ in range(group.count)]
-    before = np.concatenate([[0], np.cumsum(blocks)])
-    head = last.num_parameters + (layouts.pp > 1) * sum(op.dim * op.vocab_size for op in last.ops if _is_tied(op))
-    cuts, is_v = StageCuts(setup, layouts), layouts.has_schedule(V_SCHEDULES)
-    held = np.zeros((len(layouts), int(layouts.pp.max())))
-    rows = np.arange(len(layouts))
-    for stage in range(int(layouts.num_stages.max())):
-        number = np.full(len(layouts), stage)
-        of_stage = before[cuts.first_block(number + 1)] - before[cuts.first_block(number)]
-        of_stage = of_stage + (stage == 0) * first.num_parameters + (number == layouts.num_stages - 1) * head
-        turned = is_v & (number >= layouts.pp)
-        rank = np.where(turned, layouts.num_stages - 1 - number, np.mod(number, layouts.pp))
-        held[rows, np.clip(rank, 0, layouts.pp - 1)] += np.where(number < layouts.num_stages, of_stage, 0)
-    return np.asarray(held.max(axis=1) * layouts.dp_replicate * layouts.pp / layouts.num_ranks)
-
-
-def _is_tied(op: Op) -> TypeGuard[Head]:
-    return isinstance(op, Head) and op.tied
 
 
 def _own_parameters(configs: Configurations) -> Floats:

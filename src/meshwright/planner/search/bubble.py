@@ -38,7 +38,7 @@ from meshwright.cost.memory.host_memory import host_update
 from meshwright.cost.pipeline.replay import Hops, PipelineOps, Replayed, StageTimes, pipeline_ops, replay
 from meshwright.cost.pipeline.stage import bubble_share, split_share
 from meshwright.cost.step import StepTerms
-from meshwright.cost.step_times import stage_copies, unit_shares
+from meshwright.cost.step_times import stage_copies, unit_shares, update_shares
 from meshwright.cost.training_setup import Configurations
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.rules import cuts_model, runs_schedule
@@ -103,6 +103,8 @@ class ReplayInputs(NamedTuple):
     copies: StageCopies
     update: tuple[float, float]
     """Seconds of the host's update of offloaded parameters, once a step (HostUpdate)."""
+    update_share: float
+    """What the fullest rank updates of what the step's optimizer was priced for."""
     hops: Hops
     """Not only what is exposed: the replay itself finds what hides a transfer."""
 
@@ -113,7 +115,7 @@ def replay_inputs(layouts: Sequence[Layout], request: PlanRequest) -> list[Repla
     units = [tuple(map(_rounded, shares)) for shares in unit_shares(configs)]
     hops = hops_of(configs, fitted_constants())
     updates = zip(*(column.tolist() for column in host_update(configs)), strict=True)
-    return list(map(ReplayInputs, units, stage_copies(configs), updates, hops))
+    return list(map(ReplayInputs, units, stage_copies(configs), updates, update_shares(configs), hops))
 
 
 def replayed_step(
@@ -122,7 +124,7 @@ def replayed_step(
     """Return the step with the bubble of its schedule as a replay of every action finds it."""
     if layout.pp == 1:
         return step
-    units, copies, (update_s, waited_s), hops = inputs
+    units, copies, (update_s, waited_s), update_share, hops = inputs
     steady_s = step.total_s - sum(getattr(step, name) for name in _OUTSIDE_PIPELINE) - update_s
     if layout.may_split_backward and not layout.reduces_each_microbatch:
         # Gradients are reduced when all of a stage's backwards are done: for others there is nothing to wait for.
@@ -152,7 +154,8 @@ def replayed_step(
     bubble_s = max(0.0, waiting_s - pp_s) + waited_s
     if not request.cluster.device.computes_while_sending:
         pp_s = max(pp_s, _busy_sending_s(layout, number, hops))
-    return step.replace(pipeline_bubble_s=bubble_s, pipeline_p2p_s=pp_s)
+    optimizer_s = step.optimizer_s * update_share
+    return step.replace(pipeline_bubble_s=bubble_s, pipeline_p2p_s=pp_s, optimizer_s=optimizer_s)
 
 
 def _busy_sending_s(layout: Layout, number: int, hops: Hops) -> float:
