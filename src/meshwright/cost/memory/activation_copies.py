@@ -11,8 +11,8 @@
 On a host: cost/host/host_step.py. Source: the order of parallelism/activation_offload.py. Ignored: that the two ways
 may share a link, devices that share a PCIe switch, what FSDP2 copies on the same link (cpu_offload), NVLink-C2C,
 tensors of fewer than 16 KiB, which stay, that pinned memory is rounded up to powers of two, that blocks of unequal
-policies hide unequal copies, what a backward to weights that follows its other part at once has on the device, and
-that the first block of a forward that follows another waits for the copy of what that one's last block saved.
+policies hide unequal copies, and what a backward to weights that follows its other part at once has on the device. That
+the first block of a forward that follows another waits for what that one's last block saved, a replay adds (replay.py).
 """
 
 from collections.abc import Iterator

@@ -39,6 +39,9 @@ class StageTimes:
     """Whether a backward that runs in two parts runs whole in each, as that of compiled blocks does."""
     input_s: Sequence[float] | None = None
     """The part that makes the gradients of the inputs; None for what the other part leaves of the whole."""
+    after_forward_s: Sequence[float] | None = None
+    """What a forward takes longer by right after another forward of its rank, whose last activations are still being
+    copied to the host next to it; less what the rank has waited in between."""
 
 
 class Hops(NamedTuple):
@@ -166,7 +169,10 @@ class _Replay:
             "I": times.backward_s if times.repeats else inputs_s,
             "W": times.backward_s if times.repeats else times.weight_s,
         }
+        self._after_forward_s = times.after_forward_s
         self.clocks, self.places = [0.0] * len(ops.of_rank), [0] * len(ops.of_rank)
+        self._forward_ended_at = [_PENDING] * len(ops.of_rank)
+        """Of each rank whose last computation was a forward that copies."""
         number = len(ops.transfers)
         borders = [hops.border(one.sender, one.receiver) for one in ops.transfers]
         uses = [_links_of(one, border) for one, border in zip(ops.transfers, borders, strict=True)]
@@ -193,10 +199,22 @@ class _Replay:
                     clock = self._arrived_at[awaited]
             if kind == "compute":
                 clock += self._duration_s[action][stage]
+                if self._after_forward_s is not None:
+                    clock = self._copied_after(rank, action, stage, clock)
             else:
                 self._post(transfer, clock)
             self.places[rank] = place + 1
         self.clocks[rank] = clock
+
+    def _copied_after(self, rank: int, action: Kind, stage: int, clock: float) -> float:
+        """Return when a computation that would end at `clock` is done, with the copy of the forward before it."""
+        assert self._after_forward_s is not None
+        longer_s, before = self._after_forward_s[stage], self._forward_ended_at[rank]
+        if action == "F" and before != _PENDING:
+            started = clock - self._duration_s[action][stage]
+            clock += max(0.0, longer_s - (started - before))
+        self._forward_ended_at[rank] = clock if action == "F" and longer_s > 0 else _PENDING
+        return clock
 
     def complete(self, transfer: int, at_s: float) -> None:
         """Complete a transfer, start the next one of its pair, and run the ranks that wait for it."""

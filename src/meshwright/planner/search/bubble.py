@@ -280,7 +280,8 @@ def _with_copies(
     for place, (stage, (start, stop)) in enumerate(zip(stages, pairwise(edges), strict=True)):
         neighbours, is_fetched = max(stop - start - 1, 0), start < stop and place < len(stages) - 1
         back = neighbours * between + is_fetched * first
-        with_copies.append(stage._replace(copied_forward=neighbours * forward, copied_back=back))
+        after = forward * (start < stop)
+        with_copies.append(stage._replace(copied_forward=neighbours * forward, copied_back=back, copied_after=after))
     return tuple(with_copies)
 
 
@@ -308,6 +309,8 @@ class StageShare(NamedTuple):
     """Exposed copies of activations, where all ranks compute 1 in a step."""
     copied_back: float = 0.0
     """The same in each part of backward."""
+    copied_after: float = 0.0
+    """The same in a forward that follows another of its rank, besides."""
 
 
 def stage_times(stages: tuple[StageShare, ...], shares: BackwardShares, microbatch: float) -> StageTimes:
@@ -322,15 +325,16 @@ def stage_times(stages: tuple[StageShare, ...], shares: BackwardShares, microbat
     splits = max(sum(inner) * shares.split, 1e-12)
     second_s = [shares.repeated * microbatch * blocks / splits for blocks in inner]
     whole = [2 * third + again for third, again in zip(thirds, again_s, strict=True)]
+    after_s = [stage.copied_after for stage in stages] if any(stage.copied_after for stage in stages) else None
     if not shares.split:
-        return StageTimes(forward_s, whole, thirds)
+        return StageTimes(forward_s, whole, thirds, after_forward_s=after_s)
     inputs, weights = [0.0], [whole[0]]
     for place in range(1, len(stages)):
         half, again = thirds[place], again_s[place]
         # What is computed whole in both parts is half of either without it, and as much again.
         inputs.append(half + second_s[place] / 2 + again)
         weights.append(half + second_s[place] / 2 + again)
-    return StageTimes(forward_s, whole, weights, input_s=inputs)
+    return StageTimes(forward_s, whole, weights, input_s=inputs, after_forward_s=after_s)
 
 
 def _each(recomputed_s: float, stages: tuple[StageShare, ...], split: float) -> list[float]:
