@@ -24,6 +24,10 @@ from meshwright.spec.model.model_spec import BlockGroup
 from meshwright.spec.model.op import GroupedMatmul, Head, Matmul, Norm, Op
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT
 
+_WIDE_COPIES_BYTES = 2 * 4.0 + 2.0
+"""Of a weight of experts that is rounded one operator at a time, before it has 8 bits: a copy in another order, that in
+float32, and what it is scaled to; counted in a trace."""
+
 _ALL_GATHER, _RING = CONTEXT_METHODS.index("all-gather"), CONTEXT_METHODS.index("ring")
 
 
@@ -183,11 +187,13 @@ class ModelMemory:
 
     def _low_copies(self, ops: tuple[Op, ...]) -> Floats:
         most = np.zeros(len(self.layouts))
+        is_eager = ~self.layouts.compiles_blocks | (self.layouts.ep > 1) | (self.layouts.tp > 1)
+        of_weight = np.where(is_eager, _WIDE_COPIES_BYTES, 1.0)
         for op in ops if self.setup.own_float8_experts else ():
             if isinstance(op, GroupedMatmul):
                 weights, rows = elements_of((op,), self.layouts, self.setup.stack).whole, op.experts_per_token
                 width = max(op.in_features, op.out_features) / self.layouts.etp
-                most = np.maximum(most, weights + self.tokens * rows * width)
+                most = np.maximum(most, of_weight * weights + self.tokens * rows * width)
         return most
 
     def _gather_bytes(self) -> Floats:

@@ -179,7 +179,8 @@ class RankFootprint(RankTensors):
             activations=np.where(is_late, 0.0, held),
             transient=np.where(is_late, 0.0, transient) + self.blocks.low_copies,
             gradients=np.where(is_early, 0.0, gradients),
-            freed=is_late * (held + transient) + is_early * gradients,
+            # Copies of operands, a tensor each, fit into what was freed.
+            freed=(is_late * (held + transient) + is_early * gradients - self.blocks.low_copies).clip(0),
         )
 
     def _block_reduction(self) -> Moment:
