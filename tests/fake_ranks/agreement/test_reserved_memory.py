@@ -34,6 +34,8 @@ layout = { activation_checkpoint = "none" }
 LARGER = "model.options.num_layers=8 train.seq_len=4096 train.global_batch_size=32"
 """Activations leave a gap wide enough for the tensor that gradients of embedding and head are reduced in, as they do
 in models of ordinary depth: of 4 short blocks they do not, and 3 to 21 % more is reserved than by the formula."""
+ONE = "model.options.num_layers=8 train.seq_len=4096 train.global_batch_size=8"
+"""One microbatch."""
 MIXTURE = "model.source=mixtral-8x7b model.options.dim=2560 model.options.ffn_dim=7168 train.seq_len=4096"
 QUICK = (f"dp_shard=4 pp=2 {LARGER}",)
 LONG = (
@@ -58,6 +60,11 @@ LONG = (
     "dp_shard=8 compile=true model.source=qwen3-30b-a3b train.seq_len=4096",
     f"dp_shard=4 cp=2 compile=true activation_checkpoint=selective loss_chunks=8 {LARGER} train.seq_len=8192",
     "dp_shard=8 compile=model train.seq_len=4096",
+    "dp_shard=4 cp=2 compile=model model.options.num_layers=8 train.seq_len=8192",
+    f"dp_shard=8 compile=true {ONE} optimizer.in_backward=true optimizer.max_grad_norm=0.0",
+    f"dp_shard=8 compile=true {ONE} optimizer.name=muon",
+    f"dp_shard=8 compile=true {ONE} optimizer.state_dtype=bfloat16",
+    f"dp_shard=8 {MIXTURE} precision.float8=rowwise precision.float8_experts=true",
     f"dp_shard=8 compile=true {MIXTURE} precision.float8=rowwise precision.float8_experts=true",
 )
 SHORT = (
