@@ -170,7 +170,7 @@ class UpdateCost:
         self._exchanges += [(here, matrices) for matrices in found]
         for owners in dict.fromkeys(matrices.owners for matrices in found):
             same = [matrices for matrices in found if matrices.owners == owners]
-            for total, cost_of in ((self._flops, _flops_on), (self._measured_s, self._orthogonalization_s)):
+            for total, cost_of in ((self._flops, self._flops_of), (self._measured_s, self._orthogonalization_s)):
                 total[here] += _of_busiest(same, [cost_of(device, one) for one in same])
 
     def _rounding_kernels(self, configs: Configurations, elements: Floats) -> Floats:
@@ -180,6 +180,10 @@ class UpdateCost:
             matrices[here] += one.num_matrices
         tensors = np.maximum(configs.each(num_tensors) / configs.layouts.pp - matrices, 0)
         return _ROUNDED_TENSOR_KERNELS * tensors + _ROUNDED_CHUNK_KERNELS * np.ceil(elements / _CHUNK_ELEMENTS)
+
+    def _flops_of(self, device: Device, matrices: Matrices) -> float:
+        """Return the FLOPs at the best rate that take as long as one orthogonalization."""
+        return _tile_flops(matrices.sides, num_sms(device), is_blackwell(device))
 
     def _orthogonalization_s(self, device: Device, matrices: Matrices) -> float:
         """Return the measured seconds of one orthogonalization, in float32; nan where it was not measured."""
@@ -248,11 +252,6 @@ def _owned(costs: tuple[int, ...], numbers: tuple[int, ...], num_ranks: int) -> 
     kinds = [kind for kind, number in enumerate(numbers) for _ in range(number)]
     owned = owners_of([costs[kind] for kind in kinds], num_ranks)
     return tuple({tuple(Counter(kinds[at] for at in own)[kind] for kind in range(len(costs))) for own in owned})
-
-
-def _flops_on(device: Device, matrices: Matrices) -> float:
-    """Return the FLOPs at the best rate that take as long as one orthogonalization on an accelerator."""
-    return matrices.flops if device.is_host else _tile_flops(matrices.sides, num_sms(device), is_blackwell(device))
 
 
 @lru_cache(maxsize=4096)

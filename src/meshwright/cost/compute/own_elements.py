@@ -112,7 +112,7 @@ def network_share(ops: Sequence[Op], partition: Partition) -> Floats:
     if not partition.compiles_only_networks.any():
         return np.ones_like(partition.tokens)
     inside = [op for op in ops if _is_inside_network(op)]
-    # A sum of what two graphs give is none of a graph.
+    # The sum of what two graphs give is outside of both.
     own = sum(_moved(op, "compiled", partition)[1] for op in inside) + casts_of(inside, "compiled", partition)[1]
     whole = _elements(ops, "eager", "compiled", partition)[1]
     return np.where(partition.compiles_only_networks, own / np.maximum(whole, 1), 1.0)

@@ -79,6 +79,9 @@ class HostUpdateCost(UpdateCost):
         """Return the same, as measured where it was."""
         return np.where(np.isnan(self._update_s), super().elementwise_s(bytes_per_s, passes), self._update_s)
 
+    def _flops_of(self, device: Device, matrices: Matrices) -> float:
+        return matrices.flops
+
     def _orthogonalization_s(self, device: Device, matrices: Matrices) -> float:
         rate = matmul_rates(device, "float32")
         if rate is None:
