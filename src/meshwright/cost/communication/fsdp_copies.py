@@ -4,7 +4,7 @@
     rounded     what scales, clamps and casts shards that are gathered in float8 (ours), next to what computes but on a
                 rank alone
     cast        what casts and copies shards of 16 bits before the ends of the model are gathered (ours); that of blocks
-                hides, as it runs on a stream of its own
+                hides, as it runs on a stream of its own, but in a model's graph, where it computes as all else does
     kept        2 bytes for each byte of the copy that a group of ranks keeps of what it frees
     reductions  a microbatch's gradients cast, added up and copied into the reduction's input
     added       shards of gradients that are reduced in each microbatch, next to what computes (ours)
@@ -42,10 +42,23 @@ class FsdpCopies:
         # Multipliers of other software were fitted to whole steps with copies that nothing slows.
         slower = np.where(self.parallel.is_own, slow.compute * slow.overhead, 1.0)
         backward = backward + kernel_s * fsdp_kernels(self.parallel, position.row)
-        if position.kind != BLOCK:
-            # What is reduced last is added up when nothing is left to compute.
-            backward = backward + added_s(self.parallel, position.row, memory_rate, kernel_s)
+        # A model's graph has one stream; what is reduced last is added up when nothing is left to compute.
+        is_exposed = self.parallel.layouts.compiles_model | (position.kind != BLOCK)
+        backward = backward + is_exposed * added_s(self.parallel, position.row, memory_rate, kernel_s)
+        if self.parallel.layouts.compiles_model.any():
+            cast_s, again = self._cast_in_graph_s(position, memory_rate, kernel_s)
+            forward, backward = forward + cast_s, backward + again * cast_s
         return forward * slower, backward * slower
+
+    def _cast_in_graph_s(self, position: BlockPosition, memory_rate: Floats, kernel_s: float) -> tuple[Floats, Floats]:
+        """Return the seconds in which a model's graph casts the shards of a position before it gathers them, tensor by
+        tensor, and whether it does so in backward again.
+        """
+        dp, row = self.parallel, position.row
+        is_here = dp.layouts.compiles_model & (dp.layouts.fsdp > 1) & dp.is_own & dp.shards_parameters
+        seconds = dp.shard(row) * (_MASTER_BYTES + dp.element_bytes) / memory_rate
+        seconds = seconds + kernel_s * dp.work.blocks.num_tensors[row]
+        return np.where(is_here, seconds, 0.0), (dp.layouts.is_resharded & (position.kind == BLOCK)).astype(np.float64)
 
     def before_blocks(self, times: BlockTimes, memory_rate: Floats) -> Passes:
         """Return the seconds before the first block, forward and backward: of the embedding, forward with copies of the
@@ -69,14 +82,17 @@ class FsdpCopies:
         if position.kind != BLOCK:
             cast = _MASTER_BYTES * (dp.element_bytes < _MASTER_BYTES) + 3 * dp.element_bytes
             moved = moved + dense_parameters(dp, row) / np.maximum(dp.layouts.fsdp, 1) * cast
-        is_shared = dp.is_own & dp.shards_parameters & (dp.layouts.fsdp > 1)
+        is_shared = dp.is_own & dp.shards_parameters & (dp.layouts.fsdp > 1) & ~dp.layouts.compiles_model
         return np.where(is_shared, moved / memory_rate * slow.compute * slow.overhead, 0.0)
 
     def after_reduction_s(
         self, position: BlockPosition, memory_rate: Floats, slow: StackFactors, kernel_s: float
     ) -> Floats:
-        """Return the seconds in which a block's reduced gradients are added up, in the mean over microbatches."""
-        return added_s(self.parallel, position.row, memory_rate, kernel_s) * slow.compute * slow.overhead
+        """Return the seconds in which a block's reduced gradients are added up next to what computes, in the mean over
+        microbatches.
+        """
+        seconds = added_s(self.parallel, position.row, memory_rate, kernel_s) * slow.compute * slow.overhead
+        return np.where(self.parallel.layouts.compiles_model, 0.0, seconds)
 
 
 def fsdp_copies_s(dp: DataParallel, row: Ints, memory_rate: Floats, *, is_block: bool) -> Passes:
