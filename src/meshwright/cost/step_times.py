@@ -75,7 +75,8 @@ def update_shares(configs: Configurations) -> list[float]:
         rows = np.flatnonzero(configs.setup_index == position)
         fullest[rows] = fullest_parameters(configs.setups[position], configs.layouts.take(rows))
     is_own = configs.has(lambda setup: setup.is_own)
-    return np.where(is_own & (configs.layouts.pp > 1), fullest / priced, 1.0).tolist()
+    shares = np.where(is_own & (configs.layouts.pp > 1), fullest / priced, 1.0)
+    return [float(share) for share in shares]
 
 
 def _shares(units_s: tuple[float, ...]) -> list[float]:
