@@ -74,8 +74,9 @@ def update_shares(configs: Configurations) -> list[float]:
     for position in np.unique(configs.setup_index):
         rows = np.flatnonzero(configs.setup_index == position)
         fullest[rows] = fullest_parameters(configs.setups[position], configs.layouts.take(rows))
-    is_own = configs.has(lambda setup: setup.is_own)
-    shares = np.where(is_own & (configs.layouts.pp > 1), fullest / priced, 1.0)
+    # Updates of hosts are priced by their own measurements (cost/host).
+    is_ours = configs.has(lambda setup: setup.is_own_on_device)
+    shares = np.where(is_ours & (configs.layouts.pp > 1), fullest / priced, 1.0)
     return [float(share) for share in shares]
 
 
