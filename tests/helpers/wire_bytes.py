@@ -117,6 +117,7 @@ def _left_out(found: Trace, row: int) -> str:
     scope = found.scopes[found.records.scope[row]]
     is_size = found.signatures[found.records.signature[row]].inputs[0].dtype == "int64"
     names = {"router": "router" in scope, "loss": scope.startswith("collectives.py"), "sizes": is_size}
-    if found.group_names[found.records.group[row]] == "":
-        return "numbers"
+    name = found.group_names[found.records.group[row]]
+    if name == "" or name.endswith("_heads"):
+        return "shared heads" if name else "numbers"
     return next((name for name, is_it in names.items() if is_it), "")

@@ -9,6 +9,7 @@ second a byte, and no more. What they leave out:
 | router's losses, cp and tp | nothing | tokens of each expert: 4 bytes an expert, sequence and block |
 | sizes, ep | nothing | tokens for each expert: 8 bytes an expert, microbatch and block, forward |
 | norms of a pipeline's stage, tp | half of those outside of blocks | those of the stage |
+| key heads that tp ranks share | nothing | keys' and values' weights, gathered each microbatch; their gradients |
 | shards of FSDP2 | parameters as they are | dim 0 filled up to a multiple of the ranks |
 
 Stacks differ, and the table of ours is not that of others (tests/unit/cost/communication/test_communication.py).
@@ -105,7 +106,11 @@ def test_a_stage_sends_what_is_priced() -> None:
 )
 def test_a_dense_models_ranks_send_what_is_priced(keys: dict[str, Any]) -> None:
     of, found = both("llama-1m", **keys)
-    assert sent_in_trace(found)[0] == sent_by_formulas(of)
+    priced, others = sent_in_trace(found)
+    assert priced == sent_by_formulas(of)
+    # Two key heads of 32 x 128 weights, in bfloat16; each of the four blocks has keys and values.
+    shared = NUM_MICROBATCHES * NUM_BLOCKS * 2 * 32 * 128 * 2 // 2 if keys.get("tp") == 4 else 0
+    assert others["tp_heads", "shared heads"] == 2 * shared
 
 
 @pytest.mark.long

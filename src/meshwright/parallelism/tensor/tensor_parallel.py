@@ -34,6 +34,7 @@ from meshwright.parallelism.tensor.layers import (
 from meshwright.parallelism.tensor.sharding_plan import ShardingPlan, ShardingRole, sharding_plan_of
 from meshwright.parallelism.torch_private.torch_compiler import has_symmetric_memory, pipeline_matmuls
 from meshwright.parallelism.torch_private.torch_nccl import new_group_like
+from meshwright.spec.trace.timeline import SHARED_HEADS
 
 _SHARD_DIMS: Mapping[ShardingRole, Mapping[str, int]] = {
     "column": {"weight": 0, "bias": 0},
@@ -144,7 +145,9 @@ class _Sharder:
             tp_group = self._mesh.get_group()
             ranks = dist.get_process_group_ranks(tp_group)
             first = self._mesh.get_local_rank() // num_ranks * num_ranks
-            self._head_groups[num_ranks] = new_group_like(tp_group, ranks[first : first + num_ranks])
+            # Its name begins as DeviceMesh describes tp, so that profiles and traces count it there.
+            name = f"mesh_tp{SHARED_HEADS}"
+            self._head_groups[num_ranks] = new_group_like(tp_group, ranks[first : first + num_ranks], name)
         return self._head_groups[num_ranks]
 
 

@@ -15,6 +15,8 @@ Mask = NDArray[np.bool_]
 
 _COMPONENT_OF_AXIS = {
     "tp": "tp_communication_s",
+    # Ranks that share a key head.
+    "tp_heads": "tp_communication_s",
     "etp": "tp_communication_s",
     "cp": "cp_communication_s",
     "ep": "ep_communication_s",

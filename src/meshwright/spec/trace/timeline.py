@@ -190,6 +190,8 @@ DATA_MARK = "data"
 
 OWN_REDUCE_GROUP = "_reduce"
 """Suffix of the axis of a group that only reduces gradients (layout.separate_reduce_group)."""
+SHARED_HEADS = "_heads"
+"""Suffix of the axis of a group of tp ranks that share a key head."""
 AXIS_MARK = "axis "
 """Before the description of the process group that a collective or a message runs in, such as mesh_tp."""
 
