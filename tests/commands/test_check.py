@@ -50,6 +50,17 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("without_gpu")
+def test_async_tp_needs_no_key_where_the_device_compiles_by_default(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = [job_file(), "layout.async_tp=true", "layout.tp=2"]
+    layout = summary_of(capsys, *keys, "cluster.name=h100-ib400", "precision.compute=bfloat16")["layout"]
+    assert "async_tp" in layout
+    # A processor compiles nothing unasked, nor is a ring's selective recomputation compiled.
+    assert "layout.compile = true is not set" in refusal(capsys, *keys)
+    ring = ["layout.cp=2", "layout.cp_method=ring", "layout.activation_checkpoint=selective"]
+    assert "layout.compile = true is not set" in refusal(capsys, *keys, *ring, "cluster.name=h100-ib400")
+
+
+@pytest.mark.usefixtures("without_gpu")
 @pytest.mark.parametrize("compute", ["bfloat16", "float32"])
 def test_a_kernel_that_the_cpu_lacks_is_refused_as_train_does(compute: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [job_file(), "layout.attention_backend=varlen", f"precision.compute={compute}"]

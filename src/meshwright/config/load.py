@@ -58,6 +58,18 @@ class ResolvedJob:
         )
 
     @property
+    def judged(self) -> Job:
+        """Return the job as its rules judge it.
+
+        With layout.async_tp, which needs compiled blocks, a layout.compile that is left out is "auto", as it means;
+        but not where run.device says that nothing is compiled unasked.
+        """
+        layout = self.job.layout
+        if not layout.async_tp or not self.leaves_compile_open or self.job.run.device == "cpu":
+            return self.job
+        return self.job.replace(layout=layout.replace(compile="auto"))
+
+    @property
     def run_dir(self) -> Path:
         """Return the run folder: run.dir, or runs/NAME for a job file NAME.toml; relative to the working directory."""
         return Path(os.path.expanduser(self.job.run.dir)) if self.job.run.dir else Path("runs") / self.path.stem
@@ -131,7 +143,7 @@ def inspect_text(path: Path, text: str, overrides: Sequence[str] = ()) -> Inspec
         frozenset(name for problem in problems for name in _names_in(problem)),
     )
     of_model = problems_raised_by(lambda: resolve_architecture(job.model))
-    texts = [*job.problems_on_any_ranks(inspection.unknown), *of_model]
+    texts = [*inspection.resolved.judged.problems_on_any_ranks(inspection.unknown), *of_model]
     inspection.problems.extend(
         inspection.resolved.located(text) for text in texts if not inspection.is_about_wrong(text)
     )

@@ -11,6 +11,7 @@ from meshwright.app.job import compile_choice
 from meshwright.app.job.compile_choice import choose_compile, settle_compile, settle_for_training, settled_on
 from meshwright.config.load import ResolvedJob, load_job
 from meshwright.cost.compile_time import compile_s, num_kinds, saved_s
+from meshwright.errors import ConfigError
 from meshwright.evaluation.dataset.own_run import read_manifest
 from meshwright.hardware.choice import choose_cluster
 from meshwright.spec.model.presets import PRESETS
@@ -100,3 +101,11 @@ def test_a_job_that_leaves_it_out_is_compiled_where_that_pays(tmp_path: Path) ->
         settled, choice = settle_compile(load_job(file), 2, is_accelerator=is_accelerator)
         assert choice is not None
         assert settled.job.layout.compile is choice.compiles is is_accelerator
+
+
+def test_async_tp_is_refused_where_what_is_left_open_compiles_nothing(tmp_path: Path) -> None:
+    keys = ("layout.dp_shard=1", "layout.tp=2", "layout.async_tp=true", "train.steps=20")
+    settled, _ = settle_compile(job(tmp_path, *keys), 2, is_accelerator=True)
+    assert settled.job.layout.compile is True
+    with pytest.raises(ConfigError, match=r"needs compiled blocks.*since 20 steps.* set layout.compile"):
+        settle_compile(job(tmp_path, *keys), 2, is_accelerator=False)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from meshwright.config.load import ResolvedJob
 from meshwright.cost.compile_time import compile_s, num_kinds, saved_s
 from meshwright.cost.layout_table import layout_table
-from meshwright.errors import InfeasibleLayout, MeshwrightError
+from meshwright.errors import ConfigError, InfeasibleLayout, MeshwrightError
 from meshwright.hardware.catalogue import CALIBRATED
 from meshwright.hardware.machine import cpp_compiler, num_usable_cores
 from meshwright.log import progress
@@ -40,7 +40,10 @@ class CompileChoice(NamedTuple):
 def settle_compile(
     resolved: ResolvedJob, num_ranks: int, *, is_accelerator: bool
 ) -> tuple[ResolvedJob, CompileChoice | None]:
-    """Return the job with layout.compile true or false, and the choice; None where it is set or the planner's."""
+    """Return the job with layout.compile true or false, and the choice; None where it is set or the planner's.
+
+    Raises ConfigError where layout.async_tp needs compiled blocks and none are.
+    """
     if not resolved.leaves_compile_open or resolved.job.layout.search:
         return resolved, None
     try:
@@ -48,6 +51,11 @@ def settle_compile(
     except InfeasibleLayout:
         # Refused where the number of ranks comes from, which is known there.
         return resolved, None
+    if resolved.job.layout.async_tp and not found.compiles:
+        raise ConfigError(
+            f"layout.async_tp = true needs compiled blocks, and layout.compile, which is left open, compiles none "
+            f"({found.reason}): set layout.compile to true, or layout.async_tp to false"
+        )
     return _with_compile(resolved, found.compiles), found
 
 

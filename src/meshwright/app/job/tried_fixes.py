@@ -3,9 +3,11 @@
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 
+from meshwright.app.job.compile_choice import choose_compile
+from meshwright.app.job.cpu_training import trains_on_cpu
 from meshwright.app.job.object_problems import object_problems
 from meshwright.config.load import ResolvedJob
-from meshwright.errors import problems_raised_by
+from meshwright.errors import InfeasibleLayout, problems_raised_by
 from meshwright.hardware.catalogue import LOCAL
 from meshwright.hardware.choice import named_cluster
 from meshwright.spec.job.job import SPLIT_SECTIONS, FurtherRules, Job
@@ -29,7 +31,7 @@ def problems_between(
 
     Changes with which the job does not fit its devices' memory are suggested only where none does, and with a note.
     """
-    job, rules = resolved.job, _rules(resolved, num_ranks, unknown)
+    job, rules = _judged(resolved), _rules(resolved, num_ranks, unknown)
     found = job.problems(unknown, num_ranks, rules)
     if fits is None or not any(problem.fixes for problem in found):
         return found
@@ -47,7 +49,19 @@ def fix_of_all(
 ) -> Fix | None:
     """Return changes after which `problems_between` finds nothing, and the job fits; None where none are found."""
     rules = _rules(resolved, num_ranks, unknown)
-    return resolved.job.fix_of_all(unknown, num_ranks, rules if fits is None else _with_memory(rules, fits))
+    return _judged(resolved).fix_of_all(unknown, num_ranks, rules if fits is None else _with_memory(rules, fits))
+
+
+def _judged(resolved: ResolvedJob) -> Job:
+    """Return the job as rules judge it: as it is where its device compiles nothing unasked, as async_tp needs."""
+    job = resolved.judged
+    if job is resolved.job or trains_on_cpu(job):
+        return resolved.job
+    try:
+        choice = choose_compile(resolved, job.layout.num_fixed_ranks, is_accelerator=True)
+    except InfeasibleLayout:
+        return job
+    return job if choice.compiles else resolved.job
 
 
 _DOES_NOT_FIT = "; with none of them does it fit the memory of the devices"
