@@ -68,6 +68,27 @@ def test_a_rank_without_a_world_size_is_refused_with_what_to_do(
     assert "RANK=0 but no WORLD_SIZE" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("rank", [None, "0"])
+def test_a_kernel_that_this_machine_lacks_is_the_one_error_whatever_else_it_needs(
+    rank: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("meshwright.app.job.cpu_training.nvidia_driver", lambda: None)
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("WORLD_SIZE", "1")
+    float32 = [str(ROOT / "examples" / "tiny.toml"), "layout.attention_backend=varlen"]
+    assert run(["train", *float32]) == ExitCode.BAD_INPUT
+    assert capsys.readouterr().err == (
+        'error: command line: layout.attention_backend = "varlen" has no kernel on a CPU: set layout.attention_backend '
+        'to "flex" or "auto"\n'
+    )
+    assert run(["train", *float32, "run.device=cuda"]) == ExitCode.BAD_INPUT
+    assert capsys.readouterr().err == (
+        'error: command line: layout.attention_backend = "varlen" computes in 16 bits (bfloat16, float16), and '
+        'precision.compute = "float32": set precision.compute to "bfloat16", or layout.attention_backend to "auto"\n'
+    )
+
+
 @pytest.mark.parametrize("command", ["train", "plan"])
 def test_an_attention_backend_without_a_kernel_here_is_refused_before_ranks_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str

@@ -10,9 +10,8 @@ from rich.text import Text
 
 from meshwright.app.arguments import JobSource, Positive, checked
 from meshwright.app.job.compile_choice import settled_on
-from meshwright.app.job.cpu_training import trains_on_cpu
 from meshwright.app.job.job_problems import check_job, run_folder
-from meshwright.app.job.jobs import inspect_job_of, raise_all
+from meshwright.app.job.jobs import inspect_job_here, raise_all
 from meshwright.app.job.settle_float8 import settle_float8_for_check
 from meshwright.app.job.summary import summary
 from meshwright.app.results.result import Result
@@ -27,7 +26,6 @@ from meshwright.planner.read_request import Options, plan_request
 from meshwright.planner.request import PlanRequest, rate_problem
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.memory_rules import pool_device_problems
-from meshwright.spec.layout.attention_backend import CUDA_BACKENDS
 from meshwright.spec.layout.communication_sms import communication_sms_problems
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.trainer.run.run_folder import require_same_run
@@ -73,9 +71,7 @@ def check(
     Raises one ConfigError with all that is wrong, and InfeasibleLayout where the planner is to choose the layout and
     none fits.
     """
-    inspection = inspect_job_of(job, overrides)
-    if _lacks_kernel(inspection.resolved.job):
-        inspection = inspect_job_of(job, (*overrides, "run.device=cpu"))
+    inspection = inspect_job_here(job, overrides)
     resolved, unknown = inspection.resolved, inspection.unknown
     layout = resolved.job.layout
     # One rank is no layout: the planner is to choose it.
@@ -94,11 +90,6 @@ def check(
     settled, note = settle_float8_for_check(resolved, ranks)
     notes = [("note", text) for text in (note, resume_note(resolved) if resume else None) if text]
     return Checked((*summary(settled, ranks), *predicted, *notes), misfit)
-
-
-def _lacks_kernel(job: Job) -> bool:
-    """Return whether the job's attention is of CUDA devices alone, and this machine, on which it trains, has none."""
-    return job.layout.attention_backend in CUDA_BACKENDS and trains_on_cpu(job)
 
 
 def resume_note(resolved: ResolvedJob) -> str | None:

@@ -10,7 +10,7 @@ from meshwright.app.cuda import local_gpu, with_local_gpu
 from meshwright.app.job.cpu_training import int8_note
 from meshwright.app.job.initial_weights import tokenizer_note
 from meshwright.app.job.job_problems import check_job, layout_problems_of, run_folder
-from meshwright.app.job.jobs import as_job, raise_all
+from meshwright.app.job.jobs import job_here, raise_all
 from meshwright.app.job.remote_checkpoints import fetch_if_empty
 from meshwright.app.job.settle_float8 import settle_float8_for_training
 from meshwright.app.job.summary import precision_note
@@ -46,7 +46,7 @@ def train(
     before any process starts; a class of your own that fails when it is built ends with exit code 2.
     """
     _refuse_both(resume=resume, overwrite=overwrite)
-    resolved = as_job(job, overrides, ranks)
+    resolved = job_here(job, overrides, ranks)
     run = run_folder(resolved)
     resume = resume or require_checkpoint
     fetch_if_empty(resolved.job, run, resume=resume)

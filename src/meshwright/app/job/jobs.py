@@ -3,11 +3,13 @@
 from collections.abc import Callable, Collection, Sequence
 
 from meshwright.app.arguments import JobSource, Positive, checked
+from meshwright.app.job.cpu_training import trains_on_cpu
 from meshwright.app.job.tried_fixes import fix_of_all, problems_between
 from meshwright.config.load import Inspection, ResolvedJob, inspect_job, raise_problems
 from meshwright.errors import ConfigError
 from meshwright.hardware.choice import choose_cluster
 from meshwright.spec.job.job import Job
+from meshwright.spec.layout.attention_backend import CUDA_BACKENDS
 from meshwright.spec.problem import Problem, distinct
 
 
@@ -28,7 +30,18 @@ def as_job(
     """
     if isinstance(job, ResolvedJob) and not overrides:
         return job
-    inspection = inspect_job_of(job, overrides)
+    return _sound(inspect_job_of(job, overrides), num_ranks, cluster)
+
+
+def job_here(job: JobSource, overrides: tuple[str, ...] = (), num_ranks: int | None = None) -> ResolvedJob:
+    """Return a job that trains on this machine, as `as_job` does."""
+    if isinstance(job, ResolvedJob) and not overrides:
+        return job
+    return _sound(inspect_job_here(job, overrides), num_ranks)
+
+
+def _sound(inspection: Inspection, num_ranks: int | None, cluster: str | None = None) -> ResolvedJob:
+    """Return the job; raises ConfigError with all that is wrong with it by itself, and between its keys."""
     if inspection.problems:
         resolved, unknown = inspection.resolved, inspection.unknown
         if cluster is not None:
@@ -37,6 +50,19 @@ def as_job(
         others = [text for text in found if not inspection.is_about_wrong(text)]
         raise_all(resolved, [*inspection.problems, *others], num_ranks, unknown)
     return inspection.resolved
+
+
+def inspect_job_here(job: JobSource, overrides: tuple[str, ...]) -> Inspection:
+    """Return what can be read of a job that trains on this machine.
+
+    Where that has no GPU and the attention asked for no kernel on a CPU, it is judged with run.device = "cpu": this is
+    then the one thing wrong with its attention, whatever else the kernel needs.
+    """
+    inspection = inspect_job_of(job, overrides)
+    found = inspection.resolved.job
+    if found.layout.attention_backend in CUDA_BACKENDS and trains_on_cpu(found):
+        return inspect_job_of(job, (*overrides, "run.device=cpu"))
+    return inspection
 
 
 def inspect_job_of(job: JobSource, overrides: tuple[str, ...]) -> Inspection:

@@ -36,12 +36,12 @@ def command(
 
     Exit code 0: done; 2: bad input; 70: do not retry; 75: retry with --resume; 130: interrupted.
     """
-    from meshwright.app.job.jobs import load_job
+    from meshwright.app.job.jobs import job_here
     from meshwright.app.train import train, train_under_torchrun
     from meshwright.trainer.launch.rank import preempt_on_sigterm
 
     preempt_on_sigterm()
-    resolved = load_job(job_file, *overrides, ranks=ranks)
+    resolved = job_here(job_file, overrides, ranks)
     resume = resume or require_checkpoint
     with _stdout_on_stderr() if as_json else contextlib.nullcontext():
         if "RANK" in os.environ:

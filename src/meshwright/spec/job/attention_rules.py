@@ -97,7 +97,7 @@ def attention_layout_problems(layout: Layout) -> Iterator[Problem]:
 def precision_obstacle(backend: AttentionBackend, compute: str) -> str:
     """Return why `backend` does not compute in that format on any device; "" if it does."""
     if backend in ("cudnn", "varlen") and compute not in _16_BITS:
-        return f'computes in 16 bits, on CUDA devices only, and precision.compute = "{compute}"'
+        return f'computes in 16 bits (bfloat16, float16), and precision.compute = "{compute}"'
     return "has no float64, which precision.compute asks for" if backend == "efficient" and compute == "float64" else ""
 
 
