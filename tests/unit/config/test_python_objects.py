@@ -186,3 +186,46 @@ def test_initial_weights_need_a_table(tmp_path: Path) -> None:
     assert [problem.partition(", which")[0] for problem in problems] == [
         f"{key}: {missing.partition(', which')[0]}" for key in keys
     ]
+
+
+UNUSED = """from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.forgotten = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.dropout = nn.Dropout()
+
+    def forward(self, x):
+        return {forward}
+
+class Mine(nn.Module):
+    last_parts = ("head",)
+    def __init__(self):
+        super().__init__()
+        self.block, self.head = Block(), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.block(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("forward", "data", "is_refused"),
+    [
+        ("self.up(x)", "stdlib", True),
+        ("self.up(x)", "mine:Data", True),
+        ("self.up(self.forgotten(x))", "stdlib", False),
+        # Ways to read or to freeze a layer without its name, and a file that may do so.
+        ("[part(x) for part in self.children()]", "stdlib", False),
+        ("self.up.requires_grad_(False)(x)", "stdlib", False),
+        ("self.up(x)", "other:Data", False),
+    ],
+)
+def test_a_layer_that_nothing_reads_is_named(tmp_path: Path, forward: str, data: str, is_refused: bool) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(UNUSED.format(forward=forward))
+    job = Job.from_dict({"model": {"source": "mine:Mine"}, "data": {"source": data}})
+    found = object_problems("model", job.model, tmp_path, job)
+    named = f"model.source = 'mine:Mine': Block.forgotten ({file}:6) is read nowhere in that file"
+    assert [problem.startswith(named) for problem in found] == [True] * is_refused

@@ -9,9 +9,10 @@ from difflib import get_close_matches
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+from meshwright.app.job.unused_layers import derives_from_module_alone, unused_layers
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import DataSection, ModelSection
-from meshwright.spec.job.user_object import options_problem
+from meshwright.spec.job.user_object import is_object_source, options_problem
 from meshwright.spec.problem import Problem
 
 _ATTRIBUTES = {"tp": "tensor_parallel", "pp": "first_parts", "cp": "takes_positions"}
@@ -91,8 +92,11 @@ def _definition_problems(
         return
     if isinstance(found[0], ast.ClassDef):
         yield from _format_problems(section, found[0], file)
-    if job is None or not _derives_from_module_alone(found[0]):
+    if job is None or not derives_from_module_alone(found[0]):
         return
+    if not is_object_source(job.data.source) or job.data.source.startswith(f"{module}:"):
+        # Data from another file may have a loss that reads them.
+        yield from _unused_problems(section, file, tree)
     words = {*_words(tree)}
     for axis, attribute in _ATTRIBUTES.items():
         if (degree := getattr(job.layout, axis)) > 1 and attribute not in words:
@@ -123,6 +127,15 @@ def _definition_problems(
                 f"{key} = {value!r}: {name} ({file}) has no attribute {_FORMAT}, which names its tensors in a Hugging "
                 f"Face folder: add it (see docs/how_to/own_model.md), or leave {key} out"
             )
+
+
+def _unused_problems(section: ModelSection, file: str, tree: ast.Module) -> Iterator[str]:
+    for owner, attribute, line in unused_layers(tree):
+        yield (
+            f"model.source = {section.source!r}: {owner}.{attribute} ({file}:{line}) is read nowhere in that file, so "
+            "that its parameters would get no gradient in the first step: use it in forward, remove it, or keep it "
+            "from training by requires_grad_(False)"
+        )
 
 
 def _format_problems(section: ModelSection, node: ast.ClassDef, file: str) -> Iterator[str]:
@@ -208,12 +221,3 @@ def _signature(node: ast.AST) -> inspect.Signature | None:
         if one is not None and one not in method
     ]
     return inspect.Signature(parameters)
-
-
-def _derives_from_module_alone(node: ast.AST) -> bool:
-    """Return whether all that a class has is in its own file, apart from what every torch.nn.Module has."""
-    return (
-        isinstance(node, ast.ClassDef)
-        and not node.decorator_list
-        and [ast.unparse(base).rpartition(".")[2] for base in node.bases] == ["Module"]
-    )

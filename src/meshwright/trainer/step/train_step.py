@@ -78,7 +78,8 @@ class TrainStep:
         self._observe("gradients")
         if not self._has_checked_gradients:
             updated = set() if self.in_backward is None else set(self.in_backward.parameters)
-            require_all_gradients(each for each in canonical_parameters(self.model) if each[1] not in updated)
+            named = (each for each in canonical_parameters(self.model) if each[1] not in updated)
+            require_all_gradients(named, self.job.model.source)
             self._has_checked_gradients = True
         self.gradients.finish(len(microbatches))
         if self.observe_gradients is not None:
@@ -197,11 +198,11 @@ def require_finite(
     raise NonFiniteError(f"step {step}: loss = {loss}, gradient norm = {grad_norm}: not finite, {outcome}: {advice()}")
 
 
-def require_all_gradients(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """Raise ConfigError that lists trainable parameters without a gradient after the first backward."""
+def require_all_gradients(named_parameters: Iterable[tuple[str, nn.Parameter]], source: str) -> None:
+    """Raise ConfigError that lists trainable parameters of model.source without a gradient after the first backward."""
     missing = [name for name, parameter in named_parameters if parameter.requires_grad and parameter.grad is None]
     if missing:
         raise ConfigError(
             f"no gradient after the first backward for {first_of(missing)}: every trainable parameter must contribute "
-            "to the loss: use it in the model's forward, or set requires_grad = False on it in the model"
+            f"to the loss: use it in the forward of model.source = {source!r}, or set requires_grad = False on it there"
         )
