@@ -63,3 +63,8 @@ def test_words_that_stand_for_no_single_key_are_explained() -> None:
 @pytest.mark.parametrize(("written", "meant"), [("trian", "train"), ("parallelism", "layout"), ("zzz", None)])
 def test_the_section_that_was_meant(written: str, meant: str | None) -> None:
     assert meant_section(written) == meant
+
+
+@pytest.mark.parametrize("written", ["memory.checkpoint", "memory.egm"])
+def test_a_pool_for_checkpoints_is_refused_with_its_reason(written: str) -> None:
+    assert advice_for_key(written).startswith("checkpoints gather nothing on a device that extended GPU memory could")
