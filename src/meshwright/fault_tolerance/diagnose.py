@@ -7,6 +7,7 @@ collectives; ranks wait for one rank; all ranks entered a collective that does n
 
 from collections.abc import Callable, Sequence
 
+from meshwright.errors import ExitCode
 from meshwright.fault_tolerance.diagnosis_text import (
     Wait,
     activity_text,
@@ -74,7 +75,16 @@ class _Checks:
             return None
         # Ranks that resumed with no step left have begun none.
         step = max(self._evidence.saved_step, *(beat.step for beat in self._beats.values()))
-        return self._say("ended", [], f"all ranks exited normally after step {step}", "Nothing.")
+        if self._evidence.exit_code not in (ExitCode.RETRY, ExitCode.INTERRUPTED):
+            return self._say("ended", [], f"all ranks exited normally after step {step}", "Nothing.")
+        headline = (
+            f"all ranks stopped when asked to, after step {step} and before the run's last "
+            f"(exit code {self._evidence.exit_code})"
+        )
+        saved = self._evidence.saved_step
+        kept = f"the newest checkpoint is of step {saved}" if saved else "without a checkpoint it starts at step 0"
+        advice = f"Start the same command with --resume: {kept}."
+        return self._say("ended", [], headline, advice)
 
     def has_died(self) -> Diagnosis | None:
         gone = [rank for rank, state in self._evidence.processes.items() if state == "gone"]

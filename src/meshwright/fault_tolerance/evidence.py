@@ -19,7 +19,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from meshwright.spec.run.rank_records import LAST_PHASES, FlightRecord, Frame, Heartbeat, ProcessState
-from meshwright.spec.run.run import Run
+from meshwright.spec.run.run import Manifest, Run
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) .*\(most recent call first\):$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
@@ -52,6 +52,8 @@ class Evidence:
     """Ranks whose flight record is older than their heartbeat, and omitted."""
     saved_step: int = 0
     """Step of the newest checkpoint, from which ranks may have resumed."""
+    exit_code: int | None = None
+    """How the newest attempt ended, by the run's manifest; None where that does not say."""
 
     def silent_s(self, rank: int) -> float:
         """Return the seconds since a rank's last heartbeat."""
@@ -96,7 +98,15 @@ def look(run: Run) -> Evidence:
         max(_LEAST_SLOW_S, _SLOW_STEPS * median_step_s(run)),
         tuple(sorted(set(known) - set(records))),
         max(run.checkpoint_steps(), default=0),
+        _exit_code(run),
     )
+
+
+def _exit_code(run: Run) -> int | None:
+    try:
+        return Manifest.from_json(run.manifest.read_text(encoding="utf-8")).exit
+    except (OSError, UnicodeDecodeError, ValidationError):
+        return None
 
 
 def _is_current(record: FlightRecord, heartbeat: Heartbeat) -> bool:

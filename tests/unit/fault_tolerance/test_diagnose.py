@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from meshwright.errors import ExitCode
 from meshwright.fault_tolerance.diagnose import diagnose
 from meshwright.fault_tolerance.evidence import Evidence
 from meshwright.spec.run.rank_records import (
@@ -199,6 +200,20 @@ def test_a_run_that_moves_or_has_ended_does_not_hang() -> None:
     assert diagnose(found).verdict == "ended"
     # A resume that finds all steps done begins none.
     assert diagnose(replace(found, saved_step=12)).headline == "all ranks exited normally after step 12"
+
+
+@pytest.mark.parametrize(
+    ("saved_step", "kept"), [(6, "checkpoint is of step 6"), (0, "without a checkpoint it starts")]
+)
+def test_a_run_that_was_preempted_is_to_be_resumed(saved_step: int, kept: str) -> None:
+    ended = [heartbeat(rank, phase="ended") for rank in range(4)]
+    found = evidence([], ended, dict.fromkeys(range(4), "gone"))
+    stopped = diagnose(replace(found, saved_step=saved_step, exit_code=ExitCode.RETRY))
+    assert stopped.headline == (
+        "all ranks stopped when asked to, after step 7 and before the run's last (exit code 75)"
+    )
+    assert stopped.advice.startswith("Start the same command with --resume: ")
+    assert kept in stopped.advice
 
 
 def test_the_first_error_of_several_is_told() -> None:

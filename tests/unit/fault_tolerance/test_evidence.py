@@ -9,7 +9,8 @@ import pytest
 
 from meshwright.fault_tolerance.evidence import look
 from meshwright.spec.run.rank_records import FlightRecord, Frame, Heartbeat
-from meshwright.spec.run.run import Run
+from meshwright.spec.run.run import Manifest, Run
+from written_runs import STEPS, write_run
 
 MARK_S = 1000.0
 STACK = 'Current thread 0x1 (most recent call first):\n  File "mine.py", line 7 in wait\n'
@@ -58,3 +59,13 @@ def test_a_stack_that_is_newer_than_the_last_mark_is_read_where_the_record_is_no
     run = run_with_record(tmp_path, MARK_S - 5)
     os.utime(run.stack(0), (MARK_S + 1, MARK_S + 1))
     assert [frame.file for frame in look(run).stacks[0]] == ["mine.py"]
+
+
+def test_how_the_run_ended_is_in_its_manifest(tmp_path: Path) -> None:
+    run = Run(write_run(tmp_path / "run", STEPS))
+    assert look(run).exit_code is None
+    ended = Manifest.from_json(run.manifest.read_text(encoding="utf-8")).replace(exit=75)
+    run.manifest.write_text(ended.to_json(), encoding="utf-8")
+    assert look(run).exit_code == 75
+    run.manifest.write_text("{", encoding="utf-8")
+    assert look(run).exit_code is None
