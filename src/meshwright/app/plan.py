@@ -237,7 +237,8 @@ def answer(arguments: PlanArguments, resolved: ResolvedJob, request: PlanRequest
     # The page's head has the note on a precision that was replaced.
     of_float8 = "" if request.precision_note else request.float8_note
     of_limit = "" if request.given is None else idle_limit_note(request.given, request.cluster)
-    note = "; ".join(filter(None, (of_precision, of_float8, pools_note(resolved.job, device), of_limit)))
+    notes = of_precision, of_float8, pools_note(resolved.job, device), of_limit, request.recompute_note
+    note = "; ".join(filter(None, notes))
     num_simulated = resolved.job.planner.simulate if arguments.simulate is None else arguments.simulate
     if not num_simulated:
         with elapsed("searching layouts"):

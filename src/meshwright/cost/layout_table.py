@@ -220,8 +220,8 @@ def layout_table(layouts: Sequence[Layout]) -> LayoutTable:
         )
     if any(layout.activation_checkpoint == "auto" for layout in layouts):
         raise UnsupportedError(
-            'layout.activation_checkpoint = "auto" is chosen from a traced step when training starts: to price the '
-            f"layout before, set it to {', '.join(ACTIVATION_CHECKPOINTS)}"
+            'layout.activation_checkpoint = "auto" is settled before it is priced: set it to '
+            f"{', '.join(ACTIVATION_CHECKPOINTS)}"
         )
     if any(layout.compile == "auto" for layout in layouts):
         raise UnsupportedError('layout.compile = "auto" is settled before it is priced: set it to true or false')

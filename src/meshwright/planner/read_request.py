@@ -13,6 +13,7 @@ from meshwright.errors import ConfigError, InfeasibleLayout, UnsupportedError, p
 from meshwright.hardware.catalogue import LOCAL, with_example_rates
 from meshwright.hardware.choice import choose_cluster, cluster_of_section
 from meshwright.planner.float8_choice import Float8Choice, choose_float8
+from meshwright.planner.recompute_choice import with_recompute
 from meshwright.planner.request import PlanRequest, rate_problem
 from meshwright.planner.search.menu import divisors
 from meshwright.spec.job.attention_rules import device_problem
@@ -171,7 +172,7 @@ def plan_request(resolved: ResolvedJob, options: Options) -> PlanRequest:
     _check_batch(request.workload)
     if problem := rate_problem(cluster.device, workload.precision, is_option=options.precision is not None):
         raise UnsupportedError(problem)
-    return request
+    return with_recompute(request, job.layout.memory_budget_bytes)
 
 
 def _float8_choice(job: Job, cluster: Cluster, options: Options) -> Float8Choice:
@@ -203,14 +204,16 @@ def _is_own_float8(options: Options) -> bool:
 
 
 def set_layout_keys(resolved: ResolvedJob) -> dict[str, Any]:
-    """Return the keys of [layout] that the job sets, with their values; a degree of -1 and compile = "auto" are not."""
+    """Return the keys of [layout] that the job sets, with their values; a degree of -1 and "auto", which leave the
+    value open, are not.
+    """
     values = {name: getattr(resolved.job.layout, name) for name in Layout.model_fields}
     return {
         name: value
         for name, value in values.items()
         if resolved.origins.get(f"layout.{name}", DEFAULT) != DEFAULT
         and value != -1
-        and (name, value) != ("compile", "auto")
+        and (name, value) not in (("compile", "auto"), ("activation_checkpoint", "auto"))
     }
 
 

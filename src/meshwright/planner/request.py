@@ -9,6 +9,7 @@ from typing import Any, get_args
 from meshwright.cost.layout_table import ATTENTION_BACKENDS, LayoutTable, distinct_rows
 from meshwright.cost.own_stack import OwnChoices, own_stack
 from meshwright.cost.training_setup import Configurations, TrainingSetup
+from meshwright.errors import InfeasibleLayout
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import DEFAULT_MEMORY_MARGIN, DType
 from meshwright.spec.layout.layout import Layout
@@ -37,6 +38,10 @@ class PlanRequest:
     """Share of the usable memory that layouts leave free to be chosen; one that is given fits without."""
     float8_note: str = ""
     """What runs in place of the float8 matmuls that the job asks for, and why; "" where they run."""
+    recompute_note: str = ""
+    """What the blocks of `given` are taken to save where the job says "auto"; "" where it does not."""
+    recompute_misfit: InfeasibleLayout | None = None
+    """Why no choice of what they save fits; None where one does."""
 
     @property
     def precision_note(self) -> str:

@@ -1,5 +1,6 @@
 """What a job leaves open, settled before any rank starts: its layout, and what its blocks save ("auto")."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -11,17 +12,17 @@ from meshwright.hardware.catalogue import with_example_rates
 from meshwright.hardware.choice import cluster_of_section
 from meshwright.planner.plan import make_plan
 from meshwright.planner.read_request import Options, plan_request
+from meshwright.planner.recompute_choice import blocks_of_pipeline_ranks, tensor_budget_bytes, with_checkpoints
 from meshwright.simulator.memory.choose_checkpoints import Checkpoints, Need, choose_checkpoints
 from meshwright.simulator.memory.memory_curve import in_phase
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import Layout, LayoutRequest
-from meshwright.spec.layout.schedule.action import read_schedule
-from meshwright.spec.layout.schedule.schedule import build_schedule
 from meshwright.spec.machine.device import Device
+from meshwright.spec.model.model_source import resolve_architecture
+from meshwright.spec.model.model_spec import model_spec
 from meshwright.spec.run.run import Manifest
 from meshwright.spec.step.estimate import Estimate
 from meshwright.spec.trace.trace import NONE, Trace
-from meshwright.tracer.extrapolate.microbatches import blocks_of_stages
 from meshwright.tracer.programs.trace_ranks import device_type_of
 from meshwright.tracer.trace_job import trace_job
 from meshwright.trainer.launch.ranks import choose_device_type
@@ -76,8 +77,6 @@ def budget_layout(resolved: ResolvedJob, num_ranks: int, resumed: Manifest | Non
     return SettledLayout(settle_checkpoints(resolved, num_ranks))
 
 
-_SHARE_OF_DEVICE = 0.95
-"""Of a device's usable memory: the rest is for what the allocator rounds up and cannot use."""
 _FLOPS_PER_BYTE = 100.0
 """What a device computes while it moves a byte: from some tens to 300. It decides only whether selective comes before
 full, which is seldom close: selective recomputes memory-bound operators and no matmuls."""
@@ -91,7 +90,7 @@ def settle_checkpoints(resolved: ResolvedJob, num_ranks: int, device: Device | N
     """
     job, device = resolved.job, device or _device(resolved.job, num_ranks)
     layout = job.layout.resolve(num_ranks)
-    budget_bytes = job.layout.memory_budget_bytes or int(_SHARE_OF_DEVICE * device.usable_memory_bytes)
+    budget_bytes = tensor_budget_bytes(device, job.layout.memory_budget_bytes)
 
     def measure(saves: Checkpoints) -> list[Need]:
         traces = trace_job(TRAINER_STEP, _with_saves(resolved, saves), num_ranks, device=device_type_of(device))
@@ -100,11 +99,7 @@ def settle_checkpoints(resolved: ResolvedJob, num_ranks: int, device: Device | N
         classes = [set(traces.class_of_rank[at : at + size].tolist()) for at in range(0, num_ranks, size)]
         return [max((needs[rank] for rank in ranks), key=lambda need: need.peak_bytes) for ranks in classes]
 
-    saves = choose_checkpoints(_blocks_of_pipeline_ranks(job, layout), budget_bytes, measure)
-    # One policy for all has a shorter name.
-    if len(set(saves)) == 1:
-        return layout.replace(activation_checkpoint=saves[0])
-    return layout.replace(activation_checkpoint="none", activation_checkpoint_blocks=saves)
+    return with_checkpoints(layout, choose_checkpoints(_blocks_of_ranks(job, layout), budget_bytes, measure))
 
 
 def _with_saves(resolved: ResolvedJob, saves: Checkpoints) -> ResolvedJob:
@@ -121,17 +116,15 @@ def _need(trace: Trace) -> Need:
     return Need(int(trace.live_bytes().max()), float(work[trace.records.signature[again]].sum()))
 
 
-def _blocks_of_pipeline_ranks(job: Job, layout: Layout) -> list[list[int]]:
-    blocks = blocks_of_stages(job, layout)
-    if blocks is None:
+def _blocks_of_ranks(job: Job, layout: Layout) -> Sequence[Sequence[int]]:
+    architecture = resolve_architecture(job.model)
+    if architecture is None:
         raise UnsupportedError(
             'layout.activation_checkpoint = "auto" needs to know how many blocks a model has, and model.source = '
             f'"{job.model.source}" is your own: set layout.activation_checkpoint to none, selective or full, or say '
             "of each block what it saves in layout.activation_checkpoint_blocks"
         )
-    schedule = build_schedule(layout, job.num_microbatches(layout), read_schedule(layout))
-    stages = [schedule.stages_of_rank(rank) for rank in range(layout.pp)]
-    return [[block for stage in own for block in blocks[stage]] for own in stages]
+    return blocks_of_pipeline_ranks(layout, model_spec(architecture), job.train.seq_len, job.num_microbatches(layout))
 
 
 def _device(job: Job, num_ranks: int) -> Device:

@@ -243,7 +243,13 @@ class Job(Frozen):
 
     def _budget_problems(self) -> Iterator[Problem]:
         layout = self.layout
-        if layout.memory_budget_bytes is not None and layout.activation_checkpoint != "auto":
+        if layout.memory_budget_bytes is not None and layout.search:
+            yield Problem(
+                f"layout.memory_budget_bytes = {layout.memory_budget_bytes} bounds what the blocks of a layout that is "
+                "set save, and layout.search = true chooses another, which leaves planner.memory_margin free",
+                [{"layout.memory_budget_bytes": None}, {"layout.search": False}],
+            )
+        elif layout.memory_budget_bytes is not None and layout.activation_checkpoint != "auto":
             yield Problem(
                 f"layout.memory_budget_bytes = {layout.memory_budget_bytes} has nothing to apply with "
                 f'layout.activation_checkpoint = "{layout.activation_checkpoint}"',

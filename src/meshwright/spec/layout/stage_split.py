@@ -29,6 +29,13 @@ def stage_boundaries(layout: Layout, model_spec: ModelSpec, seq_len: int) -> tup
     return best_boundaries(model_spec, seq_len, layout.num_stages)
 
 
+def blocks_of_stages(layout: Layout, model_spec: ModelSpec, seq_len: int) -> dict[int, range]:
+    """Return the numbers of the blocks of each stage; raises InfeasibleLayout for a model with too few."""
+    num_blocks = sum(group.count for group in model_spec.groups) - 2  # without the embedding and the head
+    edges = [0, *stage_boundaries(layout, model_spec, seq_len), num_blocks]
+    return {stage: range(edges[stage], edges[stage + 1]) for stage in range(layout.num_stages)}
+
+
 @lru_cache(maxsize=1024)
 def best_boundaries(model_spec: ModelSpec, seq_len: int, num_stages: int) -> tuple[int, ...]:
     """Return the first block of every stage but the first, as `split_stages` has them by FLOPs and bytes."""

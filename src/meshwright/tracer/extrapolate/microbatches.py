@@ -16,7 +16,7 @@ from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.schedule.action import COMMUNICATION_KINDS, Action, parse_action
 from meshwright.spec.layout.schedule.schedule import Schedule
-from meshwright.spec.layout.stage_split import stage_boundaries
+from meshwright.spec.layout.stage_split import blocks_of_stages
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.model.model_spec import ModelSpec, model_spec
 from meshwright.spec.model.wide_matmuls import with_wide_matmuls
@@ -160,20 +160,17 @@ Blocks = dict[int, range]
 """The blocks of each stage."""
 
 
-def blocks_of_stages(job: Job, layout: Layout) -> Blocks | None:
+def blocks_of_job(job: Job, layout: Layout) -> Blocks | None:
     """Return the blocks of each stage of the pipeline; None for a user's model."""
     architecture = resolve_architecture(job.model)
     if architecture is None:
         return None
-    spec = model_spec(architecture)
-    num_blocks = len(_kinds(spec))
-    edges = [0, *stage_boundaries(layout, spec, job.train.seq_len), num_blocks]
-    return {stage: range(edges[stage], edges[stage + 1]) for stage in range(layout.num_stages)}
+    return blocks_of_stages(layout, model_spec(architecture), job.train.seq_len)
 
 
 def alike_pipeline_ranks(job: Job, layout: Layout, schedule: Schedule) -> dict[int, list[int]]:
     """Return by traced pipeline rank those with equal stages, itself included."""
-    blocks = blocks_of_stages(job, layout)
+    blocks = blocks_of_job(job, layout)
     architecture = resolve_architecture(job.model)
     if blocks is None or architecture is None or layout.pp == 1:
         return {rank: [rank] for rank in range(layout.pp)}

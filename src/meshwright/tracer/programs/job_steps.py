@@ -17,7 +17,7 @@ from meshwright.tracer.extrapolate.microbatches import (
     Blocks,
     Chosen,
     alike_pipeline_ranks,
-    blocks_of_stages,
+    blocks_of_job,
     choose_microbatches,
     relocated,
 )
@@ -114,7 +114,7 @@ def job_steps(build: StepBuilder, resolved: ResolvedJob, num_ranks: int | None) 
         lowered=lower(schedule),
         chosen=choose_microbatches(schedule) if _keeps_parameters(layout) else None,
         alike=alike_pipeline_ranks(job, layout, schedule),
-        blocks=blocks_of_stages(job, layout),
+        blocks=blocks_of_job(job, layout),
         arguments=(job.model_dump_json(), str(resolved.folder)),
     )
 

@@ -52,7 +52,7 @@ def test_a_table_gives_back_what_blocks_save() -> None:
 
 
 def test_what_is_not_chosen_yet_has_no_price() -> None:
-    with pytest.raises(UnsupportedError, match=r'layout.activation_checkpoint = "auto" is chosen from a traced step'):
+    with pytest.raises(UnsupportedError, match=r'layout.activation_checkpoint = "auto" is settled before it is priced'):
         layout_table([Layout(activation_checkpoint="auto")])
 
 
