@@ -1,5 +1,6 @@
 """`meshwright check`: all problems of a job and its surroundings at once, or a summary; never torch."""
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,6 +17,7 @@ from meshwright.cli.main import run
 from meshwright.config.load import load_job
 from meshwright.spec.layout.layout import Layout, LayoutRequest
 from meshwright.spec.run.run import Manifest
+from meshwright.units import format_bytes, format_count, format_duration
 from repository import ROOT
 
 
@@ -47,6 +49,26 @@ def summary_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str,
 @pytest.fixture
 def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("meshwright.app.job.cpu_training.nvidia_driver", lambda: None)
+
+
+def test_the_numbers_of_the_page_are_in_its_json(capsys: pytest.CaptureFixture[str]) -> None:
+    text = '[model]\nsource = "llama-1m"\n[train]\nsteps = 60\nseq_len = 256\nglobal_batch_size = 16\n'
+    keys = [job_file(text), "--ranks", "2", "layout.dp_shard=2", "layout.microbatch_size=2"]
+    assert run(["check", *keys, "cluster.name=h100-ib400", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    lines, figures = dict(found["lines"]), found["figures"]
+    assert lines["batch"].startswith("16 sequences x 256 tokens = 4.1k tokens a step, 4 microbatches of 2 on each")
+    counts = ("num_ranks", "num_steps", "global_batch_size", "global_batch_tokens", "num_microbatches")
+    assert [figures[name] for name in counts] == [2, 60, 16, 4096, 4]
+    assert figures["layout"]["dp_shard"] == 2
+    assert figures["layout"]["compile"] is True, "as it is priced"
+    assert lines["model"].startswith(f"llama-1m, {format_count(figures['num_parameters'])} parameters")
+    assert lines["step"].startswith(format_duration(figures["step_s"]))
+    reserved, usable = (format_bytes(figures[name]) for name in ("reserved_bytes", "usable_bytes"))
+    assert lines["memory"].startswith(f"{reserved} reserved of {usable} usable")
+    assert run(["check", *keys, "--json"]) == 0
+    unpriced = json.loads(capsys.readouterr().out)["figures"]
+    assert (unpriced["step_s"], unpriced["reserved_bytes"], unpriced["num_microbatches"]) == (None, None, 4)
 
 
 @pytest.mark.usefixtures("without_gpu")

@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.text import Text
 
 from meshwright.app.arguments import JobSource, Positive, checked
+from meshwright.app.job.check_figures import CheckFigures, check_figures
 from meshwright.app.job.compile_choice import settled_on
 from meshwright.app.job.job_problems import check_job, run_folder
 from meshwright.app.job.jobs import inspect_job_here, raise_all
@@ -20,9 +21,10 @@ from meshwright.errors import InfeasibleLayout, MeshwrightError, problems_raised
 from meshwright.hardware.catalogue import LOCAL
 from meshwright.hardware.choice import named_cluster
 from meshwright.planner.candidate import judge
-from meshwright.planner.explain.verdict import verdict
+from meshwright.planner.explain.verdict import Verdict, verdict
 from meshwright.planner.plan import find
 from meshwright.planner.read_request import Options, plan_request
+from meshwright.planner.recompute_choice import with_recompute
 from meshwright.planner.request import PlanRequest, rate_problem
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.memory_rules import pool_device_problems
@@ -40,12 +42,14 @@ class Checked(Result):
     """Label and text of each thing to know: the model, the batch, the layout, the step and memory predicted."""
     misfit: InfeasibleLayout | None
     """Why the layout does not fit the devices of the job's cluster; None where it does, or that is unknown."""
+    figures: CheckFigures
+    """The numbers that the lines say in words."""
 
     def to_json(self) -> str:
         """Return what `meshwright check --json` prints."""
         misfits = [] if self.misfit is None else [str(self.misfit)]
         record = {"is_valid": not misfits, "error": misfits[0] if misfits else None, "problems": misfits}
-        return json.dumps({**record, "lines": self.lines}, indent=2)
+        return json.dumps({**record, "lines": self.lines, "figures": asdict(self.figures)}, indent=2)
 
     def _summary(self) -> str:
         return f"Check {dict(self.lines)['job']}{'' if self.misfit is None else ', does not fit'}"
@@ -86,10 +90,11 @@ def check(
     raise_all(resolved, [*inspection.problems, *others], ranks, unknown, fits)
     if (unsearchable := search_problem(resolved, ranks)) is not None:
         raise unsearchable
-    predicted, misfit = estimate(resolved, ranks)
+    predicted, misfit, found_verdict = estimate(resolved, ranks)
     settled, note = settle_float8_for_check(resolved, ranks)
     notes = [("note", text) for text in (note, resume_note(resolved) if resume else None) if text]
-    return Checked((*summary(settled, ranks), *predicted, *notes), misfit)
+    lines = (*summary(settled, ranks), *predicted, *notes)
+    return Checked(lines, misfit, check_figures(settled.job, ranks, found_verdict))
 
 
 def resume_note(resolved: ResolvedJob) -> str | None:
@@ -117,20 +122,31 @@ def device_problems(job: Job) -> list[str]:
     return [*lacking, *([] if problem is None else [problem])]
 
 
-def estimate(resolved: ResolvedJob, num_ranks: int | None) -> tuple[list[tuple[str, str]], InfeasibleLayout | None]:
-    """Return (label and line of the step and the memory predicted on the job's cluster, error if it does not fit).
+class Prediction(NamedTuple):
+    """What is predicted of a job's own layout on its cluster."""
+
+    lines: list[tuple[str, str]]
+    """Label and line of the step and the memory."""
+    misfit: InfeasibleLayout | None = None
+    """Why it does not fit."""
+    verdict: Verdict | None = None
+    """The numbers; None where there are none."""
+
+
+def estimate(resolved: ResolvedJob, num_ranks: int | None) -> Prediction:
+    """Return the step and the memory predicted on the job's cluster.
 
     No line where the cluster is this machine, the model is a user's own, or the planner chooses the layout.
     """
     job = resolved.job
     count = _count(job, num_ranks)
     if not _is_priced(job) or job.layout.search or count is None:
-        return [], None
+        return Prediction([])
     try:
         request = _request(resolved, count)
         found = verdict(request)
     except MeshwrightError as error:
-        return [("step", f"not estimated: {error}")], None
+        return Prediction([("step", f"not estimated: {error}")])
     cluster = request.cluster
     step, usable = format_duration(found.candidate.estimate.step.total_s), format_bytes(found.usable_bytes)
     where = f", on pipeline rank {found.fullest_rank}" if job.layout.pp > 1 else ""
@@ -139,7 +155,10 @@ def estimate(resolved: ResolvedJob, num_ranks: int | None) -> tuple[list[tuple[s
         memory += f"; layouts that the planner chooses leave {format_bytes(found.margin_bytes)} free"
     if not cluster.device.has_own_memory:
         memory += "; `mem` of train is the whole process on a CPU, with torch itself"
-    return [("step", f"{step} predicted on {cluster.name}"), ("memory", memory)], found.problem()
+    notes = [("note", request.recompute_note)] if request.recompute_note else []
+    misfit = found.problem() or request.recompute_misfit
+    lines = [("step", f"{step} predicted on {cluster.name}"), ("memory", memory), *notes]
+    return Prediction(lines, misfit, found)
 
 
 def _count(job: Job, num_ranks: int | None) -> int | None:
@@ -152,7 +171,8 @@ def _request(resolved: ResolvedJob, count: int) -> PlanRequest:
     cluster = named_cluster(resolved.job.cluster.name, count)
     cluster = cluster.with_num_devices(count, f"a layout of {counted(count, 'rank')}")
     settled = settled_on(_on(resolved, count), cluster)
-    return replace(plan_request(settled, Options()), given=settled.job.layout.resolve(count))
+    request = replace(plan_request(settled, Options()), given=settled.job.layout.resolve(count))
+    return with_recompute(request, settled.job.layout.memory_budget_bytes)
 
 
 def _fits(resolved: ResolvedJob, num_ranks: int | None, job: Job) -> bool:

@@ -31,7 +31,7 @@ _LEAST_RUN = 3
 def summary(resolved: ResolvedJob, num_ranks: int | None) -> Iterator[tuple[str, str]]:
     """Yield a label and a line for each aspect of a job without problems; num_ranks is None where it is unknown."""
     job = resolved.job
-    layout = _layout(job, num_ranks)
+    layout = concrete_layout(job, num_ranks)
     yield "job", f"{resolved.path}: configuration valid"
     yield "model", _model_line(job)
     yield "batch", _batch_line(resolved, layout)
@@ -61,7 +61,7 @@ def precision_note(resolved: ResolvedJob, device: Device) -> str | None:
     )
 
 
-def _layout(job: Job, num_ranks: int | None) -> Layout | None:
+def concrete_layout(job: Job, num_ranks: int | None) -> Layout | None:
     """Return the concrete layout, None where its -1 has no value yet, or the planner chooses it."""
     if job.layout.search or (num_ranks is None and job.layout.rest_axis is not None):
         return None
@@ -193,11 +193,12 @@ def _run_line(resolved: ResolvedJob) -> str:
 
 
 def _checkpoint_size(job: Job) -> str:
-    size_bytes = _checkpoint_bytes(job)
+    size_bytes = checkpoint_bytes(job)
     return f", {format_bytes(size_bytes)} each" if size_bytes else ""
 
 
-def _checkpoint_bytes(job: Job) -> int | None:
+def checkpoint_bytes(job: Job) -> int | None:
+    """Return what a checkpoint takes; None for a user's model, which is known once it is built."""
     architecture = resolve_architecture(job.model)
     if architecture is None:
         return None
@@ -241,7 +242,7 @@ def _notes(resolved: ResolvedJob, layout: Layout | None) -> Iterator[tuple[str, 
     if device is not None and (note := precision_note(resolved, device)) is not None:
         yield "note", note
     # A new checkpoint is complete before the oldest is removed.
-    needed_bytes = (_checkpoint_bytes(job) or 0) * (job.checkpoint.keep + 1)
+    needed_bytes = (checkpoint_bytes(job) or 0) * (job.checkpoint.keep + 1)
     free_bytes = free_disk_bytes(nearest_existing(resolved.run_dir))
     if job.cluster.name == LOCAL and free_bytes < needed_bytes:
         yield (
