@@ -24,6 +24,7 @@ Returned = TypeVar("Returned")
 
 _RULES = {
     "greater_than_equal": "{ge:g} or more",
+    "less_than_equal": "{le:g} or less",
     "finite_number": "a finite number",
     "int_type": "a whole number",
     "float_type": "a number",

@@ -1,6 +1,7 @@
 """plan: the best layout for a job or a model on a cluster; needs no torch unless finalists are simulated."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from meshwright.app.job.settle_float8 import settle_float8
 from meshwright.app.job.summary import precision_note
 from meshwright.app.progress import elapsed
 from meshwright.app.results.result import PlottedResult, memory_words, step_words, viewed
+from meshwright.app.run_budget import RunArguments, count
 from meshwright.config.load import COMMAND_LINE, ResolvedJob, raise_problems
 from meshwright.cost.communication.nccl_ctas import idle_limit_note
 from meshwright.cost.stack_factors import OURS
@@ -40,8 +42,7 @@ from meshwright.planner.read_request import (
 from meshwright.planner.request import PlanRequest, pools_note
 from meshwright.spec.layout.layout import AXES, Layout
 from meshwright.spec.layout.layout_text import layout_text
-from meshwright.spec.run.layout_plan import Plan
-from meshwright.units import parse_count
+from meshwright.spec.run.layout_plan import Budget, Plan
 
 _KEYS = (*AXES, "ep", "microbatch_size", "schedule", "activation_checkpoint", "compile")
 """Of the layout, with a column each; the others are in the column `layout`."""
@@ -52,6 +53,15 @@ class PlanResult(PlottedResult, Plan):
 
     note: str = Field("", exclude=True)
     """What to know of the job that was planned, such as a format that leaves tensor cores unused."""
+    run: RunArguments = Field(RunArguments(), exclude=True)
+    """What was asked of the whole run."""
+    budgets: tuple[Budget, ...] = Field((), exclude=True)
+    """Days and cost of the whole run with the pick, followed by those of other clusters; () where none were asked."""
+
+    @property
+    def budget(self) -> Budget | None:
+        """Return days and cost of the whole run with the pick; None without its tokens."""
+        return self.budgets[0] if self.budgets else None
 
     @property
     def layout(self) -> Layout:
@@ -68,9 +78,16 @@ class PlanResult(PlottedResult, Plan):
         """Return the model FLOPs utilization of the pick; None where the device's peak is unknown."""
         return self.pick.estimate.mfu
 
-    def to_html(self, file: Path | str, budget: Iterable[RenderableType] = ()) -> None:
-        """Write the plan as one page that needs no network; `budget` are the lines and tables on time and cost."""
-        write_plan_html(self, Path(file), budget)
+    def to_json(self) -> str:
+        """Return what `meshwright plan --json` prints: the plan and, where they were asked for, days and cost."""
+        record = self.to_dict()
+        if self.budgets:
+            record["budget"], *record["frontier"] = (one.to_dict() for one in self.budgets)
+        return json.dumps(record, indent=2, ensure_ascii=False)
+
+    def to_html(self, file: Path | str) -> None:
+        """Write the plan as one page that needs no network."""
+        write_plan_html(self, Path(file), self.run.page(self.budgets))
 
     def _summary(self) -> str:
         return (
@@ -83,6 +100,7 @@ class PlanResult(PlottedResult, Plan):
         yield from plan_page(self)
         if self.note:
             yield f"note: {escape(self.note)}"
+        yield from self.run.page(self.budgets)
 
     def _rows(self) -> list[dict[str, Any]]:
         return [_row(one) for one in shown_layouts(self)]
@@ -201,15 +219,25 @@ def plan(
     global_batch_size: int | None = None,
     precision: str | None = None,
     stack: str = OURS,
+    given: tuple[Path, ...] = (),
     simulate: int | None = None,
     top: int = 8,
+    tokens: int | str | None = None,
+    price_per_gpu_hour: float | None = None,
+    deadline: str | None = None,
+    frontier: bool = False,
+    failures_per_gpu_day: float | None = None,
+    restart_minutes: float | None = None,
 ) -> PlanResult:
     """Return the best layout for `job`, or for `model` on `cluster`, with what is predicted of it and of others.
 
     Layouts: keys given as overrides such as "layout.tp=8" are kept; those of a job file are judged next to the pick,
-    or kept with layout.search = true. With `simulate` that many finalists are traced
-    and simulated before one is picked, which takes torch. Raises ConfigError for bad input, InfeasibleLayout where
-    no layout fits.
+    or kept with layout.search = true. `given` are measured runs to fit to, CSV files or run folders. With `simulate`
+    that many finalists are traced and simulated before one is picked, which takes torch.
+
+    With `tokens` of the whole run ("15T"), `budget` of the result has its days, failures and cost, at
+    `price_per_gpu_hour`, and whether that is within a `deadline` ("60d"); with `frontier`, `budgets` has those of fewer
+    and of more devices, too. Raises ConfigError for bad input, InfeasibleLayout where no layout fits.
     """
     if isinstance(job, str) and "=" in job:
         overrides, job = (job, *overrides), None
@@ -223,15 +251,31 @@ def plan(
         global_batch_size=global_batch_size,
         precision=precision,
         stack=stack,
+        given=given,
         simulate=simulate,
         top=top,
     )
+    run = RunArguments(
+        tokens=tokens,
+        price_per_gpu_hour=price_per_gpu_hour,
+        deadline=deadline,
+        frontier=frontier,
+        failures_per_gpu_day=failures_per_gpu_day,
+        restart_minutes=restart_minutes,
+    )
     resolved = arguments.resolved()
-    return answer(arguments, resolved, arguments.request(resolved))
+    return answer(arguments, resolved, run)
 
 
-def answer(arguments: PlanArguments, resolved: ResolvedJob, request: PlanRequest) -> PlanResult:
-    """Return the plan for arguments whose job and request are known."""
+def answer(arguments: PlanArguments, resolved: ResolvedJob, run: RunArguments) -> PlanResult:
+    """Return the plan for arguments whose job is known, and what the whole `run` takes."""
+    request = arguments.request(resolved)
+    found, note = _planned(arguments, resolved, request)
+    return viewed(PlanResult, found, note=note, run=run, budgets=run.budgets(request, found.pick))
+
+
+def _planned(arguments: PlanArguments, resolved: ResolvedJob, request: PlanRequest) -> tuple[Plan, str]:
+    """Return the plan, and what to know of the job."""
     device = request.cluster.device
     of_precision = None if arguments.precision else precision_note(resolved, device)
     # The page's head has the note on a precision that was replaced.
@@ -242,24 +286,13 @@ def answer(arguments: PlanArguments, resolved: ResolvedJob, request: PlanRequest
     num_simulated = resolved.job.planner.simulate if arguments.simulate is None else arguments.simulate
     if not num_simulated:
         with elapsed("searching layouts"):
-            return viewed(PlanResult, make_plan(request, num_runners_up=arguments.top - 1), note=note)
+            return make_plan(request, num_runners_up=arguments.top - 1), note
     from meshwright.app.simulated.simulated_plan import Finalists, simulated_plan
 
     if arguments.precision in (None, resolved.job.precision.matmuls):
         resolved, _ = settle_float8(resolved, request.cluster)
     finalists = Finalists(resolved, num_simulated, num_runners_up=arguments.top - 1)
-    return viewed(PlanResult, simulated_plan(request, finalists), note=note)
-
-
-def count(name: str, value: int | str) -> int:
-    """Return a count such as "4M"; raises ConfigError that names the option `name`."""
-    try:
-        number = parse_count(value) if isinstance(value, str) else value
-    except ValueError as error:
-        raise ConfigError(f"--{name}: {error}") from None
-    if number < 1:
-        raise ConfigError(f"--{name} {value} is less than 1: give a positive number")
-    return number
+    return simulated_plan(request, finalists), note
 
 
 def _name(job: JobSource) -> str:

@@ -61,11 +61,11 @@ class Result(ABC):
         self._print(page_console(self._piped_width(), file=text, color_system=None, force_jupyter=False), width)
         return text.getvalue().rstrip("\n")
 
-    def show(self, more: Iterable[RenderableType] = ()) -> None:
-        """Print the table, in colours on a terminal, and `more` below it."""
+    def show(self) -> None:
+        """Print the table, in colours on a terminal."""
         from meshwright.pages.console import page_console, print_page
 
-        print_page(page_console(self._piped_width(), force_jupyter=False), [*self._page(), *more])
+        print_page(page_console(self._piped_width(), force_jupyter=False), self._page())
 
     def to_pandas(self) -> Any:
         """Return a pandas.DataFrame; raises UnsupportedError that names the extra to install without pandas."""

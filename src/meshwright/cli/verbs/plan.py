@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,19 +10,16 @@ import click
 
 from meshwright.cli.completion import cluster_names, job_words, model_names
 from meshwright.cli.finite_range import FiniteRange
-from meshwright.cli.result_command import print_json, result_command
+from meshwright.cli.result_command import print_result, result_command
 from meshwright.garbage import kept_garbage
 from meshwright.log import progress
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from meshwright.app.plan import PlanArguments, PlanResult
+    from meshwright.app.plan import PlanArguments
+    from meshwright.app.run_budget import RunArguments
     from meshwright.config.load import ResolvedJob
-    from meshwright.planner.request import PlanRequest
-    from meshwright.planner.run_cost import BudgetRequest
     from meshwright.spec.machine.cluster import Cluster
-    from meshwright.spec.run.layout_plan import Budget, Plan, Reliability
+    from meshwright.spec.run.layout_plan import Plan
 
 _RATE = FiniteRange(min=0, max=1e9)
 """A price, failures or minutes: the bound keeps days and cost of any run within the range of a float."""
@@ -72,20 +68,15 @@ def _answer(words: tuple[str, ...], given: dict[str, Any]) -> None:
     from meshwright.app.plan import answer
 
     _check(words, given)
-    arguments = _arguments(words, given)
+    arguments, run = _arguments(words, given), _run_arguments(given)
     resolved = arguments.resolved()
-    request = arguments.request(resolved)
-    plan = answer(arguments, resolved, request)
-    budgets = _budgets(request, plan, given)
+    plan = answer(arguments, resolved, run)
     if given["write"]:
         # Before anything is printed: the reader of a pipe may close it early.
         _write(resolved, plan)
     if given["html"] is not None:
-        plan.to_html(given["html"], [*_budget_parts(budgets, given)])
-    if given["as_json"]:
-        print_json(_record(plan, budgets))
-    else:
-        plan.show(_budget_parts(budgets, given))
+        plan.to_html(given["html"])
+    print_result(plan, as_json=given["as_json"])
 
 
 def _arguments(words: tuple[str, ...], given: dict[str, Any]) -> PlanArguments:
@@ -125,16 +116,13 @@ def _check(words: tuple[str, ...], given: dict[str, Any]) -> None:
         raise ConfigError(
             f"--write would write a layout for what {files[0]} does not say: first set {', '.join(others)} in it"
         )
-    for name in ("price_per_gpu_hour", "deadline", "frontier"):
-        if given[name] and not given["tokens"]:
-            raise ConfigError(f"--{name.replace('_', '-')} needs --tokens, the tokens of the whole run, such as 15T")
-    if len(clusters) > 1 and not given["tokens"]:
-        raise ConfigError("several --cluster are compared by days and cost: give --tokens too, or one --cluster")
-    prices = given["price_per_gpu_hour"]
-    if len(prices) > 1 and len(prices) != len(clusters):
-        raise ConfigError(
-            f"{len(prices)} times --price-per-gpu-hour for {len(clusters)} times --cluster: give one for each, or one"
-        )
+
+
+def _run_arguments(given: dict[str, Any]) -> RunArguments:
+    from meshwright.app.run_budget import RunArguments
+
+    names = ("tokens", "price_per_gpu_hour", "deadline", "frontier", "failures_per_gpu_day", "restart_minutes")
+    return RunArguments(clusters=given["cluster"], **{name: given[name] for name in names})
 
 
 def _cluster_changes(file: str, cluster: Cluster) -> Iterator[str]:
@@ -147,81 +135,6 @@ def _cluster_changes(file: str, cluster: Cluster) -> Iterator[str]:
         yield f"cluster.name={cluster.name}"
     if section.num_devices != cluster.num_devices:
         yield f"cluster.num_devices={cluster.num_devices}"
-
-
-def _budgets(request: PlanRequest, plan: Plan, given: dict[str, Any]) -> list[Budget]:
-    """Return the budget of the pick, followed by those of the frontier; none without --tokens."""
-    if not given["tokens"]:
-        return []
-    from meshwright.hardware.choice import choose_cluster
-    from meshwright.planner.run_cost import budget, frontier
-
-    prices = given["price_per_gpu_hour"] or (None,)
-    run, reliability = _budget_request(request, given, prices[0]), _reliability(given)
-    found = [budget(run, request.cluster, plan.pick, reliability)]
-    clusters = [choose_cluster(text) for text in given["cluster"]] or [request.cluster]
-    if given["frontier"] or len(clusters) > 1:
-        each = prices if len(prices) == len(clusters) else prices * len(clusters)
-        found += frontier(request, zip(clusters, each, strict=True), run, reliability)
-    return found
-
-
-def _budget_request(request: PlanRequest, given: dict[str, Any], price: float | None) -> BudgetRequest:
-    from meshwright.app.plan import count
-    from meshwright.planner.run_cost import BudgetRequest
-
-    return BudgetRequest(
-        num_tokens=count("tokens", given["tokens"]),
-        num_parameters=request.setup.model.num_parameters,
-        workload=request.workload,
-        price_per_device_hour=price,
-        deadline_s=None if given["deadline"] is None else _duration_s(given["deadline"]),
-    )
-
-
-def _reliability(given: dict[str, Any]) -> Reliability:
-    from meshwright.spec.run.layout_plan import Reliability
-
-    said: dict[str, float] = {}
-    if given["failures_per_gpu_day"] is not None:
-        said["failures_per_device_day"] = given["failures_per_gpu_day"]
-    if given["restart_minutes"] is not None:
-        said["restart_s"] = 60 * given["restart_minutes"]
-    return Reliability(**said)
-
-
-def _duration_s(text: str) -> float:
-    from meshwright.errors import ConfigError
-
-    units = {"d": 86_400.0, "h": 3_600.0, "w": 604_800.0}
-    number, unit = text[:-1], text[-1:]
-    try:
-        seconds = float(number) * units[unit]
-    except (KeyError, ValueError):
-        raise ConfigError(f"--deadline {text} is no duration: write days, hours or weeks, such as 60d") from None
-    if not 0 < seconds < math.inf:
-        raise ConfigError(f"--deadline {text} must be a positive time: write days, hours or weeks, such as 60d")
-    return seconds
-
-
-def _record(plan: PlanResult, budgets: list[Budget]) -> dict[str, Any]:
-    record = plan.to_dict()
-    if budgets:
-        record["budget"], *points = (one.to_dict() for one in budgets)
-        record["frontier"] = points
-    return record
-
-
-def _budget_parts(budgets: list[Budget], given: dict[str, Any]) -> Iterator[RenderableType]:
-    """Yield the parts of the page on days and cost, if --tokens asks for them."""
-    from meshwright.pages.tables.budget_table import budget_page, frontier_page
-
-    if budgets:
-        yield ""
-        yield from budget_page(budgets[0], given["tokens"], given["deadline"])
-    if len(budgets) > 1:
-        yield ""
-        yield from frontier_page(budgets[1:])
 
 
 def _write(resolved: ResolvedJob, plan: Plan) -> None:
