@@ -16,6 +16,7 @@ from meshwright.app.job.compile_choice import settled_on
 from meshwright.app.job.jobs import as_job
 from meshwright.app.job.settle_float8 import settle_float8
 from meshwright.app.job.summary import precision_note
+from meshwright.app.named_options import option_words, plan_in_options
 from meshwright.app.progress import elapsed
 from meshwright.app.results.result import PlottedResult, memory_words, step_words, viewed
 from meshwright.app.run_budget import RunArguments, count
@@ -164,6 +165,10 @@ class PlanArguments:
 
     def resolved(self) -> ResolvedJob:
         """Return the job; raises ConfigError for arguments that do not belong together."""
+        with option_words(self.model is not None, self.overrides):
+            return self._checked()
+
+    def _checked(self) -> ResolvedJob:
         if problems := option_problems(Options(precision=self.precision, stack=self.stack)):
             raise_problems(Path("the command line"), [*problems, *problems_raised_by(self._read)])
         return self._read()
@@ -269,8 +274,11 @@ def plan(
 
 def answer(arguments: PlanArguments, resolved: ResolvedJob, run: RunArguments) -> PlanResult:
     """Return the plan for arguments whose job is known, and what the whole `run` takes."""
-    request = arguments.request(resolved)
-    found, note = _planned(arguments, resolved, request)
+    with option_words(arguments.model is not None, arguments.overrides):
+        request = arguments.request(resolved)
+        found, note = _planned(arguments, resolved, request)
+    if arguments.model is not None:
+        found = plan_in_options(found, arguments.overrides)
     return viewed(PlanResult, found, note=note, run=run, budgets=run.budgets(request, found.pick))
 
 

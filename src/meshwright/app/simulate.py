@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from meshwright.app.arguments import JobSource, NotNegative, Positive, checked
+from meshwright.app.named_options import option_words
 from meshwright.app.progress import elapsed
 from meshwright.app.results.result import viewed
 from meshwright.app.results.simulation_result import Simulation, TimelineResult
@@ -71,7 +72,8 @@ def simulated(
 ) -> Simulation:
     """Return the simulation of what a command line says; `traced` is called with the traces and their seconds."""
     conditions, start_s = conditions_of(given), time.monotonic()
-    subject, traces = (trace_of_program if given["build"] else trace_of_job)(words, given, conditions)
+    with option_words(given["model"] is not None, words):
+        subject, traces = (trace_of_program if given["build"] else trace_of_job)(words, given, conditions)
     conditions = conditions if subject.layout is None else conditions.under(subject.layout)
     traced(traces, time.monotonic() - start_s)
     with elapsed("checking and simulating"), kept_garbage():
