@@ -7,7 +7,7 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from meshwright.pages.tables.page_table import PageTable, labels_of, percent, signed_percent
+from meshwright.pages.tables.page_table import PageTable, labels_of, percent, signed, signed_percent
 from meshwright.pages.tables.simulation_memory import (
     largest_table,
     merge_identical,
@@ -37,6 +37,8 @@ _ADVICE = {
 }
 """What makes a program hold less, by TensorRole."""
 _LEAST_SHARE = 0.0005
+_MOST_TIMES = 10.0
+"""Up to which a component is compared with its prediction in per cent."""
 """Of the step: what takes less is not worth a line."""
 RANK_TIMES = ("compute_s", "exposed_s", "pipeline_bubble_s", "optimizer_s", "cpu_bound_s")
 """What a rank's time is shared by: recomputation is computing, data loading is the host's."""
@@ -224,7 +226,11 @@ def _parts_table(outcome: Outcome) -> Table:
 def _compared(took_s: float, predicted_s: float | None) -> tuple[str, ...]:
     if predicted_s is None:
         return ()
-    return format_duration(predicted_s), signed_percent(took_s / predicted_s - 1) if predicted_s else "-"
+    # Per cent of next to nothing, as of CPU-bound in small models, say less than the difference.
+    is_relative = predicted_s > 0 and took_s < _MOST_TIMES * predicted_s
+    return format_duration(predicted_s), signed_percent(took_s / predicted_s - 1) if is_relative else signed(
+        took_s - predicted_s
+    )
 
 
 def _speed(run: SimulationReport, outcome: Outcome) -> Iterator[str]:

@@ -78,6 +78,19 @@ def test_predicted_stragglers_have_a_row_of_their_own_and_are_not_compared(timel
     assert "stragglers" not in terminal(run)
 
 
+@pytest.mark.parametrize(("share", "shown"), [(0.5, "+100.0 %"), (0.02, "+49 ms"), (0.0, "+50 ms")])
+def test_per_cent_of_next_to_nothing_is_a_difference(timeline: Timeline, share: float, shown: str) -> None:
+    run = simulation_report_of(timeline)
+    assert run.outcome is not None
+    outcome = run.outcome.replace(
+        parts=StepDecomposition(cpu_bound_s=0.05),
+        predicted_parts=StepDecomposition(cpu_bound_s=share * 0.05),
+        fixed_cpu_bound_s=0.0,
+    )
+    row = next(line for line in terminal(run.replace(outcome=outcome)).splitlines() if "CPU-bound" in line)
+    assert row.rstrip().endswith(shown)
+
+
 def test_formulas_next_to_a_slowed_step_say_that_they_slow_none(timeline: Timeline) -> None:
     run = simulation_report_of(timeline)
     assert run.outcome is not None
