@@ -12,7 +12,7 @@ from meshwright.app.arguments import JobSource, Positive, checked
 from meshwright.app.job.check_figures import CheckFigures, check_figures
 from meshwright.app.job.compile_choice import settled_on
 from meshwright.app.job.job_problems import check_job, run_folder
-from meshwright.app.job.jobs import inspect_job_here, raise_all
+from meshwright.app.job.jobs import all_of, inspect_job_here, raise_all
 from meshwright.app.job.settle_float8 import settle_float8_for_check
 from meshwright.app.job.summary import summary
 from meshwright.app.results.result import Result
@@ -86,8 +86,7 @@ def check(
     found += [resolved.located(text) for text in device_problems(resolved.job)]
     if resume and not inspection.problems:
         found += problems_raised_by(lambda: require_same_run(run_folder(resolved), resolved.job))
-    others = [text for text in found if not inspection.is_about_wrong(text)]
-    raise_all(resolved, [*inspection.problems, *others], ranks, unknown, fits)
+    raise_all(resolved, all_of(inspection, found), ranks, unknown, fits)
     if (unsearchable := search_problem(resolved, ranks)) is not None:
         raise unsearchable
     predicted, misfit, found_verdict = estimate(resolved, ranks)

@@ -46,10 +46,24 @@ def _sound(inspection: Inspection, num_ranks: int | None, cluster: str | None = 
         resolved, unknown = inspection.resolved, inspection.unknown
         if cluster is not None:
             num_ranks, unknown = _num_devices(cluster), unknown | {"cluster"}
-        found = (resolved.located(text) for text in problems_between(resolved, num_ranks, unknown))
-        others = [text for text in found if not inspection.is_about_wrong(text)]
-        raise_all(resolved, [*inspection.problems, *others], num_ranks, unknown)
+        found = [resolved.located(text) for text in problems_between(resolved, num_ranks, unknown)]
+        raise_all(resolved, all_of(inspection, found), num_ranks, unknown)
     return inspection.resolved
+
+
+def all_of(inspection: Inspection, found: Sequence[str]) -> list[str]:
+    """Return what is wrong with a job by itself, and what else was `found`, without what follows from wrong keys.
+
+    What layout.async_tp lacks is known with the job's device: where that was found, it replaces what was said without.
+    """
+    others = [text for text in found if not inspection.is_about_wrong(text)]
+    is_known = any(_is_async_tp(text) for text in others)
+    return [*(text for text in inspection.problems if not (is_known and _is_async_tp(text))), *others]
+
+
+def _is_async_tp(text: str) -> bool:
+    """Return whether a message, behind the place where the key is written, is about layout.async_tp."""
+    return isinstance(text, Problem) and text.what.split(": ", 1)[-1].startswith("layout.async_tp ")
 
 
 def inspect_job_here(job: JobSource, overrides: tuple[str, ...]) -> Inspection:
