@@ -264,7 +264,7 @@ dir = "taken"
         '  1. job.toml:5: train.steps = "ten" must be a whole number, 1 or more: change it, or leave it out for the '
         "default 100",
         "  2. job.toml:6: train.global_batch_size = 6 does not divide by 4 data-parallel ranks x "
-        "layout.microbatch_size = 1: set train.global_batch_size to 4 or 8",
+        "layout.microbatch_size = 1: set train.global_batch_size to 4 or 8, or layout.tp to 2, or layout.pp to 2",
         f"  3. job.toml:2: model.source = 'mine:Model': there is no module mine in {folder}, the working directory or "
         "the environment: put mine.py there, or change model.source",
         "  4. job.toml:3: model.initial_weights = 'weights' is no Hugging Face folder (it holds no config.json): name "

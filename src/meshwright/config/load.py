@@ -76,12 +76,14 @@ class ResolvedJob:
 
     def located(self, text: str) -> str:
         """Return a message after the place of the first key in it that the user set, or else the file's name."""
-        origins = [self.origins.get(".".join(path), DEFAULT) for path in keys_in(text)]
+        # Advice may name keys that were set elsewhere.
+        keys = keys_in(text.what if isinstance(text, Problem) else text) or keys_in(text)
+        origins = [self.origins.get(".".join(path), DEFAULT) for path in keys]
         given = [origin for origin in origins if origin != DEFAULT]
         if not origins:
             return text
         where = given[0] if given else str(self.path)
-        note = "" if where == COMMAND_LINE else searched(self.folder, self.job, keys_in(text)[0])
+        note = "" if where == COMMAND_LINE else searched(self.folder, self.job, keys[0])
         return text.at(where, note) if isinstance(text, Problem) else f"{where}: {text}{note}"
 
 

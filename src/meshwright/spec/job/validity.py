@@ -19,6 +19,7 @@ from meshwright.spec.job.compile_rules import (
     model_graph_problems,
 )
 from meshwright.spec.job.cuda_graph_rules import cuda_graph_layout_problems, cuda_graph_problems
+from meshwright.spec.job.even_layouts import even_layouts
 from meshwright.spec.job.float8_rules import float8_problems
 from meshwright.spec.job.memory_rules import memory_problems
 from meshwright.spec.job.optimizer_rules import block_problems, update_problems
@@ -139,7 +140,7 @@ def _batch_problems(job: Job, layout: Layout) -> Iterator[Problem]:
     if job.batch_problems():
         return  # the batch is not what was meant
     if (problem := job.uneven_batch(layout)) is not None:
-        yield problem
+        yield Problem(problem.what, [*problem.fixes, *even_layouts(job.layout, layout, job.global_batch_size)])
 
 
 def _sequence_problems(layout: Layout, seq_len: int) -> Iterator[Problem]:

@@ -67,7 +67,8 @@ def test_microbatches_cover_the_batch_or_the_nearest_batches_are_named(
          "train.global_batch_tokens to 300 or 600"),
         ({"train": {"global_batch_size": 6}, "layout": {"dp_shard": 2, "microbatch_size": 2}},
          "train.global_batch_size = 6 does not divide by 2 data-parallel ranks x layout.microbatch_size = 2: set "
-         "train.global_batch_size to 4 or 8"),
+         "train.global_batch_size to 4 or 8, or layout.microbatch_size to 1 or 3, or layout.tp to 2 and "
+         "layout.dp_shard to 1, or layout.pp to 2 and layout.dp_shard to 1"),
         ({"train": {"global_batch_size": 7}, "layout": {"dp_shard": 2, "microbatch_size": 2}},
          "train.global_batch_size = 7 does not divide by layout.microbatch_size = 2: set "
          "train.global_batch_size to 4 or 8"),
