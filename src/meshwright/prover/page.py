@@ -133,6 +133,14 @@ _GRIDS = (
 )
 
 
+_BUFFERS = {
+    False: "so were the persistent\nbuffers of each rank after the last step, such as biases of routers: one that "
+    "differs is an error",
+    True: "persistent buffers were not, since in bfloat16 a token may go to another expert",
+}
+"""What is said of persistent buffers, by whether the proof is in bfloat16."""
+
+
 def matrix_page(proof: Proof, command: str) -> str:
     """Return the page in Markdown; `command` generates it."""
     parts = [_introduction(proof, command)]
@@ -155,9 +163,10 @@ Generated on {proof.date} by `{command}` ({versions}). Do not edit; run the comm
 
 {len(proof.layouts)} layouts on local ranks (gloo) and one process trained the same small model for {proof.num_steps}
 steps with the real trainer, in {proof.took_s / 60:.0f} minutes. Losses, the gradient of each parameter and the updated
-weights were compared by name. A percentage is the largest difference over all layouts with both features, relative to
-the tolerance for rounding; above 100% is an error. **wrong**: a layout failed. *untested*: valid, but in no layout of
-the set. –: an [invalid combination](#invalid-combinations).
+weights were compared by name; {_BUFFERS[proof.precision == "mixed"]}.
+A percentage is the largest difference over all layouts with both features, relative to the tolerance for rounding;
+above 100% is an error. **wrong**: a layout failed. *untested*: valid, but in no layout of the set. –: an [invalid
+combination](#invalid-combinations).
 
 `{proof.job.model.source}`, reduced: {changes_text(proof)}.
 """

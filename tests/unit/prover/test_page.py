@@ -90,6 +90,12 @@ def test_the_page_says_how_it_was_made() -> None:
     assert "| `pp=2,tp=2` | 4 |" in PAGE
 
 
+def test_the_page_says_whether_buffers_were_compared() -> None:
+    assert "so were the persistent buffers of each rank after the last step" in " ".join(PAGE.split())
+    mixed = matrix_page(proof().replace(precision="mixed"), "meshwright prove job.toml")
+    assert "persistent buffers were not" in mixed
+
+
 def test_the_covering_set_leaves_nothing_between_axes_and_schedules_untested() -> None:
     layouts = covering_layouts(resolve_architecture(JOB.model))
     proofs = [proven(layout_text(layout)) for layout in layouts]
