@@ -61,6 +61,9 @@ def test_without_a_profile_the_page_says_so_and_draws_the_prediction(capsys: pyt
     timers = found(source="timers", measured=StepDecomposition(compute_s=0.7, data_loading_s=0.1), step=None)
     text = page_of(timers, capsys)
     assert "no step was profiled" in " ".join(text.split())
+    assert "The causes are predicted, not measured." in " ".join(text.split())
+    unpriced = page_of(timers.replace(predicted=None, changes=()), capsys)
+    assert "predicted, not measured" not in unpriced, "there are no causes"
     assert "do this" in text
     assert "data wait" in text
     assert "profiler, and noise" not in text

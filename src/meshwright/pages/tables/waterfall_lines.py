@@ -52,9 +52,10 @@ def waterfall_table(found: Waterfall) -> PageTable:
 def source_words(found: Waterfall, how_to_profile: str) -> str:
     """Return what was measured, on which rank, and that its causes sum to the step."""
     if found.source == "timers":
+        causes = "The causes are predicted, not measured. " if PREDICTED in found.columns else ""
         return (
-            f"Measured by the training loop's timers, the median of {found.timed}: no step was profiled, so that only "
-            f"the wait for data is distinguished; {how_to_profile}."
+            f"{causes}Measured by the training loop's timers, the median of {found.timed}: no step was profiled, so "
+            f"that only the wait for data is distinguished; {how_to_profile}."
         )
     stage = "" if found.pipeline_rank is None else f", pipeline rank {found.pipeline_rank}"
     others = "" if found.num_ranks == 1 else f" of rank {found.rank}{stage}, the critical one (it works most)"
