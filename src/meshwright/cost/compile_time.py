@@ -1,17 +1,19 @@
 """Time that torch.compile takes before the first step on a processor, and whether a run repays it.
 
-    compile_s = max(1, ranks / cores) x (FIRST_S + kinds x BLOCK_S)
-    repaid    = steps x step_s x SAVED_SHARE > compile_s
+    blocks    = max(1, ranks / cores) x (FIRST_S + kinds x BLOCK_S)
+    model     = max(1, ranks / cores) x (FIRST_S + kinds x BLOCK_S + GRAPH_S + layers x LAYER_S)
+    repaid    = steps x step_s x SAVED_SHARE > blocks
 
-kinds is the number of different blocks: equal blocks share a graph, however many they are. In one graph of the model
-each block is compiled, so there kinds is their number. Each rank compiles for
-itself, and ranks beyond the cores wait for them.
+kinds is the number of different blocks: equal blocks share a graph, however many they are. One graph of the model has
+each block in it: what is compiled once for equal ones is still the larger part, up to some twenty blocks. Each rank
+compiles for itself, and ranks beyond the cores wait for them.
 
 Ignored: how large a block is, since Inductor's time follows its operators, not its shapes; that a block with an eager
 part is compiled in several; the forward that a first validation compiles; what an earlier run left in Inductor's
 folder, which takes nearly all of it away; the processor's speed. On an accelerator nothing has been measured.
 
-Source: cost/constants.toml; `python -m benchmarks.compile_cold_start` and `python -m benchmarks.compiled_blocks`.
+Source: cost/constants.toml; `python -m benchmarks.compile_cold_start` (`--way model --layers N` for one graph) and
+`python -m benchmarks.compiled_blocks`.
 """
 
 from meshwright.cost.constants import fixed_constant
@@ -21,12 +23,26 @@ from meshwright.spec.model.model_spec import model_spec
 
 FIRST_S = fixed_constant("compile.first_s")
 BLOCK_S = fixed_constant("compile.block_s")
+GRAPH_S = fixed_constant("compile.graph_s")
+LAYER_S = fixed_constant("compile.layer_s")
 SAVED_SHARE = fixed_constant("compile.saved_share")
 
 
-def compile_s(num_kinds: int, num_ranks: int, num_cores: int) -> float:
-    """Return the seconds that ranks on one machine take to compile their blocks, from an empty cache."""
-    return max(1.0, num_ranks / num_cores) * (FIRST_S + num_kinds * BLOCK_S)
+def compile_s(num_kinds: int, num_ranks: int, num_cores: int, num_layers: int = 0) -> float:
+    """Return the seconds that ranks on one machine take to compile their blocks, from an empty cache.
+
+    With `num_layers` all of the model's are in one graph.
+    """
+    of_graph_s = GRAPH_S + num_layers * LAYER_S if num_layers else 0.0
+    return max(1.0, num_ranks / num_cores) * (FIRST_S + num_kinds * BLOCK_S + of_graph_s)
+
+
+def compile_s_of(architecture: LlamaArchitecture, layout: Layout, num_cores: int) -> float | None:
+    """Return the seconds that the ranks of `layout` take, all on one machine; None where no blocks are compiled."""
+    if not layout.compiles_blocks:
+        return None
+    in_graph = architecture.num_layers if layout.compile == "model" else 0
+    return compile_s(num_kinds(architecture), layout.num_ranks, num_cores, in_graph)
 
 
 def saved_s(num_steps: int, eager_step_s: float) -> float:
@@ -37,13 +53,6 @@ def saved_s(num_steps: int, eager_step_s: float) -> float:
 def num_kinds(architecture: LlamaArchitecture) -> int:
     """Return the number of different blocks of a model, whatever stages hold them."""
     return sum(group.name == "blocks" for group in model_spec(architecture).distinct_groups)
-
-
-def num_compiled(architecture: LlamaArchitecture, layout: Layout) -> int:
-    """Return the blocks that are compiled: one of each kind, all where the model is one graph, or none."""
-    if not layout.compiles_blocks:
-        return 0
-    return architecture.num_layers if layout.compile == "model" else num_kinds(architecture)
 
 
 def shared_graphs(layout: Layout) -> str:

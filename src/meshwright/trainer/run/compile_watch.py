@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from meshwright.cost.compile_time import compile_s, num_compiled, shared_graphs
+from meshwright.cost.compile_time import compile_s_of, shared_graphs
 from meshwright.errors import Preempted, Retryable
 from meshwright.fault_tolerance.stop_request import StopRequest
 from meshwright.hardware.machine import num_usable_cores
@@ -101,7 +101,5 @@ def _predicted(training: Training) -> str:
     architecture, ranks = resolve_architecture(training.job.model), training.ranks
     if architecture is None or ranks.device.type != "cpu" or training.layout.compile_backend != "inductor":
         return ""
-    if not (num_blocks := num_compiled(architecture, training.layout)):
-        return ""
-    predicted_s = compile_s(num_blocks, ranks.num_ranks, num_usable_cores())
-    return f"predicted from an empty cache: {format_duration(predicted_s)}"
+    predicted_s = compile_s_of(architecture, training.layout, num_usable_cores())
+    return "" if predicted_s is None else f"predicted from an empty cache: {format_duration(predicted_s)}"
