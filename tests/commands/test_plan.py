@@ -261,7 +261,7 @@ def test_a_cluster_that_is_used_whole_is_said_to_be(tmp_path: Path, caplog: pyte
         ([*SMALL, "layout.schedule=1f1b"], 'layout.schedule = "1f1b" is not known (did you mean 1F1B?)'),
         ([*SMALL[:4], "h100:10", *SMALL[5:]], "--cluster h100:10: COUNT = 10 fills no whole number of h100-ib400"),
         ([*SMALL[:4], "l40s-node:10", *SMALL[5:]], "l40s-node is a single node of 8 devices without a network"),
-        ([*SMALL[:2], "llama9", *SMALL[3:]], "model.source = 'llama9' is no preset"),
+        ([*SMALL[:2], "llama9", *SMALL[3:]], "--model llama9 is no preset"),
         ([*SMALL[:4], "h200x:8", *SMALL[5:]], "'h200x' is no cluster and no device of the catalogue"),
         ([*SMALL[:2], "llama3.1-405b", *SMALL[3:]], "fits in no layout"),
         ([*SMALL[:3], "--cluster", "a100:64,h100:64"], "--cluster a100:64,h100:64: several clusters; must be one"),

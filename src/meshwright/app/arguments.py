@@ -23,6 +23,7 @@ Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
 
 _RULES = {
+    "greater_than": "more than {gt:g}",
     "greater_than_equal": "{ge:g} or more",
     "less_than_equal": "{le:g} or less",
     "finite_number": "a finite number",
@@ -86,7 +87,7 @@ def _refusal(parameter: inspect.Parameter, value: Any, details: list[ErrorDetail
 
 
 def _flag(name: str) -> str:
-    return "--" + name.removesuffix("_s").replace("_", "-")
+    return "--" + name.removesuffix("_s").removesuffix("_days").replace("_", "-")
 
 
 _NUMBER = re.compile(r"-?[\d.]+(e[+-]?\d+)?")

@@ -121,7 +121,7 @@ def device_problems(job: Job) -> list[str]:
     return [*lacking, *([] if problem is None else [problem])]
 
 
-class Prediction(NamedTuple):
+class CheckPrediction(NamedTuple):
     """What is predicted of a job's own layout on its cluster."""
 
     lines: list[tuple[str, str]]
@@ -132,7 +132,7 @@ class Prediction(NamedTuple):
     """The numbers; None where there are none."""
 
 
-def estimate(resolved: ResolvedJob, num_ranks: int | None) -> Prediction:
+def estimate(resolved: ResolvedJob, num_ranks: int | None) -> CheckPrediction:
     """Return the step and the memory predicted on the job's cluster.
 
     No line where the cluster is this machine, the model is a user's own, or the planner chooses the layout.
@@ -140,12 +140,12 @@ def estimate(resolved: ResolvedJob, num_ranks: int | None) -> Prediction:
     job = resolved.job
     count = _count(job, num_ranks)
     if not _is_priced(job) or job.layout.search or count is None:
-        return Prediction([])
+        return CheckPrediction([])
     try:
         request = _request(resolved, count)
         found = verdict(request)
     except MeshwrightError as error:
-        return Prediction([("step", f"not estimated: {error}")])
+        return CheckPrediction([("step", f"not estimated: {error}")])
     cluster = request.cluster
     step, usable = format_duration(found.candidate.estimate.step.total_s), format_bytes(found.usable_bytes)
     where = f", on pipeline rank {found.fullest_rank}" if job.layout.pp > 1 else ""
@@ -157,7 +157,7 @@ def estimate(resolved: ResolvedJob, num_ranks: int | None) -> Prediction:
     notes = [("note", request.recompute_note)] if request.recompute_note else []
     misfit = found.problem() or request.recompute_misfit
     lines = [("step", f"{step} predicted on {cluster.name}"), ("memory", memory), *notes]
-    return Prediction(lines, misfit, found)
+    return CheckPrediction(lines, misfit, found)
 
 
 def _count(job: Job, num_ranks: int | None) -> int | None:

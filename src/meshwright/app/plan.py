@@ -229,7 +229,7 @@ def plan(
     top: int = 8,
     tokens: int | str | None = None,
     price_per_gpu_hour: float | None = None,
-    deadline: str | None = None,
+    deadline_days: float | None = None,
     frontier: bool = False,
     failures_per_gpu_day: float | None = None,
     restart_minutes: float | None = None,
@@ -241,7 +241,7 @@ def plan(
     that many finalists are traced and simulated before one is picked, which takes torch.
 
     With `tokens` of the whole run ("15T"), `budget` of the result has its days, failures and cost, at
-    `price_per_gpu_hour`, and whether that is within a `deadline` ("60d"); with `frontier`, `budgets` has those of fewer
+    `price_per_gpu_hour`, and whether that is within `deadline_days`; with `frontier`, `budgets` has those of fewer
     and of more devices, too. Raises ConfigError for bad input, InfeasibleLayout where no layout fits.
     """
     if isinstance(job, str) and "=" in job:
@@ -263,7 +263,7 @@ def plan(
     run = RunArguments(
         tokens=tokens,
         price_per_gpu_hour=price_per_gpu_hour,
-        deadline=deadline,
+        deadline_days=deadline_days,
         frontier=frontier,
         failures_per_gpu_day=failures_per_gpu_day,
         restart_minutes=restart_minutes,

@@ -1,6 +1,5 @@
 """Days, failures and cost of a whole run in the layout that plan picks: what --tokens adds, and mw.plan(tokens=...)."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
@@ -20,8 +19,8 @@ from meshwright.units import parse_count
 MAX_RATE = 1e9
 """Of a price, failures or minutes: keeps days and cost of any run within the range of a float."""
 Rate = Annotated[float, Field(ge=0, le=MAX_RATE, allow_inf_nan=False)]
+Days = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _DAY_S = 86_400.0
-_UNITS_S = {"d": _DAY_S, "h": 3_600.0, "w": 7 * _DAY_S}
 
 
 @dataclass(frozen=True)
@@ -32,8 +31,8 @@ class RunArguments:
     """Tokens of the run, such as "15T"; None asks nothing."""
     price_per_gpu_hour: Rate | tuple[Rate, ...] | None = None
     """In any currency; several are one for each of `clusters`."""
-    deadline: str | None = None
-    """Days, hours or weeks that the run may take, such as "60d"."""
+    deadline_days: Days | None = None
+    """That the run may take."""
     frontier: bool = False
     """Whether to ask for fewer devices and for more, too."""
     failures_per_gpu_day: Rate | None = None
@@ -45,11 +44,14 @@ class RunArguments:
 
     def __post_init__(self) -> None:
         require_allowed(RunArguments, {name: value for name, value in vars(self).items() if name != "clusters"})
-        for name in ("price_per_gpu_hour", "deadline", "frontier"):
-            if getattr(self, name) and not self.tokens:
-                raise ConfigError(
-                    f"--{name.replace('_', '-')} needs --tokens, the tokens of the whole run, such as 15T"
-                )
+        of_whole = {
+            "price-per-gpu-hour": self.price_per_gpu_hour,
+            "deadline": self.deadline_days,
+            "frontier": self.frontier,
+        }
+        for option, value in of_whole.items():
+            if value and not self.tokens:
+                raise ConfigError(f"--{option} needs --tokens, the tokens of the whole run, such as 15T")
         if len(self.clusters) > 1 and not self.tokens:
             raise ConfigError("several --cluster are compared by days and cost: give --tokens too, or one --cluster")
         if len(self.prices) > 1 and len(self.prices) != len(self.clusters):
@@ -74,7 +76,7 @@ class RunArguments:
             num_parameters=request.setup.model.num_parameters,
             workload=request.workload,
             price_per_device_hour=prices[0],
-            deadline_s=None if self.deadline is None else _duration_s(self.deadline),
+            deadline_s=None if self.deadline_days is None else _DAY_S * self.deadline_days,
         )
         found = [budget(run, request.cluster, pick, reliability)]
         clusters = [choose_cluster(text) for text in self.clusters] or [request.cluster]
@@ -87,7 +89,7 @@ class RunArguments:
         """Yield the parts of the page on days and cost; none without tokens."""
         if budgets:
             yield ""
-            yield from budget_page(budgets[0], f"{self.tokens}", self.deadline)
+            yield from budget_page(budgets[0], f"{self.tokens}", self.deadline_days)
         if len(budgets) > 1:
             yield ""
             yield from frontier_page(budgets[1:])
@@ -110,14 +112,3 @@ def count(name: str, value: int | str) -> int:
     if number < 1:
         raise ConfigError(f"--{name} {value} is less than 1: give a positive number")
     return number
-
-
-def _duration_s(text: str) -> float:
-    number, unit = text[:-1], text[-1:]
-    try:
-        seconds = float(number) * _UNITS_S[unit]
-    except (KeyError, ValueError):
-        raise ConfigError(f"--deadline {text} is no duration: write days, hours or weeks, such as 60d") from None
-    if not 0 < seconds < math.inf:
-        raise ConfigError(f"--deadline {text} must be a positive time: write days, hours or weeks, such as 60d")
-    return seconds

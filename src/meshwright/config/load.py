@@ -62,7 +62,7 @@ class ResolvedJob:
         """Return the job as its rules judge it.
 
         With layout.async_tp, which needs compiled blocks, a layout.compile that is left out is "auto", as it means;
-        but not where run.device says that nothing is compiled unasked.
+        but not where run.device says that nothing is compiled by default.
         """
         layout = self.job.layout
         if not layout.async_tp or not self.leaves_compile_open or self.job.run.device == "cpu":

@@ -17,11 +17,14 @@ WORDS = ["--model", "llama3.2-1b", "--cluster", "h100-ib400:8", "--seq-len", "20
 WHOLE: dict[str, Any] = {
     "tokens": "1T",
     "price_per_gpu_hour": 2.5,
-    "deadline": "60d",
+    "deadline_days": 60.0,
     "failures_per_gpu_day": 1e-3,
     "restart_minutes": 30.0,
 }
-OF_WHOLE = [word for name, value in WHOLE.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+OF_WHOLE = [
+    *("--tokens", "1T", "--price-per-gpu-hour", "2.5", "--deadline", "60d"),
+    *("--failures-per-gpu-day", "1e-3", "--restart-minutes", "30"),
+]
 
 
 def test_python_has_what_the_command_prints(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -50,8 +53,8 @@ def test_without_tokens_there_is_no_budget() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"deadline": "60d"}, "deadline needs tokens"),
-        ({"tokens": "1T", "deadline": "soon"}, 'deadline="soon" is no duration'),
+        ({"deadline_days": 60.0}, "deadline_days needs tokens"),
+        ({"tokens": "1T", "deadline_days": 0.0}, "deadline_days = 0.0 must be more than 0"),
         ({"tokens": "1T", "price_per_gpu_hour": float("nan")}, "price_per_gpu_hour = nan must be a finite number"),
         ({"tokens": "1T", "restart_minutes": -1.0}, "restart_minutes = -1.0 must be 0 or more"),
     ],

@@ -53,7 +53,7 @@ def fix_of_all(
 
 
 def _judged(resolved: ResolvedJob) -> Job:
-    """Return the job as rules judge it: as it is where its device compiles nothing unasked, as async_tp needs."""
+    """Return the job as rules judge it: as it is where its device compiles nothing by default, as async_tp needs."""
     job = resolved.judged
     if job is resolved.job or trains_on_cpu(job):
         return resolved.job

@@ -54,9 +54,9 @@ def _layers_of(node: ast.ClassDef) -> Iterator[tuple[str, int]]:
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         for target, value in (pair for one in targets for pair in _pairs(one, statement.value)):
             made = ast.unparse(value.func).rpartition(".")[2] if isinstance(value, ast.Call) else ""
-            is_own = isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name)
-            if is_own and made in _WITH_PARAMETERS and target.value.id == "self":
-                yield target.attr, statement.lineno
+            match target:
+                case ast.Attribute(value=ast.Name(id="self"), attr=name) if made in _WITH_PARAMETERS:
+                    yield name, statement.lineno
 
 
 def _pairs(target: ast.expr, value: ast.expr | None) -> Iterator[tuple[ast.expr, ast.expr | None]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from meshwright.spec.machine.cluster import Cluster
     from meshwright.spec.run.layout_plan import Plan
 
+_UNIT_DAYS = {"d": 1.0, "h": 1 / 24, "w": 7.0}
 _RATE = FiniteRange(min=0, max=1e9)
 """A price, failures or minutes: the bound keeps days and cost of any run within the range of a float."""
 
@@ -121,8 +123,22 @@ def _check(words: tuple[str, ...], given: dict[str, Any]) -> None:
 def _run_arguments(given: dict[str, Any]) -> RunArguments:
     from meshwright.app.run_budget import RunArguments
 
-    names = ("tokens", "price_per_gpu_hour", "deadline", "frontier", "failures_per_gpu_day", "restart_minutes")
-    return RunArguments(clusters=given["cluster"], **{name: given[name] for name in names})
+    names = ("tokens", "price_per_gpu_hour", "frontier", "failures_per_gpu_day", "restart_minutes")
+    deadline_days = None if given["deadline"] is None else _days(given["deadline"])
+    return RunArguments(deadline_days=deadline_days, clusters=given["cluster"], **{name: given[name] for name in names})
+
+
+def _days(text: str) -> float:
+    from meshwright.errors import ConfigError
+
+    number, unit = text[:-1], text[-1:]
+    try:
+        days = float(number) * _UNIT_DAYS[unit]
+    except (KeyError, ValueError):
+        raise ConfigError(f"--deadline {text} is no duration: write days, hours or weeks, such as 60d") from None
+    if not 0 < days < math.inf:
+        raise ConfigError(f"--deadline {text} must be a positive time: write days, hours or weeks, such as 60d")
+    return days
 
 
 def _cluster_changes(file: str, cluster: Cluster) -> Iterator[str]:

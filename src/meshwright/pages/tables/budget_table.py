@@ -12,8 +12,8 @@ from meshwright.spec.run.layout_plan import Budget
 from meshwright.units import format_duration
 
 
-def budget_page(budget: Budget, tokens: str, days_given: str | None) -> Iterator[RenderableType]:
-    """Yield what one run takes; `tokens` and the deadline, `days_given`, are as the user wrote them."""
+def budget_page(budget: Budget, tokens: str, deadline_days: float | None) -> Iterator[RenderableType]:
+    """Yield what one run takes; `tokens` are as the user wrote them."""
     low, high = (budget.days * factor for factor in (max(0.0, 1 - budget.relative_error), 1 + budget.relative_error))
     cost = "" if budget.cost is None else f", cost [bold]{money(budget.cost)}[/]"
     yield (
@@ -26,9 +26,9 @@ def budget_page(budget: Budget, tokens: str, days_given: str | None) -> Iterator
             f"a checkpoint ({format_duration(budget.checkpoint_s)}) every "
             f"{format_duration(budget.checkpoint_interval_s)}"
         )
-    if budget.is_deadline_satisfied is not None:
-        missed = f"[red]{days_given} are not enough[/]: see --frontier for more devices"
-        yield f"{days_given} are enough" if budget.is_deadline_satisfied else missed
+    if deadline_days is not None:
+        missed = f"[red]{deadline_days:g}d are not enough[/]: see --frontier for more devices"
+        yield f"{deadline_days:g}d are enough" if budget.is_deadline_satisfied else missed
 
 
 def frontier_page(points: Sequence[Budget]) -> Iterator[RenderableType]:
