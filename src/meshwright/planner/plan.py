@@ -7,6 +7,7 @@ from operator import attrgetter
 import numpy as np
 
 from meshwright.cost.layout_table import layout_table
+from meshwright.errors import InfeasibleLayout
 from meshwright.planner.candidate import candidate_at, judge
 from meshwright.planner.explain.contrasts import contrasts, sensitivities, what_ifs
 from meshwright.planner.explain.explain import change_of, misfits
@@ -27,7 +28,8 @@ from meshwright.planner.search.finalists import (
     replayed_if_fast,
     simplest,
 )
-from meshwright.planner.search.menu import leaner_menus, menu_of, unsearched_keys
+from meshwright.planner.search.memory_keys import with_memory_keys
+from meshwright.planner.search.menu import SEARCHED_KEYS, menu_of, unsearched_keys, without_memory_keys
 from meshwright.planner.search.price import Priced, memory_of_ranks, price
 from meshwright.planner.search.rules import is_valid
 from meshwright.planner.search.search import ROUNDS, Found, Known, complete, search
@@ -49,15 +51,15 @@ def make_plan(
 
     Raises InfeasibleLayout where nothing fits.
     """
-    found = find(request, min_scored)
+    found, least_s = find(request, min_scored), _least_of_all_s(request)
     # How many are shown changes no figure.
     num_compared = max(num_runners_up, _NUM_COMPARED)
-    page = _page(found, request, num_compared, chosen)
+    page = _page(found, request, num_compared, chosen, least_s)
     for count in ROUNDS:
         more = complete(found, _known(page, num_compared), count, request)
         if more is found:
             break
-        found, page = more, _page(more, request, num_compared, chosen)
+        found, page = more, _page(more, request, num_compared, chosen, least_s)
     pick, fastest, runners = page.pick, page.fastest, page.runners_up[:num_runners_up]
     table = layout_table([pick.layout, *(runner.layout for runner in page.runners_up[:_NUM_COMPARED])])
     refusal = "" if request.given is None else invalid_reason(request.given, request)
@@ -115,11 +117,13 @@ class _Page:
     runners_up: list[Candidate]
 
 
-def _page(found: Found, request: PlanRequest, num_runners_up: int, chosen: Layout | None) -> _Page:
+def _page(
+    found: Found, request: PlanRequest, num_runners_up: int, chosen: Layout | None, least_s: float | None
+) -> _Page:
     """Return the pick among what was priced, or the layout that is `chosen`, and the best of other kinds."""
     best = finalists(found.priced, request)
     fastest, reasons = _fastest(found.priced, best, request)
-    pick = simplest(found.priced, best, fastest, request)
+    pick = simplest(found.priced, best, fastest, request, least_s)
     if chosen is not None and chosen != pick.layout:
         pick = judge(chosen, request)
     replayed = [fastest, *(finalist.candidate for finalist in best)]
@@ -133,14 +137,26 @@ def _known(page: _Page, num_runners_up: int) -> Known:
     return Known(page.pick, best_s, page.runners_up, num_runners_up)
 
 
+def _least_of_all_s(request: PlanRequest) -> float | None:
+    """Return the step of the fastest layout if no key was set that is searched; None where none is set or nothing fits.
+
+    It says which layouts are as fast as each other (search/finalists.py).
+    """
+    fixed = {key: value for key, value in request.fixed.items() if key not in SEARCHED_KEYS}
+    if len(fixed) == len(request.fixed):
+        return None
+    free = replace(request, fixed=fixed)
+    try:
+        priced = find(free, min_scored=0).priced
+    except InfeasibleLayout:
+        return None
+    return _fastest(priced, finalists(priced, free), free)[0].step_s
+
+
 def find(request: PlanRequest, min_scored: int | None = None) -> Found:
-    """Return what fits; only if nothing else does, with the leaner menus. Raises InfeasibleLayout."""
+    """Return what fits, with memory keys where these let in what may be picked. Raises InfeasibleLayout."""
     menu = menu_of(request)
-    found = search(request, menu, min_scored)
-    for leaner in leaner_menus(menu, request):
-        if not len(found.priced):
-            menu = leaner
-            found = search(request, menu, min_scored)
+    found = with_memory_keys(search(request, without_memory_keys(menu), min_scored), request, menu)
     if not len(found.priced):
         raise no_layout(request, menu)
     return found

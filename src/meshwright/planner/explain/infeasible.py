@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -15,10 +16,10 @@ from meshwright.planner.explain.layout_rules import invalid_reason, rules_broken
 from meshwright.planner.explain.managed_states import with_managed_states
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.bounds import leanest
-from meshwright.planner.search.menu import Menu, divisors, leaner_menus, menu_of
+from meshwright.planner.search.menu import Menu, divisors, memory_options, menu_of, without_memory_keys
 from meshwright.planner.search.price import weigh
 from meshwright.planner.search.rules import is_valid
-from meshwright.planner.search.space import layout_space, model_splits, splits
+from meshwright.planner.search.space import layout_space, model_splits, splits, with_memory_options
 from meshwright.spec.job.validity import split_problems
 from meshwright.spec.layout.layout import AXES, Layout
 from meshwright.spec.model.moe_architecture import MoEArchitecture
@@ -55,7 +56,7 @@ def _problems(request: PlanRequest, menu: Menu) -> list[Problem]:
 
 def _has_layouts(request: PlanRequest, menu: Menu | None = None) -> bool:
     """Return whether any layout is valid, by default of the request's own menu, whether it fits or not."""
-    menu = menu or menu_of(request)
+    menu = without_memory_keys(menu or menu_of(request))
     return len(layout_space(request, replace(menu, microbatch_size=menu.microbatch_size[:1]))) > 0
 
 
@@ -142,10 +143,8 @@ def _no_split(request: PlanRequest) -> list[Problem]:
 
 def _too_large(request: PlanRequest, menu: Menu) -> str:
     """Return which class of tensors is too large, and the smallest cluster and the devices that would do."""
-    is_tried = "cpu_offload" not in request.fixed and all(menu.cpu_offload)
-    offloaded = _offloaded(request, menu) if is_tried else ""
-    menu = replace(menu, cpu_offload=(False,)) if is_tried else menu
-    memory, headroom = weigh(leanest(splits(request, menu), menu), request)
+    offloaded = _offloaded(request, menu) if len(menu.cpu_offload) > 1 else ""
+    memory, headroom = weigh(_leanest(request, menu, cpu_offload=menu.cpu_offload[0]), request)
     row = int(headroom.argmax())
     parts = {name.removesuffix("_bytes"): float(values[row]) for name, values in vars(memory).items()}
     parts.pop("context")
@@ -162,11 +161,17 @@ def _too_large(request: PlanRequest, menu: Menu) -> str:
 
 def _offloaded(request: PlanRequest, menu: Menu) -> str:
     """Return why it does not help that the state waits in the host's memory, as a part of a sentence."""
-    memory, _ = weigh(leanest(splits(request, menu), menu), request)
+    memory, _ = weigh(_leanest(request, menu, cpu_offload=True), request)
     least_bytes = float(memory.reserved_bytes.min())
     if least_bytes <= request.cluster.device.usable_memory_bytes - request.margin_bytes:
         return ", nor does the host's memory hold its state"
     return f", and {format_bytes(least_bytes)} with its state in the host's memory (layout.cpu_offload = true)"
+
+
+def _leanest(request: PlanRequest, menu: Menu, **changes: Any) -> LayoutTable:
+    """Return each split with what needs least memory of the device, but for `changes` of memory keys."""
+    option = memory_options(menu)[-1] | changes
+    return leanest(with_memory_options(splits(request, menu), [option]), menu)
 
 
 def _remedies(request: PlanRequest, needed_bytes: float) -> str:
@@ -213,9 +218,9 @@ def _smallest_count(request: PlanRequest) -> int | None:
 
 
 def _fits(request: PlanRequest) -> bool:
-    """Return whether a layout fits, its state in the host's memory where that is needed and left open."""
+    """Return whether a layout fits, with memory keys where they are needed and left open."""
     menu = menu_of(request)
-    tables = (leanest(splits(request, one), one) for one in (menu, *leaner_menus(menu, request)))
+    tables = (_leanest(request, menu, **option) for option in memory_options(menu))
     return any(bool((weigh(table, request)[1] >= request.margin_bytes).any()) for table in tables)
 
 

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from meshwright.cost.layout_table import layout_table
 from meshwright.planner.candidate import candidate_at
 from meshwright.planner.request import PlanRequest
-from meshwright.planner.search.menu import LOSS_CHUNKS, menu_of
+from meshwright.planner.search.menu import memory_options, menu_of
 from meshwright.planner.search.price import price
 from meshwright.planner.search.rules import is_valid
-from meshwright.planner.search.space import is_needless, vary, with_ways
+from meshwright.planner.search.space import is_needless, vary, with_memory_options, with_ways
 from meshwright.spec.run.layout_plan import Candidate, WhatIf
 
 MANAGED_STATES = "memory.optimizer_state=uvm"
@@ -35,18 +35,14 @@ def managed_states_what_if(pick: Candidate, request: PlanRequest) -> Iterator[Wh
     managed = with_managed_states(request)
     if managed is None or request.fixed.get("cpu_offload"):
         return
-    menu = menu_of(request)
-    table = vary(layout_table([pick.layout]), {"cpu_offload": (False,)})
+    menu = menu_of(managed)
+    table = with_memory_options(layout_table([pick.layout]), memory_options(menu))
     for key in ("microbatch_size", "activation_checkpoint_every"):
         table = vary(table, {key: getattr(menu, key)})
     table = with_ways(table, menu)
-    # As in the search, a loss in chunks only where nothing else fits.
-    for chunks in dict.fromkeys((*menu.loss_chunks, request.fixed.get("loss_chunks", LOSS_CHUNKS))):
-        chunked = vary(table, {"loss_chunks": (chunks,)})
-        priced = price(chunked.take(is_valid(chunked, managed) & ~is_needless(chunked, managed, menu)), managed)
-        if len(priced):
-            best = candidate_at(priced, int(priced.by_time[0]), managed)
-            if best.step_s < pick.step_s:
-                note = "moments stay in the host's memory and are updated over the link"
-                yield WhatIf(change=MANAGED_STATES, best=best, note=note)
-            return
+    priced = price(table.take(is_valid(table, managed) & ~is_needless(table, managed, menu)), managed)
+    if len(priced):
+        best = candidate_at(priced, int(priced.by_time[0]), managed)
+        if best.step_s < pick.step_s:
+            note = "moments stay in the host's memory and are updated over the link"
+            yield WhatIf(change=MANAGED_STATES, best=best, note=note)

@@ -5,11 +5,13 @@
 Ways to spend memory are what is recomputed, whether unsharded parameters are freed, and whether whole gradients add
 up. One that fits with none of
 the schedules that may be the leanest is left out: 1F1B, and those whose ranks hold several smaller stages, since cuts
-between blocks then fall more evenly.
+between blocks then fall more evenly. What waits in the host's memory and how many chunks a loss has is as each layout
+of a table says (memory_keys.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,31 +48,69 @@ class Bounds:
     least_s: Floats
     """What no layout of the split and the way stays below."""
 
+    def __len__(self) -> int:
+        return len(self.layouts)
+
     def take(self, rows: Any) -> Bounds:
         """Return the bounds at `rows` (positions or a mask)."""
         return Bounds(self.layouts.take(rows), self.least_s[rows])
 
 
+def joined(parts: Sequence[Bounds]) -> Bounds:
+    """Return the bounds of all `parts`, in order."""
+    return Bounds(concatenate([part.layouts for part in parts]), np.concatenate([part.least_s for part in parts]))
+
+
 def bounds_of(candidates: LayoutTable, request: PlanRequest, menu: Menu) -> Bounds:
-    """Return the bounds of each split and each way to spend memory; none for a split that cannot fit."""
-    candidates = candidates.take(_may_fit(leanest(candidates, menu), request, menu))
-    # The methods of cp differ most where most is recomputed, in what attention computes as in what it exchanges, or
-    # where blocks that recompute some of it are fused, and where least is gathered and reduced on the same links.
-    codes = {ACTIVATION_CHECKPOINTS.index(way) for way in menu.activation_checkpoint}
-    least_sent = {
-        "is_resharded": all(menu.is_resharded),
-        "reduces_each_microbatch": all(menu.reduces_each_microbatch),
-    }
-    fastest = _fastest(candidates, menu)
-    differing = [_with_columns(fastest, {"activation_checkpoint": code, **least_sent}) for code in codes]
-    gains_s = np.max([_gain_of_cp_method_s(table, request, menu) for table in differing], axis=0)
+    """Return the bounds of each split and each way to spend memory."""
+    gains_s = _most_gained_s(candidates, request, menu)
     layouts = with_ways(candidates, menu)
     gains_s = np.repeat(gains_s, len(layouts) // max(1, len(candidates)))
     useful = ~reduces_needlessly(layouts, request, menu)
     layouts, gains_s = layouts.take(useful), gains_s[useful]
-    every = np.where(layouts.activation_checkpoint > 0, max(menu.activation_checkpoint_every), 1)
-    fastest = _with_columns(_fastest(layouts, menu), {"activation_checkpoint_every": every})
-    return Bounds(layouts, _least_s(fastest, gains_s, request, menu))
+    return Bounds(layouts, _least_s(_fastest(layouts, menu), gains_s, request, menu))
+
+
+def least_of_splits_s(candidates: LayoutTable, request: PlanRequest, menu: Menu) -> Floats:
+    """Return the seconds that no layout of each split stays below, however it spends memory."""
+    # To recompute nothing is the fastest, unless what is kept is copied.
+    codes = _codes(menu) if candidates.activation_offload.any() else {min(_codes(menu))}
+    sent = _with_columns(candidates, _least_sent(menu))
+    tables = [_fastest(_with_columns(sent, {"activation_checkpoint": code}), menu) for code in codes]
+    gains_s = _most_gained_s(candidates, request, menu)
+    return np.asarray(np.min([_least_s(table, gains_s, request, menu) for table in tables], axis=0))
+
+
+def least_of_ways_s(layouts: LayoutTable, request: PlanRequest, menu: Menu) -> Floats:
+    """Return the seconds that no layout stays below which shares the model and spends memory as one of `layouts`."""
+    fastest = _fastest(layouts, menu)
+    return _least_s(fastest, _gain_of_cp_method_s(fastest, request, menu), request, menu)
+
+
+def _most_gained_s(candidates: LayoutTable, request: PlanRequest, menu: Menu) -> Floats:
+    """Return by how many seconds the fastest method of cp can be faster than the one that each split has."""
+    # The methods of cp differ most where most is recomputed, in what attention computes as in what it exchanges, or
+    # where blocks that recompute some of it are fused, and where least is gathered and reduced on the same links.
+    fastest = _with_columns(_fastest(candidates, menu), _least_sent(menu))
+    fastest = _with_columns(fastest, {"activation_checkpoint_every": 1})
+    differing = [_with_columns(fastest, {"activation_checkpoint": code}) for code in _codes(menu)]
+    return np.asarray(np.max([_gain_of_cp_method_s(table, request, menu) for table in differing], axis=0))
+
+
+def _codes(menu: Menu) -> set[int]:
+    return {ACTIVATION_CHECKPOINTS.index(way) for way in menu.activation_checkpoint}
+
+
+def _least_sent(menu: Menu) -> dict[str, bool]:
+    return {
+        "is_resharded": all(menu.is_resharded),
+        "reduces_each_microbatch": all(menu.reduces_each_microbatch),
+    }
+
+
+def has_room(candidates: LayoutTable, request: PlanRequest, menu: Menu) -> Bools:
+    """Return of each split whether any layout of it may fit, however it spends memory."""
+    return _may_fit(leanest(candidates, menu), request, menu)
 
 
 def may_fit(layouts: LayoutTable, request: PlanRequest, menu: Menu) -> Bools:
@@ -84,8 +124,16 @@ def may_fit(layouts: LayoutTable, request: PlanRequest, menu: Menu) -> Bools:
     return fits
 
 
+def fits_simply(layouts: LayoutTable, request: PlanRequest, menu: Menu) -> Bools:
+    """Return of each split, with its way to spend memory, whether it may fit with one stage on each rank."""
+    return _has_room(leanest(layouts, menu, **{name: getattr(layouts, name) for name in WAYS}), request)
+
+
 def leanest(candidates: LayoutTable, menu: Menu, **changes: Any) -> LayoutTable:
-    """Return each split with the choices that need least memory, but for `changes` of columns."""
+    """Return each split with the choices that need least memory, but for `changes` of columns.
+
+    What waits in the host's memory and the chunks of the loss stay as they are.
+    """
     # A ring holds the keys of two ranks where a gather holds all, and is allowed wherever that is.
     gathers = candidates.cp_method == CONTEXT_METHODS.index("all-gather")
     is_ring = gathers & ("ring" in menu.cp_method)
@@ -102,9 +150,6 @@ def leanest(candidates: LayoutTable, menu: Menu, **changes: Any) -> LayoutTable:
         ),
         # What it joins with a reduce-scatter is recomputed, not kept.
         "async_tp": (candidates.tp > 1) & any(menu.async_tp) & any(menu.compile),
-        "cpu_offload": any(menu.cpu_offload),
-        "activation_offload": any(menu.activation_offload),
-        "loss_chunks": max(menu.loss_chunks),
         "compile": any(menu.compile),
     }
     return _with_columns(candidates, columns | changes)
@@ -116,9 +161,9 @@ def _fastest(candidates: LayoutTable, menu: Menu) -> LayoutTable:
         "schedule": SCHEDULES.index("GPipe"),
         "stages_per_rank": 1,
         "async_tp": (candidates.tp > 1) & any(menu.async_tp),
-        "cpu_offload": all(menu.cpu_offload),
-        "activation_offload": all(menu.activation_offload),
-        "loss_chunks": min(menu.loss_chunks),
+        "activation_checkpoint_every": np.where(
+            candidates.activation_checkpoint > 0, max(menu.activation_checkpoint_every), 1
+        ),
         "compile": any(menu.compile),
     }
     return _with_columns(candidates, columns)
@@ -149,6 +194,16 @@ def _gain_of_cp_method_s(table: LayoutTable, request: PlanRequest, menu: Menu) -
 
 def _least_s(table: LayoutTable, gains_s: Floats, request: PlanRequest, menu: Menu) -> Floats:
     """Return steps without sends, and with the bubble of the schedule that waits least."""
+    least_s = _without_sends_s(table, gains_s, request, menu)
+    # What is recomputed is not copied: with all blocks recomputed a step may be shorter than with fewer.
+    rows = np.flatnonzero(table.activation_offload & (table.activation_checkpoint_every > 1))
+    if len(rows):
+        every = _with_columns(table.take(rows), {"activation_checkpoint_every": 1})
+        least_s[rows] = np.minimum(least_s[rows], _without_sends_s(every, gains_s[rows], request, menu))
+    return least_s
+
+
+def _without_sends_s(table: LayoutTable, gains_s: Floats, request: PlanRequest, menu: Menu) -> Floats:
     step = time_steps(table, request)
     waiting_s = (steady_s(step) - gains_s) * least_waiting(table, menu.pipelines, request)
     return np.asarray(step.total_s - step.pipeline_bubble_s - step.pipeline_p2p_s - gains_s + waiting_s)

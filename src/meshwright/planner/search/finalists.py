@@ -11,10 +11,17 @@ Simple is what takes least to understand, run and debug, compared from left to r
     3. the number of choices that differ from their defaults: when gradients are reduced, whether unsharded parameters
        are freed, async_tp, a ring or Ulysses, expert-tensor parallelism, recomputation of every n-th block
 
-What all blocks recompute and the microbatch make no layout simpler or more complex. Of equally simple layouts the
-fastest is taken, or one less than 1 % slower that leaves clearly more memory.
+What all blocks recompute, the microbatch, and the memory keys (cpu_offload, activation_offload, loss_chunks) make no
+layout simpler or more complex. Of equally simple layouts the fastest is taken, or one less than 1 % slower that needs
+fewer memory keys, or as many and leaves clearly more memory.
+
+What is as fast as the fastest is measured against the fastest of all layouts, also where a job sets keys: a limit that moved
+with the fastest of those that are left would let a simpler, slower layout pass for the pick as soon as one of the
+pick's own keys is set. Where all that are left are slower, the limits are that one's step times powers of 1 + the
+error of ranking. Such an order of layouts does not depend on which of them are asked about.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -119,15 +126,22 @@ RANKING_ERROR = fixed_constant("ranking_error")
 _ALL_GATHER = CONTEXT_METHODS.index("all-gather")
 _MAX_REPLAYED = 12
 """Pipelines that are replayed to see whether they are fast enough."""
-_ALIKE = 0.01
+_ROUNDING = 1e-9
+ALIKE = 0.01
 """Equally simple layouts whose steps differ by less are as fast as each other."""
 MEMORY_STEP = 0.04
 """Share of the usable memory from which on one layout leaves clearly more than another."""
 
 
-def simplest(priced: Priced, finalists: list[Finalist], fastest: Candidate, request: PlanRequest) -> Candidate:
-    """Return the simplest layout that fits and is slower than `fastest` by no more than the error of ranking."""
-    limit_s = fastest.step_s * (1 + RANKING_ERROR)
+def simplest(
+    priced: Priced, finalists: list[Finalist], fastest: Candidate, request: PlanRequest, least_s: float | None = None
+) -> Candidate:
+    """Return the simplest layout that fits and is as fast as `fastest` to within the error of ranking.
+
+    `least_s` is the step of the fastest of all layouts, where `fastest` is only that of what the request leaves open.
+    """
+    least_s = fastest.step_s if least_s is None else least_s
+    limit_s = _next_limit_s(fastest.step_s, least_s, RANKING_ERROR)
     known = [one.candidate for one in finalists if one.candidate.step_s <= limit_s]
     best = min([fastest, *known], key=_complexity_and_time)
     rows = np.flatnonzero(priced.total_s <= limit_s)
@@ -138,13 +152,39 @@ def simplest(priced: Priced, finalists: list[Finalist], fastest: Candidate, requ
     first = next(_replayed(priced, [int(rows[at]) for at in simpler], limit_s, request), best)
     best = min(first, best, key=_complexity_and_time)
     alike = rows[np.all(np.equal(columns.T, complexity_of(best)), axis=1)]
+    limit_s = min(limit_s, _next_limit_s(best.step_s, least_s, ALIKE))
+    alike, best = _with_fewest_keys(priced, alike, best, limit_s, request)
     return _roomiest(priced, alike, best, limit_s, request)
+
+
+def _next_limit_s(step_s: float, least_s: float, error: float) -> float:
+    """Return the first of the limits, `least_s` times powers of 1 + `error`, that `step_s` is below."""
+    power = math.floor(math.log(step_s / least_s) / math.log1p(error) + _ROUNDING)
+    return float(least_s * (1 + error) ** (max(power, 0) + 1))
+
+
+def _with_fewest_keys(
+    priced: Priced, rows: Ints, best: Candidate, limit_s: float, request: PlanRequest
+) -> tuple[Ints, Candidate]:
+    """Return those of `rows` within the limit that have fewest memory keys, and the fastest of them."""
+    rows = rows[priced.total_s[rows] <= limit_s]
+    num_keys, own = _num_memory_keys(priced.layouts.take(rows)), int(_num_memory_keys(layout_table([best.layout]))[0])
+    for number in range(own):
+        fewer = rows[num_keys == number]
+        order = np.argsort(priced.total_s[fewer], kind="stable")
+        found = next(_replayed(priced, fewer[order].tolist(), limit_s, request), None)
+        if found is not None:
+            return fewer, found
+    return rows[num_keys == own], best
+
+
+def _num_memory_keys(layouts: LayoutTable) -> Ints:
+    return np.asarray(layouts.cpu_offload.astype(int) + layouts.activation_offload + (layouts.loss_chunks > 1))
 
 
 def _roomiest(priced: Priced, rows: Ints, best: Candidate, limit_s: float, request: PlanRequest) -> Candidate:
     """Return the layout of `rows` that is as fast as `best` and leaves most memory; `best` if none leaves more."""
     least = best.free_bytes + MEMORY_STEP * request.cluster.device.usable_memory_bytes
-    limit_s = min(limit_s, best.step_s * (1 + _ALIKE))
     rows = rows[(priced.free_bytes[rows] >= least) & (priced.total_s[rows] <= limit_s)]
     order = np.lexsort((priced.total_s[rows], -priced.free_bytes[rows]))
     return next(_replayed(priced, rows[order].tolist(), limit_s, request), best)

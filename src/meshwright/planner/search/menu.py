@@ -5,15 +5,16 @@ other directly; context parallelism that leaves a rank fewer than 256 tokens of 
 stage a rank, which are 1F1B or GPipe; `compile = false` on an accelerator, where compiled blocks never take longer,
 but for schedules that split backwards, which are tried with eager blocks: a compiled block runs its whole backward in
 each part.
-GPipe and LoopedBFS are tried only where 1F1B and Interleaved1F1B cannot run: they wait as long and hold more. Left out
-unless nothing else fits: a loss in chunks, activation_offload and cpu_offload, which only add copies. Left out to keep
-the search short: all but a few numbers of virtual stages, microbatches of more than 64 sequences, recomputation of
-every n-th block beyond n = 4, and groups of ranks in reshard_after_forward. Whatever a job sets itself is taken as it
-is.
+GPipe and LoopedBFS are tried only where 1F1B and Interleaved1F1B cannot run: they wait as long and hold more. A loss in
+chunks, activation_offload and cpu_offload are tried where they let in what does not fit without (memory_keys.py); for
+other software only where nothing fits without. Left out to keep the search short: all but a few numbers of virtual
+stages, microbatches of more than 64 sequences, recomputation of every n-th block beyond n = 4, and groups of ranks in
+reshard_after_forward. Whatever a job sets itself is taken as it is.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import product
 from typing import Any
 
 from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, CONTEXT_METHODS
@@ -64,6 +65,12 @@ class Menu:
     """Whether what is compiled is the model as one graph, which is tried only where a job asks for it."""
 
 
+SEARCHED_KEYS = frozenset(
+    {field.name for field in fields(Menu)} | {"schedule", "virtual_stages", "reshard_after_forward", "gradient_sync"}
+)
+"""Keys of a layout that the search chooses where a job does not set them."""
+
+
 def pipeline_options(pipelines: Sequence[Pipeline]) -> dict[str, Sequence[Any]]:
     """Return the columns of a table that `pipelines` set, each with the values of all of them."""
     return {
@@ -79,6 +86,7 @@ def menu_of(request: PlanRequest) -> Menu:
     is_mixture = isinstance(architecture, MoEArchitecture)
     # Ranks of a host write to no other's memory, as async_tp does, and its compiled blocks may take longer.
     is_accelerator = cluster.device.torch_type == "cuda"
+    can_move = cluster.device.has_own_memory and not _is_graph(request.fixed)
     batch = request.workload.global_batch_size
     menu = Menu(
         tp=tuple(n for n in degrees if n <= cluster.domain_size),
@@ -96,9 +104,9 @@ def menu_of(request: PlanRequest) -> Menu:
         is_resharded=(True, False),
         reduces_each_microbatch=(True, False),
         async_tp=(False, True) if is_accelerator else (False,),
-        cpu_offload=(False,),
-        activation_offload=(False,),
-        loss_chunks=(1,),
+        cpu_offload=(False, True) if can_move and _updates_on_the_host(request) else (False,),
+        activation_offload=(False, True) if can_move else (False,),
+        loss_chunks=(1, LOSS_CHUNKS),
         compile=(True, False) if is_accelerator else (False,),
         has_model_graph=(request.fixed.get("compile") == "model",),
     )
@@ -123,32 +131,26 @@ def _with_backend(menu: Menu, backend: str) -> Menu:
     return replace(menu, cp_method=("ulysses",), activation_checkpoint=saves)
 
 
-def leaner_menus(menu: Menu, request: PlanRequest) -> list[Menu]:
-    """Return the menus to try where nothing of `menu` fits, each after the one before: with a loss in chunks, then with
-    activations in the host's memory, then with state there too, unless the request fixes these keys.
-    """
-    menus = []
-    if "loss_chunks" not in request.fixed:
-        menu = replace(menu, loss_chunks=(LOSS_CHUNKS,))
-        menus.append(menu)
-    can_move = request.cluster.device.has_own_memory and not _is_graph(request.fixed)
-    if "activation_offload" not in request.fixed and can_move:
-        menus.append(replace(menu, activation_offload=(True,)))
-        menu = replace(menu, activation_offload=(False, True))
-    if "cpu_offload" not in request.fixed and can_move and _updates_on_the_host(request):
-        menus.append(replace(menu, cpu_offload=(True,)))
-    return menus
+MEMORY_KEYS = ("cpu_offload", "activation_offload", "loss_chunks")
+"""Keys that save memory and take time for it."""
+
+
+def memory_options(menu: Menu) -> list[dict[str, Any]]:
+    """Return the combinations of the memory keys, those that change fewer of them first: as the menu's first values."""
+    values = [getattr(menu, key) for key in MEMORY_KEYS]
+    options = sorted(product(*values), key=lambda one: sum(a != b[0] for a, b in zip(one, values, strict=True)))
+    return [dict(zip(MEMORY_KEYS, option, strict=True)) for option in options]
+
+
+def without_memory_keys(menu: Menu) -> Menu:
+    """Return the menu with the first value of each memory key alone: what is set, or the default."""
+    return replace(menu, **{key: getattr(menu, key)[:1] for key in MEMORY_KEYS})
 
 
 def unsearched_keys(menu: Menu, request: PlanRequest) -> tuple[str, ...]:
-    """Return the keys of the leaner menus that `menu`, which layouts were found with, leaves at their defaults."""
-    first = menu_of(request)
-    leaner = leaner_menus(first, request)
-    return tuple(
-        key
-        for key in ("loss_chunks", "activation_offload", "cpu_offload")
-        if getattr(menu, key) == getattr(first, key) != getattr(leaner[-1] if leaner else first, key)
-    )
+    """Return the memory keys that `menu`, which layouts were found with, leaves at their defaults."""
+    full = menu_of(request)
+    return tuple(key for key in reversed(MEMORY_KEYS) if len(getattr(menu, key)) < len(getattr(full, key)))
 
 
 def _is_graph(fixed: Mapping[str, Any]) -> bool:

@@ -13,7 +13,7 @@ are below the best that is known.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,14 +21,14 @@ from meshwright.cost.layout_table import Bools, Floats, Ints, LayoutTable, conca
 from meshwright.planner.explain.contrasts import may_have_another
 from meshwright.planner.explain.explain import KEYS
 from meshwright.planner.request import PlanRequest
-from meshwright.planner.search.bounds import Bounds, bounds_of, may_fit
+from meshwright.planner.search.bounds import Bounds, bounds_of, has_room, may_fit
 from meshwright.planner.search.finalists import RANKING_ERROR, SPLIT_KEYS
 from meshwright.planner.search.menu import Menu
 from meshwright.planner.search.price import Priced, join, price, price_leaner
 from meshwright.planner.search.space import splits, with_choices, with_fine_choices, with_other_fine_choices
 from meshwright.spec.run.layout_plan import Candidate
 
-_LEAST_WANTED, _MOST_WANTED, _WANTED_PER_DEVICE = 10_000, 110_000, 20
+_LEAST_WANTED, _MOST_WANTED, _WANTED_PER_DEVICE = 10_000, 100_000, 20
 _FIRST_PIECE, _LARGEST_PIECE = 4_000, 24_000
 """Layouts that are priced at once: few at first, since a fast one that fits spares the rest."""
 _MARGIN = 1 + RANKING_ERROR
@@ -56,6 +56,10 @@ class Found:
     """Which of them may become faster by other fine choices, which were not tried."""
     rest: Bounds
     """The bounds of what may fit and was not priced."""
+    bounds: Bounds
+    """The bounds of all ways to spend memory of splits that may fit."""
+    tight: LayoutTable
+    """The splits that cannot."""
     num_scored: int
     """Layouts whose memory was compared with the device's, those that fit or not."""
 
@@ -67,7 +71,9 @@ def search(request: PlanRequest, menu: Menu, min_scored: int | None = None) -> F
     """
     _keep_freed_memory()
     min_scored = default_min_scored(request) if min_scored is None else min_scored
-    bounds = bounds_of(splits(request, menu), request, menu)
+    every = splits(request, menu)
+    fits = has_room(every, request, menu)
+    bounds, tight = bounds_of(every.take(fits), request, menu), every.take(~fits)
     parts, waiting = [price(bounds.layouts.take(np.arange(0)), request)], []
     first_priced = first_price(menu)
     num_scored, best_s, is_left = 0, np.inf, np.ones(len(bounds.layouts), np.bool_)
@@ -87,7 +93,7 @@ def search(request: PlanRequest, menu: Menu, min_scored: int | None = None) -> F
     num_scored += len(refined) - len(order[:_NUM_REFINED])
     parts = [price(refined, request), priced.take(order[_NUM_REFINED:])]
     is_coarse = np.repeat([False, True], [len(part) for part in parts])
-    return Found(menu, join(parts), is_coarse, bounds.take(is_left), num_scored)
+    return Found(menu, join(parts), is_coarse, bounds.take(is_left), bounds, tight, num_scored)
 
 
 def first_price(menu: Menu) -> Callable[[LayoutTable, PlanRequest], Priced]:
@@ -110,14 +116,14 @@ def _keep_freed_memory() -> None:
 
 def _fastest_s(priced: Priced, best_s: float, request: PlanRequest, menu: Menu) -> float:
     """Return the seconds of the fastest layout, with other fine choices where these may be faster than `best_s`."""
-    fastest_s = float(priced.total_s.min(initial=np.inf))
+    coarse_s = float(priced.total_s.min(initial=np.inf))
     least_s = promised_s(priced, menu)
     rows = np.argsort(least_s, kind="stable")[:_NUM_REFINED_AT_ONCE]
-    rows = rows[least_s[rows] < min(best_s, fastest_s)]
+    rows = rows[least_s[rows] < min(best_s, coarse_s)]
     if not len(rows):
-        return fastest_s
+        return coarse_s
     refined = price(with_fine_choices(priced.layouts.take(rows), request, menu), request)
-    return min(fastest_s, float(refined.total_s.min(initial=np.inf)))
+    return min(coarse_s, float(refined.total_s.min(initial=np.inf)))
 
 
 def promised_s(priced: Priced, menu: Menu) -> Floats:
@@ -176,7 +182,8 @@ def complete(found: Found, known: Known, count: int, request: PlanRequest) -> Fo
     is_coarse[again], is_left[rows] = False, False
     is_coarse = np.concatenate([is_coarse, np.ones(len(more), np.bool_), np.zeros(len(finer), np.bool_)])
     num_scored = found.num_scored + sum(map(len, tables))
-    return Found(menu, join([priced, more, finer]), is_coarse, rest.take(is_left), num_scored)
+    joined = join([priced, more, finer])
+    return replace(found, priced=joined, is_coarse=is_coarse, rest=rest.take(is_left), num_scored=num_scored)
 
 
 def _wanted(least_s: Floats, limits: Iterable[Floats], count: int) -> Ints:

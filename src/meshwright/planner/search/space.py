@@ -20,7 +20,7 @@ from meshwright.cost.layout_table import (
     layout_table,
 )
 from meshwright.planner.request import PlanRequest
-from meshwright.planner.search.menu import Menu, pipeline_options
+from meshwright.planner.search.menu import MEMORY_KEYS, Menu, memory_options, pipeline_options
 from meshwright.planner.search.rules import is_valid, runs_schedule, shares_batch, splits_model
 from meshwright.spec.layout.layout import SCHEDULES, SPLIT_BACKWARD_SCHEDULES, Layout
 
@@ -40,12 +40,16 @@ _TAKES_TURNS = {"GPipe": "1F1B", "LoopedBFS": "Interleaved1F1B"}
 
 def layout_space(request: PlanRequest, menu: Menu) -> LayoutTable:
     """Return every valid layout of the menu."""
-    table = with_choices(with_ways(splits(request, menu), menu), request, menu)
+    table = with_memory_options(with_ways(splits(request, menu), menu), memory_options(menu))
+    table = with_choices(table, request, menu)
     return with_fine_choices(table, request, menu)
 
 
 def model_splits(request: PlanRequest, menu: Menu) -> LayoutTable:
-    """Return every way to share the model among the ranks, whatever the batch, each with one method of cp."""
+    """Return every way to share the model among the ranks, whatever the batch, each with one method of cp.
+
+    Memory keys have the first value of the menu.
+    """
     # What the menu has no choice of is as it is set.
     set_alone = (
         "prefetch",
@@ -59,6 +63,7 @@ def model_splits(request: PlanRequest, menu: Menu) -> LayoutTable:
     )
     as_set = {key: request.fixed[key] for key in set_alone if key in request.fixed}
     table, num_devices = layout_table([Layout().replace(**as_set)]), request.num_devices
+    table = with_memory_options(table, memory_options(menu)[:1])
     for axis in ("tp", "cp", "pp", "dp_shard"):
         table = vary(table, {axis: getattr(menu, axis)})
         table = table.take(num_devices % (table.pp * table.cp * table.tp * table.dp_shard) == 0)
@@ -86,6 +91,11 @@ def with_ways(table: LayoutTable, menu: Menu) -> LayoutTable:
     return table
 
 
+def with_memory_options(table: LayoutTable, options: Sequence[Mapping[str, Any]]) -> LayoutTable:
+    """Return each layout once with each of `options`, values of the memory keys."""
+    return vary(table, {key: [option[key] for option in options] for key in MEMORY_KEYS})
+
+
 def with_choices(table: LayoutTable, request: PlanRequest, menu: Menu) -> LayoutTable:
     """Return the valid layouts of each split and way to spend memory with every pipeline and method of cp."""
     is_pipeline = table.pp > 1
@@ -95,8 +105,7 @@ def with_choices(table: LayoutTable, request: PlanRequest, menu: Menu) -> Layout
     flat = vary(flat, {"schedule": (schedule,), "stages_per_rank": (_flat_stages(request),)})
     table = concatenate([flat, vary(piped, pipeline_options(menu.pipelines))])
     table = _with_compile(_with_cp_methods(table, menu), request, menu)
-    for key in ("has_model_graph", "cpu_offload", "activation_offload", "loss_chunks"):
-        table = vary(table, {key: getattr(menu, key)})
+    table = vary(table, {"has_model_graph": menu.has_model_graph})
     # The first of the fine choices that a layout may have.
     table = vary(table, {"activation_checkpoint_every": menu.activation_checkpoint_every[:1]})
     table = vary(table, {"async_tp": menu.async_tp[:1]})

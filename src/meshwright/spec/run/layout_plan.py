@@ -130,7 +130,8 @@ class Plan(Frozen):
     layouts_that_fit: NonNegativeInt
     """Those of them that fit."""
     not_searched: tuple[str, ...] = Field((), strict=False)
-    """Keys that save memory for time, and were left at their defaults: searched where nothing fits, or never."""
+    """Keys that save memory for time, and were left at their defaults: those that a job alone sets; for other software
+    those of a layout, too, where something fits without."""
     precision_note: str = ""
     """Why the workload's precision is not the one that was asked for; "" where it is."""
     memory_margin: float = Field(0.0, ge=0, lt=1)

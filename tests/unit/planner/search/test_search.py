@@ -12,7 +12,7 @@ from meshwright.cost.layout_table import Bools, LayoutTable, layout_table
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.bounds import bounds_of
 from meshwright.planner.search.finalists import finalists
-from meshwright.planner.search.menu import menu_of
+from meshwright.planner.search.menu import menu_of, without_memory_keys
 from meshwright.planner.search.price import Priced, price
 from meshwright.planner.search.search import search
 from meshwright.planner.search.space import layout_space, splits
@@ -38,9 +38,9 @@ CASES = [pytest.param(name, marks=pytest.mark.long) if name in LONG else name fo
 
 @cache
 def everything(name: str) -> Priced:
-    """Return every layout of a question, priced, those that do not fit too."""
+    """Return every layout of a question without memory keys, priced, those that do not fit too."""
     question = QUESTIONS[name]
-    return price(layout_space(question, menu_of(question)), question, only_fitting=False)
+    return price(layout_space(question, without_memory_keys(menu_of(question))), question, only_fitting=False)
 
 
 def fits(priced: Priced, question: PlanRequest) -> Bools:

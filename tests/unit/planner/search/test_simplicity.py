@@ -35,6 +35,10 @@ SIMPLE_FIRST = [
 ]
 
 
+SAVING = ("microbatch_size", "activation_checkpoint", "activation_offload", "loss_chunks")
+"""Keys that make no layout simpler or more complex."""
+
+
 def test_layouts_are_ordered_from_simple_to_complex() -> None:
     keys = list(zip(*(column.tolist() for column in complexity(layout_table(SIMPLE_FIRST))), strict=True))
     assert keys == sorted(keys)
@@ -60,19 +64,17 @@ def test_no_pipeline_is_picked_for_less_than_the_error_of_ranking() -> None:
 
 @pytest.mark.slow
 def test_defaults_win_within_the_error_of_ranking() -> None:
-    question = ask("llama3-8b", 8, seq_len=4096, batch=64, tp=1)
+    question = ask("llama3.2-3b", 8, seq_len=8192, batch=256)
     answer = make_plan(question)
-    assert answer.pick.layout == Layout(dp_shard=8, microbatch_size=2, compile=True)
-    quicker = judge(answer.pick.layout.replace(reshard_after_forward="never"), question)
-    selective = judge(quicker.layout.replace(activation_checkpoint="selective"), question)
-    assert _total_s(selective) < _total_s(answer.pick), "there is something to leave out"
-    assert selective.free_bytes >= question.margin_bytes
-    assert selective.free_bytes < answer.pick.free_bytes
+    pick, fastest = answer.pick, answer.fastest
+    assert pick.layout == Layout(**{key: getattr(pick.layout, key) for key in SAVING}, dp_shard=8, compile=True)
+    assert (fastest.layout.dp_shard, fastest.layout.reshard_after_forward) == (8, "never")
+    assert _total_s(fastest) < _total_s(pick), "there is something to leave out"
 
 
 @pytest.mark.slow
 def test_memory_decides_between_equally_simple_layouts_that_are_as_fast() -> None:
-    question = ask("llama3-8b", 8, seq_len=65536, batch=16)
+    question = ask("llama3.2-3b", 8, seq_len=65536, batch=16)
     pick, priced = make_plan(question).pick, find(question).priced
     assert pick.layout.pp == 1, "no pipeline is replayed, so that the table says all"
     is_alike = np.all(np.equal(np.stack(complexity(priced.layouts)).T, complexity_of(pick)), axis=1)
@@ -80,17 +82,18 @@ def test_memory_decides_between_equally_simple_layouts_that_are_as_fast() -> Non
     fastest_s = priced.total_s[is_alike].min()
     assert fastest_s < _total_s(pick) < 1.01 * fastest_s
     roomier = is_alike & (priced.free_bytes > pick.free_bytes + MEMORY_STEP * usable_bytes)
-    assert priced.total_s[roomier].min() > 1.01 * fastest_s
+    assert priced.total_s[roomier].min(initial=np.inf) > 1.01 * fastest_s
 
 
 @pytest.mark.slow
 def test_a_pick_that_is_as_simple_as_the_fastest_layout_is_not_called_simpler() -> None:
-    recomputing = make_plan(ask("llama3-8b", 8, seq_len=8192, batch=128, compile="model"))
-    pick, fastest = recomputing.pick, recomputing.fastest
-    assert (pick.layout.activation_checkpoint, fastest.layout.activation_checkpoint) == ("selective", "none")
+    alike = {"tp": 1, "cp": 1, "reshard_after_forward": "always", "gradient_sync": "microbatch"}
+    roomier = make_plan(ask("llama3.2-3b", 8, seq_len=65_536, batch=16, dp_shard=8, **alike))
+    pick, fastest = roomier.pick, roomier.fastest
+    assert (pick.layout.microbatch_size, fastest.layout.microbatch_size) == (1, 2)
     assert complexity_of(pick) == complexity_of(fastest)
     assert pick.free_bytes > fastest.free_bytes
-    assert not recomputing.is_simpler
+    assert not roomier.is_simpler
     assert make_plan(ask("llama3-8b", 8, seq_len=8192, batch=128)).is_simpler
 
 
