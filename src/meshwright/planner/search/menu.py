@@ -61,6 +61,9 @@ class Menu:
     activation_offload: tuple[bool, ...]
     loss_chunks: tuple[int, ...]
     compile: tuple[bool, ...]
+    compile_loss: bool
+    """Whether the loss is compiled where a job does not say: next to compiled blocks, since it takes less of everything.
+    """
     has_model_graph: tuple[bool]
     """Whether what is compiled is the model as one graph, which is tried only where a job asks for it."""
 
@@ -108,6 +111,7 @@ def menu_of(request: PlanRequest) -> Menu:
         activation_offload=(False, True) if can_move else (False,),
         loss_chunks=(1, LOSS_CHUNKS),
         compile=(True, False) if is_accelerator else (False,),
+        compile_loss=is_accelerator and request.setup.is_own and _is_by_inductor(request.fixed),
         has_model_graph=(request.fixed.get("compile") == "model",),
     )
     menu = _with_graphs(_with_backend(menu, request.fixed.get("attention_backend", "auto")), request.fixed)
@@ -151,6 +155,11 @@ def unsearched_keys(menu: Menu, request: PlanRequest) -> tuple[str, ...]:
     """Return the memory keys that `menu`, which layouts were found with, leaves at their defaults."""
     full = menu_of(request)
     return tuple(key for key in reversed(MEMORY_KEYS) if len(getattr(menu, key)) < len(getattr(full, key)))
+
+
+def _is_by_inductor(fixed: Mapping[str, Any]) -> bool:
+    """Return whether what is compiled runs as kernels that Inductor fuses."""
+    return fixed.get("compile", True) is not False and fixed.get("compile_backend", "inductor") == "inductor"
 
 
 def _is_graph(fixed: Mapping[str, Any]) -> bool:

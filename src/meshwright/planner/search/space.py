@@ -62,6 +62,7 @@ def model_splits(request: PlanRequest, menu: Menu) -> LayoutTable:
         "cuda_graphs",
     )
     as_set = {key: request.fixed[key] for key in set_alone if key in request.fixed}
+    as_set.setdefault("compile_loss", menu.compile_loss)
     table, num_devices = layout_table([Layout().replace(**as_set)]), request.num_devices
     table = with_memory_options(table, memory_options(menu)[:1])
     for axis in ("tp", "cp", "pp", "dp_shard"):
