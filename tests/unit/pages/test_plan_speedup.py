@@ -15,7 +15,7 @@ from questions import ask
 @pytest.fixture(scope="module")
 def short_of_memory() -> Plan:
     """A plan whose state barely fits: FSDP alone would be faster and does not."""
-    on_device = {"cpu_offload": False, "activation_offload": False, "loss_chunks": 1}
+    on_device = {"cpu_offload": False, "activation_offload": False, "loss_chunks": 1, "compile_loss": False}
     return make_plan(ask("llama3-8b", 8, cluster="rtx-4090-eth100", batch=128, seq_len=8192, **on_device), min_scored=0)
 
 
@@ -23,7 +23,7 @@ def test_the_key_of_the_job_alone_is_named_where_it_would_be_faster(short_of_mem
     assert short_of_memory.not_searched == ("memory.optimizer_state",)
     searched, faster = unsearched_words(short_of_memory)
     assert searched.endswith(": memory.optimizer_state")
-    assert "memory.optimizer_state=uvm: predicted 25.6 % faster than the pick" in faster
+    assert "memory.optimizer_state=uvm: predicted 26.8 % faster than the pick" in faster
 
 
 def test_for_other_software_memory_keys_are_not_searched_where_something_fits() -> None:

@@ -15,8 +15,8 @@ What all blocks recompute, the microbatch, and the memory keys (cpu_offload, act
 layout simpler or more complex. Of equally simple layouts the fastest is taken, or one less than 1 % slower that needs
 fewer memory keys, or as many and leaves clearly more memory.
 
-What is as fast as the fastest is measured against the fastest of all layouts, also where a job sets keys: a limit that moved
-with the fastest of those that are left would let a simpler, slower layout pass for the pick as soon as one of the
+What is as fast as the fastest is measured against the fastest of all layouts, also where a job sets keys: a limit that
+moved with the fastest of those that are left would let a simpler, slower layout pass for the pick as soon as one of the
 pick's own keys is set. Where all that are left are slower, the limits are that one's step times powers of 1 + the
 error of ranking. Such an order of layouts does not depend on which of them are asked about.
 """

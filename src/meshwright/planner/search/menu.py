@@ -62,7 +62,8 @@ class Menu:
     loss_chunks: tuple[int, ...]
     compile: tuple[bool, ...]
     compile_loss: bool
-    """Whether the loss is compiled where a job does not say: next to compiled blocks, since it takes less of everything.
+    """Whether the loss is compiled where a job does not say: next to compiled blocks, since it then takes less time and
+    memory.
     """
     has_model_graph: tuple[bool]
     """Whether what is compiled is the model as one graph, which is tried only where a job asks for it."""

@@ -156,8 +156,9 @@ def test_a_suggested_value_gives_a_layout(question: PlanRequest, message: str) -
 
 @pytest.mark.parametrize(("model", "count", "seq_len"), [("llama3.1-405b", 8, 8192), ("llama3-8b", 24, 1_000_000)])
 def test_the_smallest_power_of_nodes_that_holds_the_model_is_named(model: str, count: int, seq_len: int) -> None:
+    whole_loss = {"loss_chunks": 1, "compile_loss": False}
     with pytest.raises(InfeasibleLayout, match="take 32 devices"):
-        find(ask(model, count, seq_len=seq_len, batch=1_048_576 // seq_len, loss_chunks=1), min_scored=0)
+        find(ask(model, count, seq_len=seq_len, batch=1_048_576 // seq_len, **whole_loss), min_scored=0)
 
 
 @pytest.mark.parametrize("key", ["activation_checkpoint", "activation_checkpoint_blocks"])

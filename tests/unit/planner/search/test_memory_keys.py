@@ -105,3 +105,19 @@ def test_options_begin_with_none_of_the_keys_and_end_with_all() -> None:
     assert len(options) == 8
     fixed = memory_options(menu_of(replace(QUESTIONS["1b, all fits"], fixed={"loss_chunks": 4, "cpu_offload": False})))
     assert fixed == [{**options[0], "loss_chunks": 4}, {**options[0], "loss_chunks": 4, "activation_offload": True}]
+
+
+@pytest.mark.slow
+def test_the_loss_is_compiled_next_to_compiled_blocks() -> None:
+    question = ask("llama3.2-1b", 16, cluster="rtx-4090-eth100", seq_len=2048, batch=128)
+    picks = {
+        name: make_plan(replace(question, fixed=fixed), min_scored=0).pick
+        for name, fixed in {"free": {}, "eager": {"compile": False}, "whole": {"compile_loss": False}}.items()
+    }
+    assert {name: pick.layout.compile_loss for name, pick in picks.items()} == {
+        "free": True,
+        "eager": False,
+        "whole": False,
+    }
+    steps_s = {name: pick.estimate.step.total_s for name, pick in picks.items()}
+    assert steps_s["free"] < 0.97 * min(steps_s["eager"], steps_s["whole"])

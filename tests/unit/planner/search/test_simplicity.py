@@ -67,7 +67,8 @@ def test_defaults_win_within_the_error_of_ranking() -> None:
     question = ask("llama3.2-3b", 8, seq_len=8192, batch=256)
     answer = make_plan(question)
     pick, fastest = answer.pick, answer.fastest
-    assert pick.layout == Layout(**{key: getattr(pick.layout, key) for key in SAVING}, dp_shard=8, compile=True)
+    saving = {key: getattr(pick.layout, key) for key in SAVING}
+    assert pick.layout == Layout(**saving, dp_shard=8, compile=True, compile_loss=True)
     assert (fastest.layout.dp_shard, fastest.layout.reshard_after_forward) == (8, "never")
     assert _total_s(fastest) < _total_s(pick), "there is something to leave out"
 

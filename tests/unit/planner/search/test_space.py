@@ -76,6 +76,7 @@ def test_a_valid_layout_of_the_menu_is_in_the_table(data: st.DataObject, questio
         activation_checkpoint=policy,
         activation_checkpoint_every=1 if policy == "none" else data.draw(st.sampled_from((1, 2, 3, 4))),
         compile=menu.compile[0] and may_free,
+        compile_loss=menu.compile_loss,
     )
     # Without context parallelism its methods are one.
     layout = layout.replace(cp_method="all-gather") if layout.cp == 1 else layout
