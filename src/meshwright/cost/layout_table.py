@@ -259,7 +259,7 @@ def _checkpoint_of_block(layouts: Sequence[Layout]) -> Ints | None:
 
 
 def concatenate(tables: Sequence[LayoutTable]) -> LayoutTable:
-    """Return the layouts of all `tables`, in order."""
+    """Return the layouts of all `tables`, in order; all have the same columns."""
     names = [field.name for field in fields(LayoutTable) if getattr(tables[0], field.name) is not None]
     return LayoutTable(**{name: np.concatenate([getattr(table, name) for table in tables]) for name in names})
 

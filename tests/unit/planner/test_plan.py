@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,6 +31,8 @@ from meshwright.planner.search.space import layout_space
 from meshwright.spec.layout.layout import SCHEDULES, SINGLE_STAGE_SCHEDULES, SPLIT_BACKWARD_SCHEDULES, Layout
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.layout.schedule.schedule import build_schedule, lower
+from meshwright.spec.model.model_spec import model_spec
+from meshwright.spec.model.presets import PRESETS
 from meshwright.spec.run.layout_plan import Plan
 from meshwright.spec.step.workload import Workload
 from questions import ask
@@ -195,6 +198,25 @@ def test_a_layout_that_was_set_and_does_not_fit_is_the_first_to_be_rejected() ->
     assert answer.given is not None
     assert answer.given.free_bytes < 0
     assert " GiB of gradients, " in answer.rejections[0].reason
+    assert answer.rejections[0].fixes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"dp_shard": 8, "activation_checkpoint_blocks": ("full",) * 2 + ("selective",) * 6},
+        {"dp_shard": 4, "pp": 2, "stage_boundaries": (4,)},
+    ],
+)
+def test_what_a_misfit_alone_says_block_by_block_keeps_no_plan_from_an_answer(said: dict[str, Any]) -> None:
+    architecture = PRESETS["llama3-8b"].replace(num_layers=8)
+    question = ask(seq_len=16_384, num_devices=8, given=Layout(microbatch_size=4, **said))
+    question = replace(question.with_setup(model=model_spec(architecture)), architecture=architecture)
+    answer = make_plan(question, min_scored=0)
+    assert answer.given is not None
+    assert answer.given.free_bytes < 0
+    assert answer.rejections[0].step_s == answer.given.step_s
     assert answer.rejections[0].fixes
 
 

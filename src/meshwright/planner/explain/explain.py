@@ -45,16 +45,19 @@ def misfits(pick: Candidate, given: Candidate | None, request: PlanRequest, menu
     candidates = _nearby_misfits(pick, request, menu)
     if given is not None and given.free_bytes < 0:
         candidates.insert(0, given)
-    if not candidates:
-        return []
-    tables = [neighbours(candidate.layout, request, menu) for candidate in candidates]
-    priced = price(concatenate(tables), request, only_fitting=False)
-    stops = np.cumsum([len(table) for table in tables])
-    fits = priced.free_bytes >= request.margin_bytes
-    rows = [row[fits[row]] for row in np.split(np.arange(len(priced)), stops[:-1])]
     return [
-        _misfit(candidate, priced.take(own), pick, request) for candidate, own in zip(candidates, rows, strict=True)
+        _misfit(candidate, _fitting_neighbours(candidate.layout, request, menu), pick, request)
+        for candidate in candidates
     ]
+
+
+def _fitting_neighbours(layout: Layout, request: PlanRequest, menu: Menu) -> Priced:
+    """Return the layouts one change away that leave the margin free.
+
+    Each layout's are priced by themselves: one that says what each block saves has columns that others lack.
+    """
+    priced = price(neighbours(layout, request, menu), request, only_fitting=False)
+    return priced.take(np.flatnonzero(priced.free_bytes >= request.margin_bytes))
 
 
 def _nearby_misfits(pick: Candidate, request: PlanRequest, menu: Menu) -> list[Candidate]:
