@@ -77,7 +77,7 @@ def _outcome(timeline: Timeline) -> Outcome:
                 num_bytes=2**34, num_tensors=32, op="aten.silu.default", scope="layers.*.ffn", recompute_s=0.25
             ),
         ),
-        fixes=(Fix(change="activation_checkpoint=selective", step_s=1.2),),
+        fixes=(Fix(change="layout.activation_checkpoint=selective", step_s=1.2),),
         ranks=rank_times(timeline, LAYOUT),
         collectives=(gather,),
         exposed=exposed_places(timeline),

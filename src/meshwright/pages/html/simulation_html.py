@@ -86,10 +86,7 @@ def _misfit(run: SimulationReport, outcome: Outcome) -> Iterator[str]:
     if not run.misfits:
         return
     listed = "".join(f"<li>{escape(misfit_words(rank, run))}</li>" for rank in run.misfits)
-    rows = [
-        (f"layout.{fix.change}", format_duration(fix.step_s), signed_change(fix.step_s, outcome))
-        for fix in outcome.fixes
-    ]
+    rows = [(fix.change, format_duration(fix.step_s), signed_change(fix.step_s, outcome)) for fix in outcome.fixes]
     fixes = table(("changes that make it fit", "predicted step#", "#"), rows) if rows else ""
     yield f'<section class="bad"><h2>Out of memory</h2><ul>{listed}</ul>{fixes}</section>'
 

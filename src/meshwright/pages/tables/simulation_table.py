@@ -151,7 +151,7 @@ def _misfit(run: SimulationReport, outcome: Outcome) -> Iterator[RenderableType]
         return
     table = PageTable("changes that make it fit", "predicted step#", "#")
     for fix in outcome.fixes:
-        table.add_row(f"layout.{fix.change}", format_duration(fix.step_s), signed_change(fix.step_s, outcome))
+        table.add_row(fix.change, format_duration(fix.step_s), signed_change(fix.step_s, outcome))
     yield table
     if any("activation_checkpoint" in fix.change for fix in outcome.fixes):
         yield '[dim]layout.activation_checkpoint = "auto" recomputes as few blocks as the traced step needs[/]'

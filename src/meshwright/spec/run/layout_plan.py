@@ -59,7 +59,7 @@ class Fix(Frozen):
     """A change of one key with which a layout fits."""
 
     change: str = Field(min_length=1)
-    """The key and its new value, such as activation_checkpoint=full."""
+    """Keys and new values: activation_checkpoint=full next to a plan's layouts, layout.cp=2 next to a job's own."""
     step_s: PositiveFloat
     """The step with it, seconds."""
 

@@ -144,6 +144,7 @@ def test_ranks_that_do_not_fit_come_first_with_what_would_make_them(timeline: Ti
     assert text.index("out of memory") < text.index("where the step goes")
     assert "rank 0 (and 1 identical rank) needs 29.1 GiB: 9.1" in text
     assert "layout.activation_checkpoint=selective" in text
+    assert "layout.layout." not in text
     assert 'layout.activation_checkpoint = "auto"' in text
 
 
