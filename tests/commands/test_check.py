@@ -452,6 +452,21 @@ def test_a_length_of_documents_that_nothing_masks_is_mentioned(capsys: pytest.Ca
     assert "note" not in summary_of(capsys, job_file(), *keys, "data.mask_documents=true")
 
 
+def test_a_schedule_without_a_pipeline_is_mentioned(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = [job_file(), "train.steps=20", "train.global_batch_size=8", "layout.schedule=ZBVZeroBubble"]
+    note = 'layout.schedule = "ZBVZeroBubble" has no effect with layout.pp = 1: there is no pipeline'
+    assert summary_of(capsys, *keys)["note"] == note
+    assert "note" not in summary_of(capsys, *keys, "layout.pp=2")
+
+
+def test_an_attention_backend_that_the_clusters_device_lacks_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = [job_file(), "cluster.name=h100-ib400", "layout.attention_backend=flash"]
+    assert 'layout.attention_backend = "flash" computes in 16 bits on a CUDA device' in refusal(capsys, *keys)
+    summary_of(capsys, *keys, "precision.compute=bfloat16")
+    # A processor has it in float32.
+    summary_of(capsys, *keys, "run.device=cpu")
+
+
 def test_a_tokenizer_that_comes_with_the_weights_is_mentioned() -> None:
     Path("weights").mkdir()
     Path("weights/config.json").write_text("{}")

@@ -26,6 +26,7 @@ from meshwright.planner.plan import find
 from meshwright.planner.read_request import Options, plan_request
 from meshwright.planner.recompute_choice import with_recompute
 from meshwright.planner.request import PlanRequest, rate_problem
+from meshwright.spec.job.attention_rules import device_problem
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.memory_rules import pool_device_problems
 from meshwright.spec.layout.communication_sms import communication_sms_problems
@@ -105,8 +106,8 @@ def resume_note(resolved: ResolvedJob) -> str | None:
 
 
 def device_problems(job: Job) -> list[str]:
-    """Return which memory pools the device of the cluster lacks, that it cannot limit the SMs of communication so, and
-    that it has no rate for the job's precision, without which no verb predicts it.
+    """Return which memory pools the device of the cluster lacks, that it cannot limit the SMs of communication so or
+    attend by the job's kernels, and that it has no rate for the job's precision, without which no verb predicts it.
 
     Empty for this machine, and for a cluster that is unknown. Training itself needs no rate, and is not refused.
     """
@@ -117,8 +118,12 @@ def device_problems(job: Job) -> list[str]:
     except MeshwrightError:
         return []
     problem = rate_problem(device, job.precision.compute)
+    # Where run.device names a kind, the rules of the job have said it of that one.
+    is_open = job.run.device == "auto"
+    backend, compute = job.layout.attention_backend, job.precision.compute
+    attention = device_problem(backend, compute, device.torch_type) if is_open else None
     lacking = [*pool_device_problems(job.memory, device), *communication_sms_problems(job.layout, device)]
-    return [*lacking, *([] if problem is None else [problem])]
+    return [*lacking, *(one for one in (attention, problem) if one is not None)]
 
 
 class CheckPrediction(NamedTuple):

@@ -15,6 +15,7 @@ from meshwright.spec.job.memory_rules import idle_group_keys
 from meshwright.spec.job.user_object import is_object_source
 from meshwright.spec.layout.layout import AXES, Layout
 from meshwright.spec.layout.layout_text import checkpoint_words
+from meshwright.spec.layout.schedule.schedule_rules import idle_schedule_note
 from meshwright.spec.layout.stage_split import stage_boundaries
 from meshwright.spec.machine.device import Device
 from meshwright.spec.model.gpt2_architecture import dropout_note
@@ -216,12 +217,9 @@ def _notes(resolved: ResolvedJob, layout: Layout | None) -> Iterator[tuple[str, 
     job = resolved.job
     if job.optimizer.warmup_steps > job.train.steps:
         yield "note", f"the warmup of {job.optimizer.warmup_steps} steps is longer than the run's {job.train.steps}"
-    if (note := dropout_note(resolve_architecture(job.model))) is not None:
-        yield "note", note
-    if (note := tokenizer_note(resolved)) is not None:
-        yield "note", note
-    if (note := int8_note(job)) is not None:
-        yield "note", note
+    idle_schedule = "" if layout is None else idle_schedule_note(layout)
+    of_model = dropout_note(resolve_architecture(job.model))
+    yield from (("note", note) for note in (of_model, tokenizer_note(resolved), int8_note(job), idle_schedule) if note)
     if job.data.document_tokens is not None and not job.data.mask_documents:
         yield (
             "note",
@@ -239,8 +237,8 @@ def _notes(resolved: ResolvedJob, layout: Layout | None) -> Iterator[tuple[str, 
     if layout is not None and (note := idle_limit_note(layout, cluster_of_section(job.cluster), on_cpu=on_cpu)):
         yield "note", note
     device = _named_device(job)
-    if device is not None and (note := precision_note(resolved, device)) is not None:
-        yield "note", note
+    if device is not None and (of_precision := precision_note(resolved, device)) is not None:
+        yield "note", of_precision
     # A new checkpoint is complete before the oldest is removed.
     needed_bytes = (checkpoint_bytes(job) or 0) * (job.checkpoint.keep + 1)
     free_bytes = free_disk_bytes(nearest_existing(resolved.run_dir))

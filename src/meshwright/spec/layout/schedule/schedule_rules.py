@@ -33,6 +33,13 @@ def schedule_problems(
     return [*stage_problems(layout)] or [*_microbatch_problems(layout, num_microbatches, batch_key)]
 
 
+def idle_schedule_note(layout: Layout) -> str:
+    """Return that layout.schedule, of which another than the default is set, changes nothing; "" where it may."""
+    if layout.pp > 1 or layout.schedule == Layout.model_fields["schedule"].default:
+        return ""
+    return f'layout.schedule = "{layout.schedule}" has no effect with layout.pp = 1: there is no pipeline'
+
+
 def name_problems(layout: Layout) -> list[Problem]:
     """Return that layout.schedule is neither a schedule nor a file, whatever else the layout says; empty if it is."""
     if layout.schedule in SCHEDULES or is_csv(layout):
