@@ -158,6 +158,7 @@ def plan_request(resolved: ResolvedJob, options: Options) -> PlanRequest:
         fixed=kept,
         given=layout,
         memory_margin=job.planner.memory_margin,
+        asked_precision=job.precision.matmuls if options.precision is None else options.precision,
         float8_note=float8.note,
     )
     backend = job.layout.attention_backend

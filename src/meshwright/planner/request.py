@@ -36,6 +36,8 @@ class PlanRequest:
 
     memory_margin: float = DEFAULT_MEMORY_MARGIN
     """Share of the usable memory that layouts leave free to be chosen; one that is given fits without."""
+    asked_precision: str = ""
+    """The workload's precision that the job or --precision asks for; "" where it is the one that it has."""
     float8_note: str = ""
     """What runs in place of the float8 matmuls that the job asks for, and why; "" where they run."""
     recompute_note: str = ""
@@ -46,7 +48,9 @@ class PlanRequest:
     @property
     def precision_note(self) -> str:
         """Return why no matmul is in the float8 that was asked for; "" where some are, or none was."""
-        return "" if self.workload.precision in FLOAT8_PRECISIONS.values() else self.float8_note
+        found = self.workload.precision
+        is_as_asked = found in FLOAT8_PRECISIONS.values() and self.asked_precision in ("", found)
+        return "" if is_as_asked else self.float8_note
 
     @property
     def margin_bytes(self) -> float:

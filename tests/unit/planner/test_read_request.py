@@ -145,3 +145,5 @@ def test_a_recipe_of_the_command_line_runs_where_a_jobs_own_would(
     request = plan_request(resolve_named(named(global_batch_size=64), ()), Options(cluster, precision))
     assert request.workload.precision == priced
     assert re.match(note or "$", request.float8_note)
+    # The page's head says it.
+    assert request.precision_note == request.float8_note
