@@ -148,11 +148,20 @@ def test_days_money_and_the_frontier(capsys: pytest.CaptureFixture[str]) -> None
     assert "1T tokens: " in text
     assert "device hours" in text
     assert "goodput" in text
-    assert "60d are not enough: see --frontier" in text
+    assert "60d are not enough: they are on 32 devices of h100-ib400 (below)" in text
+    late = page(capsys, "--tokens", "1T", "--deadline", "10d", "--frontier")
+    assert "10d are not enough: nor are they on any cluster below" in late
+    assert "60d are not enough: see --frontier" in page(capsys, "--tokens", "1T", "--deadline", "60d")
     assert run([*SMALL, "--json", "--tokens", "1T", "--cluster", "a100:8"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["budget"]["num_devices"] == 8
     assert {point["cluster"] for point in record["frontier"]} == {"h100-ib400", "dgx-a100-hdr"}
+
+
+def test_a_run_that_fails_sooner_than_it_restarts_has_no_end(capsys: pytest.CaptureFixture[str]) -> None:
+    hopeless = page(capsys, "--tokens", "1T", "--frontier", "--failures-per-gpu-day", "1e6")
+    assert "1T tokens: no end in sight" in hopeless
+    assert not re.search(r"\d{10}|e\+", hopeless)
 
 
 def test_a_jobs_own_layout_is_compared_and_the_pick_can_be_written(

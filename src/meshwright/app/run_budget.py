@@ -89,7 +89,7 @@ class RunArguments:
         """Yield the parts of the page on days and cost; none without tokens."""
         if budgets:
             yield ""
-            yield from budget_page(budgets[0], f"{self.tokens}", self.deadline_days)
+            yield from budget_page(budgets[0], f"{self.tokens}", self.deadline_days, budgets[1:])
         if len(budgets) > 1:
             yield ""
             yield from frontier_page(budgets[1:])
