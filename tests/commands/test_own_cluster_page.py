@@ -24,3 +24,6 @@ def test_the_page_works_as_it_is(
     for command in commands:
         assert run(command.split()) == 0
         assert "nan" not in capsys.readouterr().out
+    # As the page says of a device with a float8 rate.
+    assert run([*commands[1].split(), "--precision", "float8-tensorwise"]) == 0
+    assert "tokens a step, float8-tensorwise; stack" in " ".join(capsys.readouterr().out.split())

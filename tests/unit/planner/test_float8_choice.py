@@ -40,6 +40,17 @@ def test_a_recipe_steps_down_to_what_the_device_runs(wanted: str, cluster: str, 
     assert bool(choice.note) == bool(why)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "found"), [("hopper", "rowwise"), ("blackwell", "mxfp8"), ("cdna", "none"), (None, "none")]
+)
+def test_another_makers_device_with_a_float8_rate_is_one_of_the_family_that_it_names(
+    architecture: str | None, found: str
+) -> None:
+    h100 = choose_cluster("h100:8")
+    own = h100.replace(device=h100.device.replace(vendor="example", architecture=architecture))
+    assert choose_float8(job_of("mxfp8"), own).precision.float8 == found
+
+
 def test_training_on_a_host_emulates() -> None:
     choice = choose_float8(job_of("rowwise"), with_example_rates(choose_cluster("local:1")), emulates=True)
     assert choice.precision.float8 == "rowwise"

@@ -17,6 +17,8 @@ _SIMPLER: dict[Float8Recipe, Float8Recipe] = {
 }
 _BLOCK_SCALES = "blackwell"
 """How the names of architectures begin whose matmuls take a scale for each 32 elements."""
+_LIKE_NVIDIA = ("hopper", "blackwell")
+"""How those begin by which a user's own entry asks to be priced as a family that was tried in float8."""
 
 
 EMULATED = "computes float8 emulated, in more time than without"
@@ -43,8 +45,8 @@ def obstacle(recipe: Float8Recipe, device: Device) -> str:
     """Return why `device` does not run `recipe`, as what follows its name; "" where it does."""
     if device.emulates_float8:
         return EMULATED
-    if device.vendor != "nvidia":
-        return "was never tried in float8"
+    if device.vendor != "nvidia" and not (device.architecture or "").startswith(_LIKE_NVIDIA):
+        return 'was never tried in float8 (an entry with architecture = "hopper" or "blackwell" is priced in it)'
     if not any(rates.of("float8") for rates in (device.dense_flops_per_s, device.measured_matmul_flops_per_s)):
         return "has no float8 units"
     if recipe == "mxfp8" and not (device.architecture or "").startswith(_BLOCK_SCALES):
