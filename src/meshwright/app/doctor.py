@@ -153,7 +153,7 @@ def _torch_build(torch: Any, installed: str) -> Iterator[Finding]:
     from meshwright.trainer.launch.host_process import takes_onednn
 
     if takes_onednn():
-        yield Finding(group, "matmuls", "float32 on the processor by oneDNN: MKL, torch's own, is slower on AMD's")
+        yield Finding(group, "matmuls", "float32 by oneDNN, faster than MKL on AMD's; batched ones by MKL")
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_gloo_available():
         yield Finding(group, "gloo", "available (ranks on processors)")

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from functools import cache
+from typing import Any
 
 from torch import distributed as dist
 from torch import nn
@@ -27,9 +28,24 @@ def compile_blocks(blocks: nn.ModuleList, layout: Layout) -> Counter[str]:
     compiled: Counter[str] = Counter()
     for index, checkpoint in checkpoints_of(blocks, layout):
         for part in _parts_to_compile(blocks[index], checkpoint):
+            if type(part).forward.__module__.startswith("torch."):
+                _give_own_frame(part)
             part.compile(backend=layout.compile_backend, fullgraph=True)
             compiled[_class_name(part)] += 1
     return compiled
+
+
+def _give_own_frame(module: nn.Module) -> None:
+    """Have `module`, of a class of torch's such as nn.Sequential, run its forward from a function outside of torch.
+
+    Where hooks run around a forward, as FSDP2's do, Dynamo compiles the forward alone, and none of torch's own files.
+    """
+    forward = module.forward
+
+    def forward_of_torch(*args: Any, **options: Any) -> Any:
+        return forward(*args, **options)
+
+    module.forward = forward_of_torch
 
 
 def _parts_to_compile(block: nn.Module, checkpoint: ActivationCheckpoint) -> list[nn.Module]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from compiler_warnings import COMPILER_WARNINGS
 from training_runs import tiny_job, train_on_ranks
 
 
@@ -110,3 +111,15 @@ def test_a_loss_in_chunks_computes_the_head_that_the_model_names(
     assert chunked.losses == pytest.approx(at_once.losses, rel=2e-6)
     assert chunked.grad_norms == pytest.approx(at_once.grad_norms, rel=1e-5)
     assert chunked.validation[0]["validation_loss"] == pytest.approx(at_once.validation[0]["validation_loss"], rel=2e-6)
+
+
+@COMPILER_WARNINGS
+def test_blocks_of_torchs_own_classes_are_compiled_under_fsdp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    found = {}
+    for compiles in (False, True):
+        layout = {"dp_shard": 2, "compile": compiles, "compile_backend": "aot_eager"}
+        job = tiny_job(tmp_path, layout=layout)
+        job["model"] = {"source": "test_own_models:Positioned"}
+        found[compiles] = train_on_ranks(job, tmp_path / f"compiled-{compiles}", 2)
+    found[True].require_close(found[False])

@@ -3,7 +3,8 @@
     seconds = start + bytes / bytes rate + FLOPs / FLOP rate        a line for each operator and format
 
 Lines come from profiled steps of training (meshwright calibrate) and hold what the host does before the operator, too.
-A grouped matmul that is computed by a loop is a matmul for each group. An operator that moves numbers and was not met
+A matmul that was not met (with a bias, batched) takes mm's line; a grouped one that a loop computes is one for each
+group. An operator that moves numbers and was not met
 then takes the median start and the median rate of those that were; one that computes other FLOPs is refused. Ignored:
 caches, which make a small tensor faster than the line, a large one slower.
 """
@@ -37,15 +38,17 @@ class HostOps:
     def seconds(self, signature: Signature) -> float:
         """Return the seconds of one operator; raises UnsupportedError for FLOPs whose rate was not measured."""
         num_bytes, flops = float(signature.read_bytes + signature.written_bytes), op_flops(signature)
-        num_kernels, op = 1.0, signature.op
-        if (matmul := matmul_shape(signature)) is not None and matmul.is_grouped:
+        num_kernels, op, dtype = 1.0, signature.op, dtype_of(signature)
+        matmul = matmul_shape(signature)
+        # The jobs that `calibrate` profiles have no biases and no experts.
+        if matmul is not None and (matmul.is_grouped or (op, dtype) not in self._lines):
             num_kernels, op = matmul.num_kernels, _MATMUL
-        line = self._lines.get((op, dtype_of(signature)))
+        line = self._lines.get((op, dtype))
         if line is not None:
             return _on_line(line, num_kernels, num_bytes, flops)
         if flops > 0:
             raise UnsupportedError(
-                f"{op_name(signature.op).name} of {dtype_of(signature)} was not measured on device {self.device.name}: "
+                f"{op_name(signature.op).name} of {dtype} was not measured on device {self.device.name}: "
                 "trace for the device `cpu`, in a format that `meshwright calibrate` measured "
                 f"({', '.join(sorted({line.dtype for line in self.device.op_lines if line.flops_per_s}))})"
             )
