@@ -29,7 +29,7 @@ from meshwright.planner.request import PlanRequest, rate_problem
 from meshwright.spec.job.attention_rules import device_problem
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.memory_rules import pool_device_problems
-from meshwright.spec.layout.communication_sms import communication_sms_problems
+from meshwright.spec.layout.device_rules import layout_device_problems
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.trainer.run.run_folder import require_same_run
 from meshwright.units import counted, format_bytes, format_duration
@@ -122,7 +122,7 @@ def device_problems(job: Job) -> list[str]:
     is_open = job.run.device == "auto"
     backend, compute = job.layout.attention_backend, job.precision.compute
     attention = device_problem(backend, compute, device.torch_type) if is_open else None
-    lacking = [*pool_device_problems(job.memory, device), *communication_sms_problems(job.layout, device)]
+    lacking = [*pool_device_problems(job.memory, device), *layout_device_problems(job.layout, device)]
     return [*lacking, *(one for one in (attention, problem) if one is not None)]
 
 

@@ -22,7 +22,7 @@ from meshwright.spec.job.memory_rules import pool_device_problems
 from meshwright.spec.job.sections import ModelSection
 from meshwright.spec.job.size_rules import length_problems
 from meshwright.spec.job.validity import with_fix
-from meshwright.spec.layout.communication_sms import communication_sms_problems
+from meshwright.spec.layout.device_rules import layout_device_problems
 from meshwright.spec.layout.layout import AXES, Layout, LayoutRequest
 from meshwright.spec.layout.rank_misfit import rank_misfit
 from meshwright.spec.machine.cluster import Cluster
@@ -164,10 +164,7 @@ def plan_request(resolved: ResolvedJob, options: Options) -> PlanRequest:
     backend = job.layout.attention_backend
     if (missing := device_problem(backend, job.precision.compute, cluster.device.torch_type)) is not None:
         raise UnsupportedError(f"device {cluster.device.name}: {missing}")
-    lacking = [
-        *pool_device_problems(job.memory, cluster.device),
-        *communication_sms_problems(job.layout, cluster.device),
-    ]
+    lacking = [*pool_device_problems(job.memory, cluster.device), *layout_device_problems(job.layout, cluster.device)]
     if lacking and request.setup.is_own:
         raise UnsupportedError(lacking[0])
     _check_batch(request.workload)

@@ -18,6 +18,7 @@ from meshwright.spec.job.memory_rules import memory_problems
 from meshwright.spec.job.optimizer_rules import block_problems, update_problems
 from meshwright.spec.job.sections import Float8Recipe, OptimizerSection
 from meshwright.spec.job.validity import split_problems
+from meshwright.spec.layout.device_rules import layout_device_problems
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.schedule.schedule_rules import schedule_problems
 from meshwright.spec.problem import Fix, Problem
@@ -107,6 +108,8 @@ def _attention_problems(layout: Layout, request: PlanRequest) -> Iterator[Proble
     yield from attention_model_problems(backend, request.architecture, dtype, workload.seq_len)
     if (missing := device_problem(backend, dtype, device.torch_type)) is not None:
         yield missing
+    if request.setup.is_own:
+        yield from layout_device_problems(layout, device)
     yield from attention_layout_problems(layout)
 
 

@@ -22,6 +22,7 @@ from meshwright.cost.optimizer_update import is_plain
 from meshwright.errors import UnsupportedError
 from meshwright.planner.request import PlanRequest
 from meshwright.spec.job.size_rules import ring_obstacles
+from meshwright.spec.layout.device_rules import symmetric_memory_obstacle
 from meshwright.spec.layout.layout import LOOPED_SCHEDULES, SCHEDULES, SINGLE_STAGE_SCHEDULES, V_SCHEDULES
 from meshwright.spec.model.moe_architecture import MoEArchitecture
 from meshwright.spec.problem import shown_value
@@ -88,8 +89,9 @@ def menu_of(request: PlanRequest) -> Menu:
     architecture, cluster = request.architecture, request.cluster
     degrees = divisors(cluster.num_devices)
     is_mixture = isinstance(architecture, MoEArchitecture)
-    # Ranks of a host write to no other's memory, as async_tp does, and its compiled blocks may take longer.
+    # Compiled blocks of a host may take longer, and its ranks write to no other's memory, as async_tp does.
     is_accelerator = cluster.device.torch_type == "cuda"
+    pipelines_matmuls = is_accelerator and not (request.setup.is_own and symmetric_memory_obstacle(cluster.device))
     can_move = cluster.device.has_own_memory and not _is_graph(request.fixed)
     batch = request.workload.global_batch_size
     menu = Menu(
@@ -107,7 +109,7 @@ def menu_of(request: PlanRequest) -> Menu:
         cp_method=tuple(one for one in CONTEXT_METHODS if one != "ring" or not ring_obstacles(architecture)),
         is_resharded=(True, False),
         reduces_each_microbatch=(True, False),
-        async_tp=(False, True) if is_accelerator else (False,),
+        async_tp=(False, True) if pipelines_matmuls else (False,),
         cpu_offload=(False, True) if can_move and _updates_on_the_host(request) else (False,),
         activation_offload=(False, True) if can_move else (False,),
         loss_chunks=(1, LOSS_CHUNKS),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from meshwright.spec.job.memory_section import MemorySection
 from meshwright.spec.job.sections import OptimizerSection
+from meshwright.spec.layout.device_rules import made_by, symmetric_memory_obstacle
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.machine.device import Device
 from meshwright.spec.problem import Problem
@@ -27,14 +28,13 @@ def pool_device_problems(memory: MemorySection, device: Device) -> Iterator[Prob
     if not device.has_own_memory:
         return
     for key, value in memory.changed.items():
-        asked, needs = f'memory.{key} = "{value}"', ""
+        obstacle = symmetric_memory_obstacle(device) if value == "symmetric" else ""
         if device.vendor != _NVIDIA:
-            needs = "an NVIDIA GPU"
+            obstacle = f"needs an NVIDIA GPU, and {device.name} is {made_by(device)}"
         elif value == "nccl" and device.architecture not in _WITH_MULTICAST:
-            needs = "a GPU with multicast (Hopper or newer)"
-        if needs:
-            maker = f"{device.vendor}'s {device.architecture or device.title}"
-            yield Problem(f"{asked} needs {needs}, and {device.name} is {maker}", [{f"memory.{key}": "device"}])
+            obstacle = f"needs a GPU with multicast (Hopper or newer), and {device.name} is {made_by(device)}"
+        if obstacle:
+            yield Problem(f'memory.{key} = "{value}" {obstacle}', [{f"memory.{key}": "device"}])
 
 
 def idle_group_keys(memory: MemorySection, layout: Layout) -> Iterator[str]:

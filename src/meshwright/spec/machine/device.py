@@ -208,6 +208,9 @@ class Device(Frozen):
     """Device memory that the communication library's buffers take of each process, bytes."""
     host_launch_s: Figure | None = None
     """Host overhead per kernel of an eager model, seconds, with nn.Module and autograd."""
+    has_peer_access: bool = True
+    """Whether these devices read and write each other's memory directly, over NVLink or PCIe; false where the driver
+    of this card has no peer-to-peer transfers."""
     is_host: bool = False
     """Whether kernels run on the host's own cores: dispatch then adds to kernel time, since it is not asynchronous."""
     matmul_points: tuple[MatmulPoint, ...] = Field((), strict=False)

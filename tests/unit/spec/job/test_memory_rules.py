@@ -43,6 +43,8 @@ def test_what_cannot_be_is_refused_and_each_fix_is_valid(
         ({"communication": "nccl"}, "a100-sxm-80gb", "needs a GPU with multicast (Hopper or newer)"),
         ({"communication": "symmetric"}, "a100-sxm-80gb", ""),
         ({"communication": "nccl"}, "h100-sxm", ""),
+        ({"communication": "symmetric"}, "rtx-4090", "rtx-4090 has no peer access"),
+        ({"communication": "symmetric"}, "mi300x", 'memory.communication = "symmetric" needs an NVIDIA GPU'),
         ({"optimizer_state": "uvm"}, "mi300x", 'memory.optimizer_state = "uvm" needs an NVIDIA GPU, and mi300x is amd'),
         ({"embedding": "uvm"}, "v100-sxm-16gb", ""),
         ({"embedding": "uvm"}, "cpu-local", ""),
