@@ -10,7 +10,7 @@ from meshwright.cost.layout_table import Bools, LayoutTable, concatenate, layout
 from meshwright.planner.candidate import candidate_at, layout_at
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.finalists import SHORT_PIPELINE
-from meshwright.planner.search.menu import Menu, pipeline_options
+from meshwright.planner.search.menu import LOSS_CHUNKS, Menu, pipeline_options
 from meshwright.planner.search.price import Priced, price
 from meshwright.planner.search.rules import is_valid
 from meshwright.planner.search.space import is_needless, vary
@@ -33,6 +33,8 @@ KEYS = (
 )
 """Columns of a table whose other values a plan compares with."""
 _ON_HOST = {"cpu_offload": "state", "activation_offload": "activations"}
+_FEW_CHUNKS = 4
+"""A quarter of the logits is often little enough, and its matmuls are as fast as that of all tokens."""
 _NUM_FIXES = 3
 _NUM_REJECTIONS = 5
 
@@ -77,20 +79,20 @@ def _nearby_misfits(pick: Candidate, request: PlanRequest, menu: Menu) -> list[C
 def _misfit(candidate: Candidate, nearby: Priced, pick: Candidate, request: PlanRequest) -> Rejection:
     """Return why a layout does not fit, and of the layouts near it that do, the changes that cost least time."""
     broken = set(changes(pick.layout, candidate.layout))
-    fixes: list[Fix] = []
+    fixes: dict[tuple[str, ...], Fix] = {}  # the fastest of the same keys
     for row in np.argsort(nearby.total_s):
         if len(fixes) == _NUM_FIXES:
             break
         change = changes(candidate.layout, layout_at(nearby.layouts, int(row), request))
         # To take the change back is no news.
-        if broken.isdisjoint(change):
+        if broken.isdisjoint(change) and (keys := tuple(change)) not in fixes:
             step_s = candidate_at(nearby, int(row), request, SHORT_PIPELINE).step_s
-            fixes.append(Fix(change=listed(change), step_s=step_s))
+            fixes[keys] = Fix(change=listed(change), step_s=step_s)
     return Rejection(
         change=listed(changes(pick.layout, candidate.layout)) or "as it is",
         reason=_excess(candidate, pick.estimate.memory, request),
         step_s=candidate.step_s,
-        fixes=tuple(fixes),
+        fixes=tuple(fixes.values()),
     )
 
 
@@ -120,6 +122,7 @@ def _other_choices(layout: Layout, request: PlanRequest, menu: Menu) -> Iterator
         for key in ("microbatch_size", "cp_method", "is_resharded", "reduces_each_microbatch", "async_tp", "compile")
     ]
     options += [pipeline_options(menu.pipelines)] if layout.pp > 1 else []
+    options += _loss_choices(request)
     offloads = (False, True) if request.cluster.device.has_own_memory else (False,)
     options += [{key: offloads} for key in ("cpu_offload", "activation_offload")]
     kinds = [(kind, every) for kind in menu.activation_checkpoint for every in menu.activation_checkpoint_every]
@@ -132,6 +135,15 @@ def _other_choices(layout: Layout, request: PlanRequest, menu: Menu) -> Iterator
         yield table.take(_differs(table, own))
 
 
+def _loss_choices(request: PlanRequest) -> Iterator[Mapping[str, Any]]:
+    """Yield the ways to hold fewer bytes of logits: they may cost no time, though the search may leave them out."""
+    if "loss_chunks" not in request.fixed:
+        yield {"loss_chunks": (1, _FEW_CHUNKS, LOSS_CHUNKS)}
+    # As for blocks: a host may take longer with what is compiled.
+    if "compile_loss" not in request.fixed and request.cluster.device.torch_type == "cuda":
+        yield {"compile_loss": (False, True)}
+
+
 def _differs(table: LayoutTable, own: LayoutTable) -> Bools:
     names = (
         "schedule",
@@ -140,6 +152,7 @@ def _differs(table: LayoutTable, own: LayoutTable) -> Bools:
         "activation_offload",
         "loss_chunks",
         "compile",
+        "compile_loss",
         "activation_checkpoint_every",
         *KEYS,
     )

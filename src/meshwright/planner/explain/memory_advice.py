@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 
 from meshwright.config.load import ResolvedJob
-from meshwright.cost.layout_table import concatenate, layout_table
 from meshwright.hardware.catalogue import LOCAL
 from meshwright.planner.candidate import candidate_at, judge, layout_at
 from meshwright.planner.explain.explain import changes, listed, neighbours
@@ -13,10 +12,8 @@ from meshwright.planner.explain.managed_states import MANAGED_STATES, with_manag
 from meshwright.planner.read_request import Options, plan_request
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.finalists import SHORT_PIPELINE
-from meshwright.planner.search.menu import LOSS_CHUNKS, menu_of
+from meshwright.planner.search.menu import menu_of
 from meshwright.planner.search.price import memory_of_ranks, price
-from meshwright.planner.search.rules import is_valid
-from meshwright.planner.search.space import vary
 from meshwright.spec.frozen import Frozen
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import Layout
@@ -70,9 +67,7 @@ def memory_advice(job: Job, layout: Layout, pp_rank: int, missing_bytes: float, 
 
 
 def _smaller(now: Candidate, request: PlanRequest, most_bytes: float) -> SmallerLayout | None:
-    chunked = vary(layout_table([now.layout]), {"loss_chunks": (LOSS_CHUNKS,)})
-    tables = [neighbours(now.layout, request, menu_of(request)), chunked.take(is_valid(chunked, request))]
-    priced = price(concatenate(tables), request, only_fitting=False)
+    priced = price(neighbours(now.layout, request, menu_of(request)), request, only_fitting=False)
     for row in np.argsort(priced.total_s, kind="stable").tolist():
         change = changes(now.layout, layout_at(priced.layouts, row, request))
         if len(change) == 1 and priced.memory.reserved_bytes[row] <= most_bytes:

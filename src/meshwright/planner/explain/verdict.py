@@ -79,22 +79,27 @@ def verdict(request: PlanRequest) -> Verdict:
 
 
 def memory_fixes(layout: Layout, request: PlanRequest, missing_bytes: float) -> tuple[Fix, ...]:
-    """Return the changes of one key that free `missing_bytes` or more of the fullest rank's memory, fastest first."""
+    """Return the fastest change of each key that frees `missing_bytes` or more of the fullest rank's memory, fastest
+    first.
+    """
     free = replace(request, fixed={})
     nearby = neighbours(layout, free, menu_of(free))
     priced = price(concatenate([layout_table([layout]), nearby]), free, only_fitting=False)
     freed = priced.free_bytes - priced.free_bytes[0]
-    fixes: dict[str, Fix] = {}
+    fixes: dict[tuple[str, ...], Fix] = {}
     for row in priced.by_time.tolist():
         if row and freed[row] >= missing_bytes and len(fixes) < _NUM_FIXES:
             other = layout_at(priced.layouts, row, free)
+            changed = changes(layout, other)
+            if (keys := tuple(changed)) in fixes:
+                continue
             # Another degree takes its ranks from dp_shard, which a job has to say, too.
             ranks = {} if other.dp_shard == layout.dp_shard else {"dp_shard": other.dp_shard}
-            change = listed({f"layout.{key}": value for key, value in (changes(layout, other) | ranks).items()})
+            change = listed({f"layout.{key}": value for key, value in (changed | ranks).items()})
             step_s = candidate_at(priced, row, free, max_actions=0).step_s
-            fixes.setdefault(change, Fix(change=change, step_s=step_s))
+            fixes[keys] = Fix(change=change, step_s=step_s)
     if (managed := with_managed_states(request)) is not None and not layout.cpu_offload:
         moved = judge(layout, managed)
         if moved.free_bytes - priced.free_bytes[0] >= missing_bytes:
-            fixes[MANAGED_STATES] = Fix(change=MANAGED_STATES, step_s=moved.step_s)
+            fixes[MANAGED_STATES,] = Fix(change=MANAGED_STATES, step_s=moved.step_s)
     return tuple(sorted(fixes.values(), key=lambda fix: fix.step_s))

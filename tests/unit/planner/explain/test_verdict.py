@@ -40,3 +40,18 @@ def test_a_schedule_that_takes_turns_is_named_where_all_forwards_come_first() ->
     question = ask("llama3-8b", 16, batch=32)
     layout = Layout(pp=4, dp_shard=4, schedule="LoopedBFS", virtual_stages=2, activation_checkpoint="full")
     assert "layout.schedule=Interleaved1F1B" in {fix.change for fix in memory_fixes(layout, question, 4 * GiB)}
+
+
+def test_a_smaller_loss_is_named_where_logits_are_what_does_not_fit() -> None:
+    question = ask("llama3-8b", 8, seq_len=8192, batch=32)
+    layout = Layout(dp_shard=8, compile=True)
+    changes = [fix.change for fix in memory_fixes(layout, question, 1 * GiB)]
+    assert "layout.compile_loss=true" in changes
+    assert "layout.loss_chunks=4" in changes
+    keys = [tuple(part.partition("=")[0] for part in change.split(", ")) for change in changes]
+    assert len(keys) == len(set(keys)), "the fastest value of the same keys"
+
+
+def test_a_processor_is_not_told_to_compile_its_loss() -> None:
+    question = ask("llama-1m", 2, seq_len=256, batch=16, cluster="cpu-local")
+    assert "compile_loss" not in str(memory_fixes(Layout(dp_shard=2), question, 1))
