@@ -30,7 +30,7 @@ def layout_device_problems(layout: Layout, device: Device) -> Iterator[Problem]:
 
 def vendor_problem(backend: AttentionBackend, device: Device) -> Problem | None:
     """Return why `device`, being another maker's, has no kernel of `backend`; None for a host and where it has."""
-    if device.is_host or device.vendor == _NVIDIA or backend not in _NVIDIA_BACKENDS:
+    if device.torch_type == "cpu" or device.vendor == _NVIDIA or backend not in _NVIDIA_BACKENDS:
         return None
     what = f'{_BACKEND_KEY} = "{backend}" needs an NVIDIA GPU, and {device.name} is {made_by(device)}'
     return Problem(what, [{_BACKEND_KEY: "flash"}, {_BACKEND_KEY: "auto"}])
@@ -38,7 +38,7 @@ def vendor_problem(backend: AttentionBackend, device: Device) -> Problem | None:
 
 def symmetric_memory_obstacle(device: Device) -> str:
     """Return why `device` has no symmetric memory, as the rest of a sentence; "" for a host, and where it has."""
-    if device.is_host:
+    if device.torch_type == "cpu":
         return ""
     if device.vendor != _NVIDIA:
         return f"needs an NVIDIA GPU, and {device.name} is {made_by(device)}"
