@@ -122,7 +122,7 @@ def _other_choices(layout: Layout, request: PlanRequest, menu: Menu) -> Iterator
         for key in ("microbatch_size", "cp_method", "is_resharded", "reduces_each_microbatch", "async_tp", "compile")
     ]
     options += [pipeline_options(menu.pipelines)] if layout.pp > 1 else []
-    options += _loss_choices(request)
+    options += _loss_choices(request, menu)
     offloads = (False, True) if request.cluster.device.has_own_memory else (False,)
     options += [{key: offloads} for key in ("cpu_offload", "activation_offload")]
     kinds = [(kind, every) for kind in menu.activation_checkpoint for every in menu.activation_checkpoint_every]
@@ -135,12 +135,11 @@ def _other_choices(layout: Layout, request: PlanRequest, menu: Menu) -> Iterator
         yield table.take(_differs(table, own))
 
 
-def _loss_choices(request: PlanRequest) -> Iterator[Mapping[str, Any]]:
-    """Yield the ways to hold fewer bytes of logits: they may cost no time, though the search may leave them out."""
+def _loss_choices(request: PlanRequest, menu: Menu) -> Iterator[Mapping[str, Any]]:
+    """Yield the ways to hold fewer bytes of logits, which may cost no time."""
     if "loss_chunks" not in request.fixed:
         yield {"loss_chunks": (1, _FEW_CHUNKS, LOSS_CHUNKS)}
-    # As for blocks: a host may take longer with what is compiled.
-    if "compile_loss" not in request.fixed and request.cluster.device.torch_type == "cuda":
+    if "compile_loss" not in request.fixed and menu.compile_loss:
         yield {"compile_loss": (False, True)}
 
 
