@@ -185,6 +185,24 @@ def test_a_jobs_own_layout_is_compared_and_the_pick_can_be_written(
     assert again.given.layout == plan.pick.layout
 
 
+def test_a_jobs_own_layout_that_is_faster_than_all_searched_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB + "\n[layout]\ndp_shard = 8\n")
+    assert run(["plan", str(path), "--write"]) == 0
+    # A key that no search has.
+    kept = path.read_text().replace("[layout]\n", "[layout]\ncompile_optimizer = true\n")
+    kept = kept.replace("compile_optimizer = false\n", "")
+    path.write_text(kept)
+    capsys.readouterr()
+    assert run(["plan", str(path), "--write"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == f"{path} keeps its layout, which is predicted to be faster than all that were searched\n"
+    assert "faster than the pick: it has keys or values that are not searched" in " ".join(captured.out.split())
+    assert path.read_text() == kept
+
+
 def test_a_job_that_searches_keeps_what_it_sets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "job.toml"
     path.write_text(JOB + "\n[layout]\nsearch = true\ntp = 4\n")

@@ -157,5 +157,8 @@ def _write(resolved: ResolvedJob, plan: Plan) -> None:
     from meshwright.config.write import with_layout
 
     path = Path(resolved.path)
+    if plan.keeps_given:
+        progress.info("%s keeps its layout, which is predicted to be faster than all that were searched", path)
+        return
     path.write_text(with_layout(path.read_text(encoding="utf-8"), plan.pick.layout), encoding="utf-8")
     progress.info("the layout is now in %s", path)

@@ -179,6 +179,13 @@ class Plan(Frozen):
         """Return whether a step is shorter than that of every layout that was searched and fits."""
         return step_s < min(self.pick.step_s, self.fastest.step_s)
 
+    @property
+    def keeps_given(self) -> bool:
+        """Whether the layout that the job sets fits and is faster than all that were searched: it sets other keys."""
+        margin_bytes = self.memory_margin * self.usable_memory_bytes
+        given = self.given
+        return given is not None and given.free_bytes >= margin_bytes and self.is_faster(given.step_s)
+
 
 class Reliability(Frozen):
     """How often a device ends a run, and what an ending costs."""
