@@ -14,6 +14,7 @@ from meshwright.planner.search.menu import LOSS_CHUNKS, Menu, pipeline_options
 from meshwright.planner.search.price import Priced, price
 from meshwright.planner.search.rules import is_valid
 from meshwright.planner.search.space import is_needless, vary
+from meshwright.spec.layout.auto_choices import auto_reduces_each_microbatch, auto_reshards
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.problem import shown_value
 from meshwright.spec.run.layout_plan import Candidate, Fix, Rejection
@@ -112,7 +113,17 @@ def _other_degrees(layout: Layout, request: PlanRequest, menu: Menu) -> Iterator
         keeps = ranks % table.dp_replicate == 0
         replicas = np.where(keeps, table.dp_replicate, 1)
         table = replace(table, dp_replicate=replicas, dp_shard=np.maximum(1, ranks // replicas))
-        yield table.take(keeps | (axis != "dp_replicate"))
+        yield _with_auto(table, layout).take(keeps | (axis != "dp_replicate"))
+
+
+def _with_auto(table: LayoutTable, layout: Layout) -> LayoutTable:
+    """Return `table` with what `layout` leaves to be chosen by degrees as its own degrees have it."""
+    changed: dict[str, Any] = {}
+    if layout.reshard_after_forward == "auto":
+        changed["is_resharded"] = np.asarray(auto_reshards(table.pp))
+    if layout.gradient_sync == "auto":
+        changed["reduces_each_microbatch"] = np.asarray(auto_reduces_each_microbatch(table.fsdp, table.pp))
+    return replace(table, **changed)
 
 
 def _other_choices(layout: Layout, request: PlanRequest, menu: Menu) -> Iterator[LayoutTable]:
@@ -168,13 +179,15 @@ def changes(layout: Layout, other: Layout) -> dict[str, object]:
         found["virtual_stages"] = other.stages_per_rank
     if len(found) > 1:
         found.pop("dp_shard", None)
+    # What `layout` leaves to be chosen may be another choice with the degrees of `other`.
+    left = other.replace(reshard_after_forward=layout.reshard_after_forward, gradient_sync=layout.gradient_sync)
     if "reshard_after_forward" in found:
         found["reshard_after_forward"] = "always" if other.is_resharded else "never"
-        if layout.is_resharded == other.is_resharded:
+        if left.is_resharded == other.is_resharded:
             del found["reshard_after_forward"]
     if "gradient_sync" in found:
         found["gradient_sync"] = gradient_sync(other)
-        if layout.reduces_each_microbatch == other.reduces_each_microbatch:
+        if left.reduces_each_microbatch == other.reduces_each_microbatch:
             del found["gradient_sync"]
     return found
 
@@ -195,7 +208,9 @@ def change_of(layout: Layout, key: str) -> str:
 
 def listed(changed: Mapping[str, object]) -> str:
     """Return changed keys as a job would write them."""
-    return ", ".join(f"{name}={_text(value)}" for name, value in changed.items())
+    return ", ".join(
+        f"{name} left out" if value is None else f"{name}={_text(value)}" for name, value in changed.items()
+    )
 
 
 def _excess(candidate: Candidate, usual: MemoryUse, request: PlanRequest) -> str:

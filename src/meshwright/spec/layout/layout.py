@@ -11,6 +11,7 @@ from pydantic_core.core_schema import SerializerFunctionWrapHandler
 
 from meshwright.errors import InfeasibleLayout
 from meshwright.spec.layout.attention_backend import SPARSE_BACKENDS, AttentionBackend
+from meshwright.spec.layout.auto_choices import auto_reduces_each_microbatch, auto_reshards
 from meshwright.spec.layout.compile_value import Compile, CompileBackend
 from meshwright.spec.layout.degrees import Degrees
 from meshwright.spec.layout.rank_misfit import rank_misfit
@@ -153,14 +154,14 @@ class Layout(Degrees):
     @property
     def is_resharded(self) -> bool:
         """Return whether unsharded parameters are freed after forward; auto keeps them in a pipeline."""
-        return self.pp == 1 if self.reshard_after_forward == "auto" else self.reshard_after_forward != "never"
+        auto = self.reshard_after_forward == "auto"
+        return bool(auto_reshards(self.pp)) if auto else self.reshard_after_forward != "never"
 
     @property
     def reduces_each_microbatch(self) -> bool:
         """Return whether each backward reduce-scatters its gradients over the ranks that share parameters."""
         if self.gradient_sync == "auto":
-            # A pipeline holds a share of the blocks, and has a microbatch for each of its ranks or more.
-            return self.fsdp > 1 and self.pp == 1
+            return bool(auto_reduces_each_microbatch(self.fsdp, self.pp))
         return self.gradient_sync == "microbatch"
 
     def checkpoint_of(self, block: int, first_block: int = 0) -> ActivationCheckpoint:

@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.planner.candidate import judge
 from meshwright.planner.explain.best_change import best_changes
-from meshwright.planner.explain.explain import neighbours
+from meshwright.planner.explain.explain import changes, listed, neighbours
 from meshwright.planner.explain.predicted_causes import PricedFloor, floor_of, predicted_causes, share_of_rank
 from meshwright.planner.search.menu import menu_of
 from meshwright.spec.layout.layout import Layout
@@ -37,6 +37,20 @@ def test_a_change_of_degree_names_the_ranks_that_it_takes() -> None:
     assert best.saved_s > 0
     changed = {key.removeprefix("layout."): int(value) for key, value in keys.items()}
     assert wasteful.replace(**changed).num_ranks == wasteful.num_ranks
+
+
+@pytest.mark.parametrize("boundaries", [None, (16,)])
+def test_what_is_left_to_be_chosen_is_chosen_for_the_other_degrees(boundaries: tuple[int, ...] | None) -> None:
+    request = ask("llama3-8b", 8, seq_len=8192, batch=32, cluster="h200-ib400")
+    # "auto" keeps parameters in a pipeline and reduces once a step; without one it does neither.
+    layout = Layout(pp=2, dp_shard=4, compile=True, activation_checkpoint="selective", stage_boundaries=boundaries)
+    table = neighbours(layout, request, menu_of(request))
+    row = next(row for row in range(len(table)) if table.pp[row] == 1)
+    other = table.layout(row)
+    assert (other.is_resharded, other.reduces_each_microbatch) == (True, True)
+    left_out = {} if boundaries is None else {"stage_boundaries": None}
+    assert changes(layout, other) == {"pp": 1, **left_out}
+    assert listed(left_out) == ("" if boundaries is None else "stage_boundaries left out")
 
 
 def test_a_lower_precision_is_named_as_one_that_changes_numerics() -> None:
