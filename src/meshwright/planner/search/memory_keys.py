@@ -79,7 +79,8 @@ def with_memory_keys(found: Found, request: PlanRequest, menu: Menu) -> Found:
     priced = join([found.priced, chunked, needing])
     is_coarse = np.pad(found.is_coarse, (0, len(priced) - len(found.priced)))
     num_scored += num_finer + len(chunked)
-    rest = joined([found.rest, bounds.take(is_left)])
+    # The best of each other kind (`complete`) may need a key only where all do: that search is not made longer.
+    rest = found.rest if len(found.priced) else joined([found.rest, bounds.take(is_left)])
     return replace(found, menu=menu, priced=priced, is_coarse=is_coarse, rest=rest, num_scored=num_scored)
 
 

@@ -28,7 +28,7 @@ from meshwright.planner.search.price import Priced, join, price, price_leaner
 from meshwright.planner.search.space import splits, with_choices, with_fine_choices, with_other_fine_choices
 from meshwright.spec.run.layout_plan import Candidate
 
-_LEAST_WANTED, _MOST_WANTED, _WANTED_PER_DEVICE = 10_000, 100_000, 20
+_LEAST_WANTED, _MOST_WANTED, _WANTED_PER_DEVICE = 10_000, 110_000, 20
 _FIRST_PIECE, _LARGEST_PIECE = 4_000, 24_000
 """Layouts that are priced at once: few at first, since a fast one that fits spares the rest."""
 _MARGIN = 1 + RANKING_ERROR
