@@ -115,7 +115,8 @@ class _ToBeat:
     def limits_s(self, layouts: LayoutTable) -> Floats:
         """Return the seconds that layouts with memory keys have to stay below to be picked, or to move what may be.
 
-        More complex ones have to be clearly faster than all, equally simple ones than the simplest.
+        More complex ones have to be clearly faster than all; equally simple ones, which may need fewer keys, as fast as
+        the simplest.
         """
         if not len(self.near):
             return np.full(len(layouts), np.inf)
@@ -123,7 +124,7 @@ class _ToBeat:
         least, fastest_s = near.min(), self.near.total_s.min()
         simplest_s = self.near.total_s[near == least].min()
         return np.asarray(
-            np.select([own < least, own == least], [self.most_s, simplest_s / (1 + ALIKE)], fastest_s / (1 + ALIKE))
+            np.select([own < least, own == least], [self.most_s, simplest_s * (1 + ALIKE)], fastest_s / (1 + ALIKE))
         )
 
 
@@ -149,7 +150,8 @@ def _candidates(found: Found, to_beat: _ToBeat, request: PlanRequest, menu: Menu
     """Return the ways to share the model and spend memory that do not fit without memory keys, and would be picked."""
     tight = found.tight
     if len(to_beat.near):
-        tight = tight.take(np.asarray(least_of_splits_s(tight, request, menu) < to_beat.limits_s(tight)))
+        limits_s = to_beat.limits_s(_with_usual_ways(tight))
+        tight = tight.take(np.asarray(least_of_splits_s(tight, request, menu) < limits_s))
     options = memory_options(menu)[1:]
     room = has_room(with_memory_options(tight, options), request, menu).reshape(len(tight), len(options))
     tight = tight.take(np.flatnonzero(room.any(axis=1)))
@@ -162,6 +164,15 @@ def _candidates(found: Found, to_beat: _ToBeat, request: PlanRequest, menu: Menu
         return rows
     shares = rows.least_s / to_beat.limits_s(rows.layouts)
     return rows.take(np.argsort(shares, kind="stable")[:_MOST_TRIED])
+
+
+def _with_usual_ways(candidates: LayoutTable) -> LayoutTable:
+    """Return the splits with the least complex ways to spend memory."""
+    return replace(
+        candidates,
+        is_resharded=candidates.reshards_by_default,
+        reduces_each_microbatch=candidates.reduces_each_by_default,
+    )
 
 
 def _bounds(base: Bounds, to_beat: _ToBeat, request: PlanRequest, menu: Menu) -> Bounds:
