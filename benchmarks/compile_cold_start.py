@@ -30,6 +30,7 @@ from rich.table import Table
 from meshwright.models.build import build_architecture
 from meshwright.parallelism.data.materialize import materialize
 from meshwright.parallelism.torch_private.torch_compile_count import compile_count
+from meshwright.parallelism.torch_private.torch_compiler import trust_vector_instructions
 from meshwright.spec.model.architecture import LlamaArchitecture
 
 WAYS = ("eager", "blocks", "blocks, cached", "model")
@@ -86,6 +87,8 @@ def measure(way: str, num_layers: int) -> dict[str, float]:
     """Return the first and a later step's wall seconds, what the first takes longer, and the number of graphs."""
     architecture = MODEL.replace(num_layers=num_layers)
     torch.set_num_threads(1)
+    # As ranks do before they compile.
+    trust_vector_instructions()
     torch.manual_seed(0)
     with torch.device("meta"):
         model = build_architecture(architecture)

@@ -1,7 +1,7 @@
 """Seconds of collectives by kind, ranks and bytes, as all ranks of this machine make them at the same time.
 
 On a CPU they are what a collective adds to computation, more than it takes alone. An all-reduce is timed twice:
-waited for at once, and started next to computation that goes on (parallelism/data/replica_sums.py).
+waited for at once, and started next to computation (parallelism/data/replica_sums.py).
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ _CLOCK_TICK_S = 1e-9
 # A matmul of about a millisecond on one core.
 _WORK_ROWS, _WORK_WIDTH = 256, 512
 _NUM_ASYNC, _WORKS_PER_ASYNC = 4, 3
-"""All-reduces of one sample that computation goes on next to, and matmuls after the start of each: a layer's backward,
+"""All-reduces of one sample that run next to computation, and matmuls after the start of each: a layer's backward,
 long enough for the messages of a small one to arrive."""
 
 
@@ -41,7 +41,7 @@ def collective_seconds(sizes: SizeGrid, watch: Stopwatch) -> dict[tuple[Collecti
 
 
 def _async_all_reduce_s(num_bytes: int, group: dist.ProcessGroup, watch: Stopwatch) -> float:
-    """Return the seconds that an all-reduce adds to computation that goes on after its start; waited for at the end.
+    """Return the seconds that an all-reduce adds to the computation after its start; waited for at the end.
 
     Less than those of one that is waited for at once: others arrive and messages travel meanwhile. What the threads of
     communication compute still takes the time of these cores.

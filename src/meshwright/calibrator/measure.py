@@ -36,7 +36,7 @@ _MANY_WAITS_S = 0.1
 
 @dataclass(frozen=True)
 class Measurements:
-    """Seconds by operation and size; see measure.py, measure.py and timing.py."""
+    """Seconds by operation and size; see measure.py, collective_seconds.py and timing.py."""
 
     matmul_s: dict[tuple[str, int, int, int], float]
     forward_attention_s: dict[tuple[str, int, int], float]

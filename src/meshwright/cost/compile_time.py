@@ -5,7 +5,7 @@
     repaid    = steps x step_s x SAVED_SHARE > blocks
 
 kinds is the number of different blocks: equal blocks share a graph, however many they are. One graph of the model has
-each block in it: what is compiled once for equal ones is still the larger part, up to some twenty blocks. Each rank
+each block in it: what is compiled once for equal ones is still the larger part, up to some fourteen blocks. Each rank
 compiles for itself, and ranks beyond the cores wait for them.
 
 Ignored: how large a block is, since Inductor's time follows its operators, not its shapes; that a block with an eager

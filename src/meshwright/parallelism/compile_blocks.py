@@ -10,7 +10,11 @@ from torch import nn
 from meshwright.log import logger
 from meshwright.parallelism.activation_checkpoint import checkpoints_of
 from meshwright.parallelism.torch_private.torch_compat import keep_backward_inputs
-from meshwright.parallelism.torch_private.torch_compiler import overlap_collectives, save_meshes_last
+from meshwright.parallelism.torch_private.torch_compiler import (
+    overlap_collectives,
+    save_meshes_last,
+    trust_vector_instructions,
+)
 from meshwright.spec.layout.layout import ActivationCheckpoint, Layout
 
 _SINGLE_OPS = (nn.Linear, nn.Embedding, nn.RMSNorm, nn.LayerNorm)
@@ -73,6 +77,8 @@ def prepare_compile(layout: Layout) -> None:
     A backward in two parts runs a compiled block's backward twice on the same saved tensors, which the compiler would
     by default overwrite with results. A recomputed block needs random states and meshes saved in order.
     """
+    if layout.compile_backend == "inductor":
+        trust_vector_instructions()
     if layout.may_split_backward:
         keep_backward_inputs()
     if layout.recomputes:

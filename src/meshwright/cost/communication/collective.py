@@ -74,7 +74,7 @@ def all_reduce_s(total_bytes: ArrayLike, group: RankGroup, fabric: Fabric) -> Fl
 
 
 def async_all_reduce_s(total_bytes: ArrayLike, group: RankGroup, fabric: Fabric) -> Floats:
-    """Return the seconds that an all-reduce adds to computation on the same cores, which goes on until it is waited
+    """Return the seconds that an all-reduce adds to computation on the same cores, which continues until it is waited
     for; those of the whole all-reduce where that was not measured.
     """
     return where_measured("async-all-reduce", total_bytes, all_reduce_s(total_bytes, group, fabric), group, fabric)

@@ -3,7 +3,10 @@
 Checked in 2.11 to 2.15.
 """
 
+import platform
 import re
+import subprocess
+import sys
 import warnings
 from functools import cache, partial
 from pathlib import Path
@@ -17,6 +20,8 @@ from torch.distributed import _symmetric_memory
 
 _COLLECTIVE, _FUSED = "torch.ops._c10d_functional.", "torch.ops.symm_mem."
 _WAIT = f"{_COLLECTIVE}wait_tensor"
+_KNOWS_AMX = 12
+"""Series of GCC and of Clang that know AMX, the newest of x86's instructions that Inductor takes for granted then."""
 _DAMAGED = re.compile(r"(/\S+\.so): (file too short|invalid ELF header|ELF load command|cannot read file data)")
 """What glibc's loader says of a shared library that is cut off."""
 
@@ -73,6 +78,33 @@ def reduce_one_way() -> None:
     """
     config: Any = torch._inductor.config
     config.triton.mix_order_reduction = False
+
+
+@cache
+def trust_vector_instructions() -> None:
+    """Have Inductor, for this process, take an x86 processor's vector instructions without compiling tests of them.
+
+    The tests ask whether the C++ compiler knows what the processor reports, and are a third of what the first blocks of
+    an empty cache take to compile. Compilers of the last years know all that Inductor uses; for others, and where
+    TORCHINDUCTOR_VEC_ISA_OK is set, nothing changes.
+    """
+    config: Any = torch._inductor.config
+    is_open = config.cpp.vec_isa_ok is None and platform.machine() == "x86_64" and sys.platform == "linux"
+    if is_open and _compiler_series() >= _KNOWS_AMX:
+        config.cpp.vec_isa_ok = True
+
+
+def _compiler_series() -> int:
+    """Return the first number of the version of the C++ compiler that Inductor calls; 0 where there is none."""
+    # Imported here: it takes seconds.
+    from torch._inductor import cpp_builder, exc  # noqa: PLC0415
+
+    try:
+        found = subprocess.run((cpp_builder.get_cpp_compiler(), "-dumpversion"), capture_output=True, text=True)
+    except (exc.InvalidCxxCompiler, OSError):
+        return 0
+    number = found.stdout.partition(".")[0].strip()
+    return int(number) if number.isdecimal() else 0
 
 
 def has_symmetric_memory(device_type: str) -> bool:

@@ -51,7 +51,7 @@ CollectiveKind = Literal[
     "exchange",
 ]
 """send is to the next rank while the one before sends here. async-all-reduce is what an all-reduce adds to computation
-that goes on until it is waited for. exchange is an all-gather or a reduction of FSDP as steps of training have it,
+that continues until it is waited for. exchange is an all-gather or a reduction of FSDP as steps of training have it,
 without copies: what a step takes next to its operators."""
 _KINDS_OF_EARLIER_FILES = ("unshard", "reduce-grads")
 

@@ -1,9 +1,14 @@
-"""A compiled block that reads DTensors recomputes what it drew at random, with the torch at hand."""
+"""Private settings of torch's compiler do what they are set for, with the installed torch."""
 
 from __future__ import annotations
 
 import functools
+import os
+import platform
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -57,3 +62,28 @@ def _output_and_gradients(module: nn.Module, model: nn.Module) -> list[Tensor]:
     y_BD = module(x_BD)
     gradients = torch.autograd.grad(y_BD.square().sum(), [x_BD, *model.parameters()])
     return [y_BD, *(one.to_local() if isinstance(one, DTensor) else one for one in gradients)]
+
+
+_TRUSTS = """
+import torch
+from meshwright.parallelism.torch_private.torch_compiler import trust_vector_instructions
+trust_vector_instructions()
+print(torch._inductor.config.cpp.vec_isa_ok)
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="others have no such tests")
+@pytest.mark.parametrize(
+    ("series", "said", "trusts"),
+    [("12", None, "True"), ("13.2.0", None, "True"), ("9.4.0", None, "None"), ("12", "0", "False")],
+)
+def test_tests_of_vector_instructions_are_left_to_old_compilers(
+    series: str, said: str | None, trusts: str, tmp_path: Path
+) -> None:
+    compiler = tmp_path / "g++"
+    compiler.write_text(f"#!/bin/sh\necho {series}\n")
+    compiler.chmod(0o755)
+    environment = {**os.environ, "CXX": str(compiler)}
+    environment |= {"TORCHINDUCTOR_VEC_ISA_OK": said} if said else {}
+    done = subprocess.run((sys.executable, "-c", _TRUSTS), capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout == f"{trusts}\n"
