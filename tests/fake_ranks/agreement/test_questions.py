@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 
+from compiler_warnings import COMPILER_WARNINGS
 from meshwright.config.load import load_job
 from meshwright.prover.prove import ProofRequest, on_few_ranks, prove
 from meshwright.spec.layout.layout_text import layout_text, parse_layout
@@ -101,6 +102,7 @@ def _slower(candidate: Candidate, factor: float) -> object:
 
 
 @pytest.mark.long
+@COMPILER_WARNINGS
 @pytest.mark.timeout(LIMIT_S)
 def test_a_small_form_of_each_shape_trains_as_one_process() -> None:
     picks = {layout_text(on_few_ranks(asked(name).plan.pick.layout)) for name in QUESTIONS}
