@@ -153,3 +153,15 @@ def test_a_recomputed_block_is_traced_with_either_backend(backend: str, device: 
     arguments = arguments_of(JOB, "layout.dp_shard=2", "train.global_batch_size=4", "precision.compute=bfloat16", *keys)
     found = trace(BUILD, 0, 2, arguments, device)
     assert any("attention" in signature.op for signature in found.signatures)
+
+
+@pytest.mark.long
+def test_what_reads_a_part_of_what_a_graph_gathers_does_not_move_all_of_it() -> None:
+    # A model's graph gathers the weights of a block into one buffer, a norm's among them.
+    keys = ("layout.tp=1", "layout.dp_shard=8", "layout.activation_checkpoint=none")
+    most = [
+        max(one.read_bytes + one.written_bytes for one in found.signatures if "rsqrt" in one.op)
+        for found in (traced(*keys, f"layout.compile={how}") for how in ("model", "true"))
+    ]
+    # A norm is fused with more sums there.
+    assert most[0] < 2 * most[1]

@@ -1,9 +1,10 @@
-"""kernel_bytes: what a fused kernel of Inductor moves, of tables that it indexes by data the rows it touches.
+"""kernel_bytes: what a fused kernel of Inductor moves, of each buffer no more than what its accesses touch.
 
 Inductor counts a buffer that is indexed by data as read or written whole, since the data may name any part of it. An
-embedding's gradient would then move its table twice, for the rows of a few thousand tokens. Here such a buffer counts
-what the kernel's ranges touch, no more than all of it, and twice where it is added to. Private parts of torch; checked
-in 2.13.
+embedding's gradient would then move its table twice, for the rows of a few thousand tokens. Of fused operators it also
+counts buffers whole of which they read a slice: a norm would move the weights of all its block, which a graph with its
+collectives gathers into one buffer. Here a buffer counts what the kernel's ranges touch, no more than all of it, and
+twice where it is added to by data. Private parts of torch; checked in 2.13.
 """
 
 import math
@@ -28,16 +29,17 @@ def kernel_bytes(step: BaseSchedulerNode) -> int:
 
 
 def _touched_bytes(deps: list[Dep], whole_bytes: int) -> int:
-    """Return the bytes that accesses of one buffer touch, if all are indexed by data; else `whole_bytes`."""
+    """Return the bytes that accesses of one buffer touch, at most; `whole_bytes` where that is not known."""
     touched = 0
     for dep in deps:
         mode, sizes = getattr(dep, "mode", None), getattr(dep, "size", ())
         if mode == _ADDED and not isinstance(dep, MemoryDep):
             # The buffer that is added to, under its earlier name: the write counts for both.
             continue
-        if not isinstance(dep, MemoryDep) or not dep.is_indirect() or not all(map(_is_known, sizes)):
+        if not isinstance(dep, MemoryDep) or not all(map(_is_known, sizes)):
             return whole_bytes
-        elements = math.prod(int(size) for size in sizes)
+        # Without data as an index, what is read once for several elements counts once.
+        elements = math.prod(int(size) for size in sizes) if dep.is_indirect() else int(dep.get_numel())
         touched += elements * get_dtype_size(V.graph.get_dtype(dep.name)) * (2 if mode == _ADDED else 1)
     return touched
 
