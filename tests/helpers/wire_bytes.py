@@ -11,7 +11,8 @@ from meshwright.cost.block_positions import block_positions
 from meshwright.cost.communication.communication import Communication
 from meshwright.cost.communication.data_parallel import DataParallel, replicated_sums_s
 from meshwright.cost.communication.fabric import Fabric, FabricConstants, fabric_of
-from meshwright.cost.communication.fsdp_exposed import UnitPasses, ends_exposed_s, fsdp_exposed_s
+from meshwright.cost.communication.fsdp_ends import ends_exposed_s
+from meshwright.cost.communication.fsdp_exposed import UnitPasses, fsdp_exposed_s
 from meshwright.cost.communication.pipeline_p2p import PipelineP2P
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import Floats

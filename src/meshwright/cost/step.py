@@ -28,7 +28,8 @@ from meshwright.cost.communication.data_parallel import (
 from meshwright.cost.communication.exposed_traffic import ExposedTraffic, TrafficPricer
 from meshwright.cost.communication.fabric import Fabric, FabricConstants, fabric_of, stack_fabrics
 from meshwright.cost.communication.fsdp_copies import FsdpCopies
-from meshwright.cost.communication.fsdp_exposed import UnitPasses, ends_exposed_s, first_block_exposed_s, fsdp_exposed_s
+from meshwright.cost.communication.fsdp_ends import ends_exposed_s, pass_ends_exposed_s
+from meshwright.cost.communication.fsdp_exposed import UnitPasses, fsdp_exposed_s
 from meshwright.cost.communication.pipeline_p2p import PipelineP2P
 from meshwright.cost.compute.block_compute import Computed, ComputePricer, Prices
 from meshwright.cost.compute.block_time import BlockPricer
@@ -207,7 +208,7 @@ class StepPricer:
         ends = self.copies.before_blocks(prices.times, prices.memory_rate)
         return (
             fsdp_exposed_s(self.parallel, position.row, fabric, c, passes),
-            first_block_exposed_s(self.parallel, position.row, fabric, c, passes, ends),
+            pass_ends_exposed_s(self.parallel, position.row, fabric, c, passes, ends),
         )
 
     def _waits(self, block: Computed, sent: ExposedTraffic, c: Constants) -> Passes:

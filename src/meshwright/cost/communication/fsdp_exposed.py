@@ -7,29 +7,31 @@
                + (load - 1) x the shorter (contention.py)
     prefetch   with none a block is gathered when the one after it is reduced, and neither hides; forward gathers ahead
                anyway, since the host does not wait for the device
+    replicas   sums over replicas run on a stream of their own, next to what FSDP exchanges for the next block: the
+               longer + (load - 1) x the bytes' seconds of the shorter
     float8     weights are rounded before they are gathered, next to computation: both hide together
     offload    parameters are copied to the device next to the gather of the block before, gradients to the host next
                to the next gather; all but the first microbatch's are added to those on the host, which waits for them
     one graph  (layout.compile = "model") the same, but sums of several microbatches over replicas follow the last: all
                exposed
-    ends       what stands before and after the blocks is cast, gathered and reduced at the ends of a pass: all exposed
 
-Kept parameters travel once a step, gradients once a step or after each microbatch (Layout.gradient_sync). After a
-backward in two parts they are reduced unit by unit, and nothing hides it. Sources: FSDP (arXiv:2304.11277), Galvatron
-(arXiv:2211.13878) for the slowdown; the order of FSDP2's own calls for prefetch and offload. Ignored: what prefetch of
-more than one block hides besides; that copies take bandwidth from collectives within a node.
+Ends of a pass: fsdp_ends.py. Kept parameters travel once a step, gradients once a step or after each microbatch
+(Layout.gradient_sync). After a backward in two parts they are reduced unit by unit, and nothing hides it. Sources: FSDP
+(arXiv:2304.11277), Galvatron (arXiv:2211.13878) for the slowdown; the order of FSDP2's own calls for prefetch and
+offload. Ignored: what prefetch of more than one block hides besides; that copies take bandwidth from collectives within
+a node.
 """
 
-from typing import NamedTuple
+from copy import copy
+from typing import NamedTuple, Self
 
 import numpy as np
 
-from meshwright.cost.communication.collective import all_gather_s, all_reduce_s, reduce_scatter_s, slowdown_share
+from meshwright.cost.communication.collective import all_reduce_s, slowdown_share
 from meshwright.cost.communication.contention import joint_load, ring_shares
 from meshwright.cost.communication.data_parallel import (
     DataParallel,
     block_collectives_s,
-    dense_parameters,
     gather_again_s,
     replicas_all_reduce_s,
 )
@@ -52,7 +54,7 @@ class UnitPasses(NamedTuple):
     """Of adding up what was reduced, next to computation."""
 
 
-class _Exchanges:
+class UnitExchanges:
     """The seconds of one block's exchanges, none hidden, one element a configuration."""
 
     def __init__(self, dp: DataParallel, row: Ints, fabric: Fabric, passes: UnitPasses) -> None:
@@ -79,8 +81,24 @@ class _Exchanges:
         """Of the links that it is gathered again over next to a reduction; 2 where one waits for the other."""
         self.slows = slowdown_share(shards, fabric)
         """By how much less they slow down computation than usual (layout.communication_sms)."""
-        # FSDP2 reduces over replicas on a stream of its own, and over other links where each node has all shards.
-        self.sums_overlap = dp.is_own & (shards.num_domains == 1) & (replicas.num_domains > 1)
+        sums_load = joint_load(ring_shares(replicas, fabric), ring_shares(shards, fabric), fabric)
+        waiting_s = np.minimum(all_reduce_s(0.0, replicas, fabric), self.summed)
+        self.summed_alone: Floats = np.where(dp.is_own, (sums_load - 1) * (self.summed - waiting_s), self.summed)
+        """Of summing it over replicas those by which this delays what FSDP2 exchanges at the same time."""
+
+    def without_gather(self, gather_s: Floats) -> Self:
+        """Return the same of a block next to whose backward `gather_s` less is gathered: its dense parameters."""
+        left = copy(self)
+        left.again = np.where(self.is_freed, np.maximum(self.again - gather_s, 0.0), 0.0)
+        left.copied_again = left.prepared_again = np.zeros_like(self.again)
+        return left
+
+    def without_reduction(self, scatter_s: Floats) -> Self:
+        """Return the same of a block next to whose backward `scatter_s` less is reduced."""
+        left = copy(self)
+        left.scatter = np.maximum(self.scatter - scatter_s, 0.0)
+        left.copied = left.added = left.summed = left.summed_alone = np.zeros_like(self.scatter)
+        return left
 
 
 def fsdp_exposed_s(
@@ -92,12 +110,12 @@ def fsdp_exposed_s(
 ) -> Floats:
     """Return the seconds of exposed communication that FSDP adds to one block's passes of one microbatch."""
     layouts, last = dp.layouts, 1.0 / dp.num_microbatches
-    unit, block = _Exchanges(dp, row, fabric, passes), passes.whole
+    unit, block = UnitExchanges(dp, row, fabric, passes), passes.whole
     computes = passes.computing[0] * unit.slows, passes.computing[1] * unit.slows
     # Shares of microbatches: what is freed is gathered for each, what is kept for one.
     gathered = np.where(unit.is_freed, 1.0, last)
-    forward = gathered * _exposed(np.maximum(unit.gather, unit.copied), block[0], c, computes[0], unit.prepared)
-    usual, at_end = _backward_exposed_s(dp, unit, c, block[1], computes[1])
+    forward = gathered * exposed_s(np.maximum(unit.gather, unit.copied), block[0], c, computes[0], unit.prepared)
+    usual, at_end = backward_exposed_s(dp, unit, c, block[1], computes[1])
     is_shared = (layouts.dp * layouts.cp > 1) | _shares_experts(dp, row) | layouts.cpu_offload
     exposed = forward + (1 - last) * usual + last * at_end
     return np.where(dp.shards_parameters & is_shared, exposed, 0.0)
@@ -108,7 +126,9 @@ def _shares_experts(dp: DataParallel, row: Ints) -> Bools:
     return np.asarray(dp.is_own & (dp.layouts.expert_dp_shard > 1) & (dp.work.blocks.expert_parameters[row] > 0))
 
 
-def _backward_exposed_s(dp: DataParallel, unit: _Exchanges, c: Constants, block_s: Floats, computes: Floats) -> Passes:
+def backward_exposed_s(
+    dp: DataParallel, unit: UnitExchanges, c: Constants, block_s: Floats, computes: Floats
+) -> Passes:
     """Return the seconds exposed in one block's backward, of the usual microbatch and of the one whose gradients are
     left to reduce at the end of a step, or are the first that the host gets.
     """
@@ -117,17 +137,17 @@ def _backward_exposed_s(dp: DataParallel, unit: _Exchanges, c: Constants, block_
     copied_out = np.where(layouts.dp_replicate == 1, unit.copied, 0.0)
     behind = np.where(layouts.splits_backward, 0.0, block_s)
     after_stage = _hidden_after_stage(dp, unit, unit.scatter + copied_out, block_s, c)
-    gathered = _exposed(unit.again + unit.copied_again, block_s, c, computes, unit.prepared_again)
-    reduced = _exposed(_at_once(unit, copied_out), behind, c, computes) - after_stage
+    gathered = exposed_s(unit.again + unit.copied_again, block_s, c, computes, unit.prepared_again)
+    reduced = exposed_s(_at_once(unit, copied_out), behind, c, computes) - after_stage
     exchanged = _at_once(unit, unit.copied)
-    both = np.where(unit.sums_overlap, np.maximum(exchanged, unit.summed), exchanged + unit.summed)
+    both = np.maximum(exchanged + unit.summed_alone, unit.summed)
     # Nothing is computed after the stage that a rank is done with last.
-    at_end = _exposed(both, behind, c, computes) - (1 - 1 / layouts.stages_per_rank) * after_stage
+    at_end = exposed_s(both, behind, c, computes) - (1 - 1 / layouts.stages_per_rank) * after_stage
     in_line = unit.is_freed & gathers_in_line(layouts)
     # A stage's last block is gathered behind the loss, or behind another microbatch.
     waited = unit.again * (1 - _last_of_stage(dp)) + unit.scatter
     reduced = np.where(in_line, waited, reduced)
-    at_end = np.where(in_line, waited + _exposed(unit.summed, block_s, c, computes), at_end)
+    at_end = np.where(in_line, waited + exposed_s(unit.summed, block_s, c, computes), at_end)
     # The device waits for the host, which waits for gradients to add them.
     gathered = np.where(in_line & sums_on_host(layouts), unit.again + unit.copied_again, gathered)
     usual = np.where(layouts.reduces_each_microbatch, reduced, gathered)
@@ -137,7 +157,7 @@ def _backward_exposed_s(dp: DataParallel, unit: _Exchanges, c: Constants, block_
     return usual, np.where(after_all, usual + unit.summed, at_end)
 
 
-def _at_once(unit: _Exchanges, copied_out: Floats) -> Floats:
+def _at_once(unit: UnitExchanges, copied_out: Floats) -> Floats:
     """Return the seconds between the exchanges of one block's backward and those of the next, if nothing else waits.
 
     Copies run next to the other collective, but before the block's own gather and after its own reduction; so does what
@@ -163,7 +183,7 @@ def _last_of_stage(dp: DataParallel) -> Floats:
 
 
 def _hidden_after_stage(
-    dp: DataParallel, unit: _Exchanges, scatter: Floats, backward_s: Floats, c: Constants
+    dp: DataParallel, unit: UnitExchanges, scatter: Floats, backward_s: Floats, c: Constants
 ) -> Floats:
     """Return the seconds of a block's reduction that hide where a backward has two parts, in the mean over blocks.
 
@@ -172,61 +192,11 @@ def _hidden_after_stage(
     """
     last_of_stage = _last_of_stage(dp)
     weights_s = backward_s / 2 / last_of_stage
-    hidden_s = scatter - _exposed(scatter, weights_s, c, unit.slows)
+    hidden_s = scatter - exposed_s(scatter, weights_s, c, unit.slows)
     return np.where(dp.layouts.splits_backward, last_of_stage * hidden_s, 0.0)
 
 
-def first_block_exposed_s(
-    dp: DataParallel,
-    row: Ints,
-    fabric: Fabric,
-    c: Constants,
-    passes: UnitPasses,
-    ends: Passes,
-) -> Floats:
-    """Return the seconds, for one microbatch, that the first block's gather and the reduction of its gradients, the
-    last one, are exposed for longer than those of others: they hide behind what stands before it, not behind a block.
-
-    `ends` are the seconds of that, forward and backward. 0 in a pipeline, whose stages gather ahead, and
-    reduce when all of it is done; and 0 of other software, whose multipliers were fitted to whole steps without it.
-    """
-    layouts, last = dp.layouts, 1.0 / dp.num_microbatches
-    # Experts on ranks of their own are a unit within their block, which hides behind the rest of it.
-    is_one_unit = (layouts.ep == 1) & (layouts.tp == 1)
-    gather, scatter = block_collectives_s(dp, row, fabric, with_experts=is_one_unit)
-    gathers = np.where(layouts.is_resharded, 1.0, last)
-    # What the host waits for is exposed of all blocks, as is what is queued.
-    reduces = np.where(layouts.reduces_each_microbatch & ~sums_on_host(layouts), 1.0, last)
-    reduces = np.where(gathers_in_line(layouts), 0.0, reduces)
-    slows, none = slowdown_share(dp.shard_group(fabric), fabric), np.zeros(len(layouts))
-    longer = [
-        np.maximum(_exposed(own_s, end_s, c, slows, first_s) - _exposed(own_s, block_s, c, slows, first_s), 0)
-        for own_s, first_s, end_s, block_s in zip(
-            (gather, scatter), (passes.before_gather_s, none), ends, passes.whole, strict=True
-        )
-    ]
-    is_alone = dp.shards_parameters & dp.is_own & (layouts.dp * layouts.cp > 1) & (layouts.pp == 1)
-    return np.where(is_alone, gathers * longer[0] + reduces * longer[1], 0.0)
-
-
-def ends_exposed_s(dp: DataParallel, row: Ints, fabric: Fabric, before_gather_s: Floats) -> Floats:
-    """Return the seconds, for one microbatch, of gathering what stands before or after the blocks, `before_gather_s`
-    of them to prepare it, and reducing its gradients: at the ends of a pass there is nothing to hide them behind.
-    """
-    layouts, parameters = dp.layouts, dense_parameters(dp, row)
-    group, replicas = dp.shard_group(fabric), dp.replica_group(fabric)
-    whole = before_gather_s + all_gather_s(parameters * dp.element_bytes, group, fabric)
-    scatter = reduce_scatter_s(parameters * dp.reduce_bytes, group, fabric)
-    summed = all_reduce_s(parameters / layouts.fsdp * dp.reduce_bytes, replicas, fabric)
-    last = 1.0 / dp.num_microbatches
-    # Kept from forward to backward, but for one microbatch only if blocks are freed.
-    gathers = np.where(layouts.is_resharded, 1.0, last)
-    reduces = np.where(layouts.reduces_each_microbatch, 1.0, last)
-    copied = (gathers + np.where(sums_on_host(layouts), 1.0, last)) * copy_s(layouts, parameters / layouts.fsdp)
-    return np.where(dp.shards_parameters, gathers * whole + reduces * scatter + last * summed + copied, 0.0)
-
-
-def _exposed(
+def exposed_s(
     own_s: Floats, hidden_behind_s: Floats, c: Constants, computes: Floats, prepared_s: Floats | float = 0.0
 ) -> Floats:
     """Return the exposed seconds of a collective that follows `prepared_s`, in which it slows down nothing."""
