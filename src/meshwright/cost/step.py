@@ -212,16 +212,19 @@ class StepPricer:
         )
 
     def _waits(self, block: Computed, sent: ExposedTraffic, c: Constants) -> Passes:
-        """Return for how long the device waits for the host in both passes."""
-        return (
-            self._wait_s(block.forward + sent.forward, block.host[0], c),
-            self._wait_s(block.backward + sent.backward, block.host[1], c),
-        )
+        """Return for how long the device waits for the host in both passes.
 
-    def _wait_s(self, device_s: Floats, host_s: Floats, c: Constants) -> Floats:
-        """Return the seconds that `host_s` add to `device_s`: of the host's, those that the device does not hide."""
-        sharpness = c["host_sharpness"]
-        return np.asarray((device_s**sharpness + host_s**sharpness) ** (1 / sharpness)) - device_s
+        Of our own kernels all are counted, and wait in a queue: the device is idle for what the host needs longer, less
+        what it is ahead by since the forward. The exponent of other software was fitted with its kernels.
+        """
+        device = block.forward + sent.forward, block.backward + sent.backward
+        ahead_s = np.maximum(device[0] - block.host[0], 0.0)
+        queued = np.maximum(block.host[0] - device[0], 0.0), np.maximum(block.host[1] - device[1] - ahead_s, 0.0)
+        forward, backward = (
+            np.where(self.parallel.is_own, own_s, _longer_by_s(device_s, host_s, c["host_sharpness"]))
+            for own_s, device_s, host_s in zip(queued, device, block.host, strict=True)
+        )
+        return forward, backward
 
     def _exchanges_s(self, fabric: Fabric, c: Constants, hidden_behind_s: Floats) -> Floats:
         """Return the exposed seconds of parameters and gradients outside of a steady microbatch."""
@@ -287,3 +290,8 @@ class StepPricer:
             optimizer_s=optimizer,
             stragglers_s=straggling,
         )
+
+
+def _longer_by_s(device_s: Floats, host_s: Floats, sharpness: float) -> Floats:
+    """Return the seconds that `host_s` add to `device_s`, in a smooth form of the longer of the two."""
+    return np.asarray((device_s**sharpness + host_s**sharpness) ** (1 / sharpness)) - device_s

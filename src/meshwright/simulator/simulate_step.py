@@ -141,7 +141,7 @@ class AcceleratorModel(DeviceModel):
         """
         records, constants, figure = trace.records, fitted_constants(), self.cluster.device.host_launch_s
         device_s, is_op = self.op_s(trace), records.kind == RecordKind.OP
-        launch_s = constants["launch_s.eager"] if figure is None else figure.value
+        launch_s = constants["launch_s.eager"] * self._overhead if figure is None else figure.value
         is_comm_op = np.isin(records.kind, COMMUNICATION)
         host_s = launch_s * np.where(is_comm_op, constants["collective_launches"], device_s > 0)
         host_s[is_op] += host_seconds(trace.signatures, self.cluster.devices_per_node)[records.signature[is_op]]
@@ -152,8 +152,12 @@ class AcceleratorModel(DeviceModel):
         """Return the same; 0 for a step without an optimizer."""
         if _OPTIMIZER not in trace.phases:
             return 0.0
-        constants = fitted_constants()
-        return float(constants["step_s"] * our_stack_on(self.cluster).factors(constants).overhead)
+        return float(fitted_constants()["step_s"] * self._overhead)
+
+    @property
+    def _overhead(self) -> float:
+        """Return the factor of what the host does for our stack, by which formulas price it as well."""
+        return float(our_stack_on(self.cluster).factors(fitted_constants()).overhead)
 
     def memory_totals(self, trace: Trace, conditions: Conditions) -> Totals:
         """Return the same, by torch's caching allocator, which also holds what the matmul library works in."""

@@ -262,3 +262,17 @@ def test_multipliers_of_a_stack_scale_what_they_name() -> None:
     assert communication.memory_bound_ops_s == pytest.approx(plain.memory_bound_ops_s)
     assert overhead.optimizer_s == pytest.approx(2 * plain.optimizer_s)
     assert overhead.tile_and_wave_quantization_s == pytest.approx(plain.tile_and_wave_quantization_s)
+
+
+def test_a_device_waits_for_what_the_host_of_our_kernels_needs_longer() -> None:
+    setup = training_setup("qwen3-0.6b", stack="meshwright", seq_len=128, global_batch_size=8)
+    one = configs(setup, Layout(dp_shard=8))
+
+    def waits_s(launch_s: float) -> float:
+        return float(step_times(one, {**fitted_constants(), "launch_s.eager": launch_s}).cpu_bound_s[0])
+
+    fixed_s = waits_s(0.0)
+    assert waits_s(1e-7) == fixed_s
+    # Of a host that is slower than all blocks, each further second is waited for.
+    assert waits_s(0.03) - waits_s(0.02) == pytest.approx(waits_s(0.02) - waits_s(0.01))
+    assert waits_s(0.01) > 100 * fixed_s

@@ -30,8 +30,9 @@ from meshwright.cost.communication.data_parallel import (
     sums_in_place_s,
     sums_of_numbers_s,
 )
+from meshwright.cost.communication.exposed_traffic import ExposedTraffic
 from meshwright.cost.communication.fabric import Fabric
-from meshwright.cost.compute.block_compute import Prices
+from meshwright.cost.compute.block_compute import Computed, Prices
 from meshwright.cost.constants import Constants, fixed_constant
 from meshwright.cost.host.host_block_time import HostBlockPricer, launch_s
 from meshwright.cost.host.host_copies import HostCopies
@@ -155,8 +156,8 @@ class HostStepPricer(StepPricer):
     def _fsdp_s(self, position: BlockPosition, prices: Prices, busy: Passes, whole: Passes) -> Passes:
         return self._none(), self._none()
 
-    def _wait_s(self, device_s: Floats, host_s: Floats, c: Constants) -> Floats:
-        return host_s
+    def _waits(self, block: Computed, sent: ExposedTraffic, c: Constants) -> Passes:
+        return block.host
 
     def _exchanges_s(self, fabric: Fabric, c: Constants, hidden_behind_s: Floats) -> Floats:
         return measured_exchanges_s(self.parallel, self.positions, fabric)
