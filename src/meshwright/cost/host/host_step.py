@@ -50,6 +50,8 @@ from meshwright.spec.step.workload import BYTES_PER_ELEMENT
 
 _JOINED_CLIP = fixed_constant("joined_clip")
 _READ_AND_WRITE = 2.0
+_NOTHING_HIDES = {"cp_exposed": 1.0, "cp_hiding": 0.0, "tp_again_exposed": 1.0, "overlap_slowdown": 1.0}
+"""Constants by which devices hide messages of a ring and tp's collectives behind computation, where nothing does."""
 _NUMBER_BYTES = BYTES_PER_ELEMENT["float32"]
 _SCALE = 2 / 3
 """Of what clipping moves: norms read each gradient, and both scale it, which reads and writes it."""
@@ -135,6 +137,10 @@ class HostStepPricer(StepPricer):
             activation_copies_s=self._none(),
             tp_communication_s=step.tp_communication_s + self._loss_sums_s(self.stacks.slowed(self.fabric, constants)),
         )
+
+    def block_passes(self, constants: Constants) -> list[tuple[BlockPosition, RankPass]]:
+        """Return the same; what is sent is exposed."""
+        return super().block_passes({**constants, **_NOTHING_HIDES})
 
     def _loss_sums_s(self, fabric: Fabric) -> Floats:
         """Return the seconds of the sums over tp by which our loss of a vocabulary in parts finds each token's: its
