@@ -29,7 +29,11 @@ CASES = (
     f"{SMALL} optimizer.name=muon",
     f"{SMALL} precision.float8=tensorwise layout.compile=true",
     f"{SMALL} precision.float8=tensorwise",
+    f"{SMALL} precision.float8=tensorwise train.seq_len=512 train.global_batch_size=2",
     f"{SMALL} precision.float8=tensorwise layout.compile=true layout.activation_offload=true",
+    f"{FOUR} layout.compile=model layout.activation_checkpoint=full",
+    "model.options.num_layers=8 layout.dp_replicate=4 layout.dp_shard=4 layout.tp=8 layout.compile=true "
+    "layout.activation_checkpoint=selective train.seq_len=4096 train.global_batch_size=32",
     f"{PIPELINE} model.options.num_layers=16 layout.schedule=ZBVZeroBubble layout.activation_offload=true",
     f"{PIPELINE} model.options.num_layers=16 layout.schedule=ZBVZeroBubble layout.activation_offload=true "
     "layout.compile=true",
