@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+from meshwright.app.job.own_head_problems import own_head_problems
 from meshwright.app.job.unused_layers import derives_from_module_alone, unused_layers
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import DataSection, ModelSection
@@ -105,6 +106,7 @@ def _definition_problems(
                 [{f"layout.{axis}": 1}],
                 after=", or add it (see meshwright/models/contract.py)",
             )
+    yield from own_head_problems(job.layout.loss_chunks, found[0], file)
     if job.layout.activation_offload and "blocks" not in words:
         yield (
             f"layout.activation_offload = true: {name} ({file}) has no attribute blocks, between which saved tensors "

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.config.load import ResolvedJob
-from meshwright.errors import ConfigError, UnsupportedError
+from meshwright.errors import ConfigError
 from meshwright.hardware.catalogue import with_example_rates
 from meshwright.hardware.choice import cluster_of_section
 from meshwright.planner.plan import make_plan
@@ -85,8 +85,7 @@ full, which is seldom close: selective recomputes memory-bound operators and no 
 def settle_checkpoints(resolved: ResolvedJob, num_ranks: int, device: Device | None = None) -> Layout:
     """Return the layout of a job of `num_ranks` ranks with what each block saves, as its traced step has memory for.
 
-    `device` is in place of the job's own. Raises InfeasibleLayout if nothing fits, and UnsupportedError for a model
-    whose blocks only it knows.
+    `device` is in place of the job's own. Raises InfeasibleLayout if nothing fits.
     """
     job, device = resolved.job, device or _device(resolved.job, num_ranks)
     layout = job.layout.resolve(num_ranks)
@@ -118,12 +117,7 @@ def _need(trace: Trace) -> Need:
 
 def _blocks_of_ranks(job: Job, layout: Layout) -> Sequence[Sequence[int]]:
     architecture = resolve_architecture(job.model)
-    if architecture is None:
-        raise UnsupportedError(
-            'layout.activation_checkpoint = "auto" needs to know how many blocks a model has, and model.source = '
-            f'"{job.model.source}" is your own: set layout.activation_checkpoint to none, selective or full, or say '
-            "of each block what it saves in layout.activation_checkpoint_blocks"
-        )
+    assert architecture is not None, "refused with the job's other mistakes (spec/job/validity.py)"
     return blocks_of_pipeline_ranks(layout, model_spec(architecture), job.train.seq_len, job.num_microbatches(layout))
 
 

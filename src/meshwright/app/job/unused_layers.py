@@ -7,6 +7,7 @@ finds all others.
 
 import ast
 from collections.abc import Iterator
+from typing import TypeGuard
 
 _WITH_PARAMETERS = {
     "Bilinear", "Conv1d", "Conv2d", "Conv3d", "Embedding", "GRU", "GroupNorm", "LSTM", "LayerNorm", "Linear",
@@ -37,7 +38,7 @@ def unused_layers(tree: ast.Module) -> Iterator[tuple[str, str, int]]:
                     yield node.name, attribute, line
 
 
-def derives_from_module_alone(node: ast.AST) -> bool:
+def derives_from_module_alone(node: ast.AST) -> TypeGuard[ast.ClassDef]:
     """Return whether all that a class has is in its own file, apart from what every torch.nn.Module has."""
     return (
         isinstance(node, ast.ClassDef)

@@ -23,6 +23,7 @@ from meshwright.spec.job.even_layouts import even_layouts
 from meshwright.spec.job.float8_rules import float8_problems
 from meshwright.spec.job.memory_rules import memory_problems
 from meshwright.spec.job.optimizer_rules import block_problems, update_problems
+from meshwright.spec.job.sections import ModelSection
 from meshwright.spec.job.size_rules import (
     both,
     divisors,
@@ -32,6 +33,7 @@ from meshwright.spec.job.size_rules import (
     ring_problems,
     tensor_problems,
 )
+from meshwright.spec.job.user_object import is_object_source
 from meshwright.spec.layout.layout import AXES, Layout
 from meshwright.spec.layout.schedule.schedule_rules import schedule_problems, stage_problems
 from meshwright.spec.model.architecture import LlamaArchitecture
@@ -91,7 +93,7 @@ def broken_rules(job: Job, layout: Layout) -> list[Problem]:
         *compiled_optimizer_problems(job.optimizer, layout),
         *cuda_graph_problems(float8, job.optimizer, layout),
     ]
-    of_model += memory_problems(job.memory, job.optimizer, layout)
+    of_model += [*memory_problems(job.memory, job.optimizer, layout), *_own_model_problems(job.model, layout)]
     return [*batch, *split, *schedule, *float8_problems(job, layout), *of_optimizer, *of_model]
 
 
@@ -285,6 +287,19 @@ def _checkpoint_problems(layout: Layout, num_layers: int | None) -> Iterator[Pro
                 {"layout.activation_checkpoint": "none"},
                 {"layout.activation_offload": False},
             ],
+        )
+
+
+def _own_model_problems(section: ModelSection, layout: Layout) -> Iterator[Problem]:
+    """Yield what of `layout` is chosen before a class of the user's own is built, whose blocks are unknown then."""
+    key = "layout.activation_checkpoint"
+    if layout.activation_checkpoint == "auto" and is_object_source(section.source):
+        yield Problem(
+            f'{key} = "auto" needs to know how many blocks a model has, and model.source = "{section.source}" is your '
+            "own",
+            [{key: "none"}, {key: "selective"}, {key: "full"}],
+            after=f", or say of each block what it saves in {_BLOCKS}",
+            most=3,
         )
 
 
