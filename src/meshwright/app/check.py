@@ -123,6 +123,8 @@ def device_problems(job: Job) -> list[str]:
     backend, compute = job.layout.attention_backend, job.precision.compute
     attention = device_problem(backend, compute, device.torch_type) if is_open else None
     lacking = [*pool_device_problems(job.memory, device), *layout_device_problems(job.layout, device)]
+    if attention is not None and attention.subject in {one.subject for one in lacking}:
+        attention = None  # of a kernel that the device lacks no format matters
     return [*lacking, *(one for one in (attention, problem) if one is not None)]
 
 

@@ -24,7 +24,7 @@ from meshwright.spec.job.attention_rules import device_problem, model_obstacle, 
 from meshwright.spec.job.optimizer_rules import INT8_BLOCK_SIZE, quantized_columns
 from meshwright.spec.job.size_rules import ring_obstacles, sizes_over_tp
 from meshwright.spec.layout.attention_backend import AttentionBackend
-from meshwright.spec.layout.device_rules import vendor_problem
+from meshwright.spec.layout.device_rules import kernel_problem
 from meshwright.spec.layout.layout import SINGLE_STAGE_SCHEDULES, V_SCHEDULES
 from meshwright.spec.layout.schedule.schedule_rules import AS_MANY_AS_STAGES, IN_ROUNDS
 from meshwright.spec.model.architecture import LlamaArchitecture
@@ -199,8 +199,8 @@ def _attends(layouts: LayoutTable, request: PlanRequest) -> Bools | bool:
 def _is_missing(backend: AttentionBackend, request: PlanRequest) -> bool:
     """Return whether the request's device has no kernel of `backend`."""
     device, dtype = request.cluster.device, request.workload.activation_dtype
-    is_other_makers = request.setup.is_own and vendor_problem(backend, device) is not None
-    return is_other_makers or device_problem(backend, dtype, device.torch_type) is not None
+    is_lacking = request.setup.is_own and kernel_problem(backend, device) is not None
+    return is_lacking or device_problem(backend, dtype, device.torch_type) is not None
 
 
 def _keeps_boundaries(layouts: LayoutTable, request: PlanRequest) -> Bools | bool:

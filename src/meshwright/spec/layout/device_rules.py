@@ -1,7 +1,9 @@
 """What a layout asks of a device that only some makers' devices, or some of their cards, have.
 
-cuDNN is NVIDIA's library, and varlen_attn's kernels have run on no other maker's device with this trainer. async_tp
-reads and writes other ranks' memory (torch's CUDA symmetric memory), which needs peer access between GPUs.
+cuDNN is NVIDIA's library, and varlen_attn's kernels have run on no other maker's device with this trainer. Its and
+flash attention's kernels are for NVIDIA's Ampere and newer, and so is cuDNN's attention (torch 2.13, aten's
+transformers/cuda/sdp_utils.cpp: compute capability 8.0). async_tp reads and writes other ranks' memory (torch's CUDA
+symmetric memory), which needs peer access between GPUs.
 """
 
 from __future__ import annotations
@@ -16,24 +18,33 @@ from meshwright.spec.problem import Problem
 
 _NVIDIA = "nvidia"
 _NVIDIA_BACKENDS: tuple[AttentionBackend, ...] = ("cudnn", "varlen")
+_AMPERE_BACKENDS: tuple[AttentionBackend, ...] = ("flash", "cudnn", "varlen")
+_BEFORE_AMPERE = ("pascal", "volta", "turing")
+"""NVIDIA's families of compute capability 6.0 to 7.5; what a family that is unknown has is not known either."""
 _BACKEND_KEY = "layout.attention_backend"
 
 
 def layout_device_problems(layout: Layout, device: Device) -> Iterator[Problem]:
     """Yield what `layout` asks of the catalogue's `device` that it lacks."""
-    if (missing := vendor_problem(layout.attention_backend, device)) is not None:
+    if (missing := kernel_problem(layout.attention_backend, device)) is not None:
         yield missing
     if layout.async_tp and (why := symmetric_memory_obstacle(device)):
         yield Problem(f"layout.async_tp = true {why}", [{"layout.async_tp": False}])
     yield from communication_sms_problems(layout, device)
 
 
-def vendor_problem(backend: AttentionBackend, device: Device) -> Problem | None:
-    """Return why `device`, being another maker's, has no kernel of `backend`; None for a host and where it has."""
-    if device.torch_type == "cpu" or device.vendor == _NVIDIA or backend not in _NVIDIA_BACKENDS:
+def kernel_problem(backend: AttentionBackend, device: Device) -> Problem | None:
+    """Return why `device`, by its maker or its family, has no kernel of `backend`; None for a host and where it has."""
+    if device.torch_type == "cpu":
         return None
-    what = f'{_BACKEND_KEY} = "{backend}" needs an NVIDIA GPU, and {device.name} is {made_by(device)}'
-    return Problem(what, [{_BACKEND_KEY: "flash"}, {_BACKEND_KEY: "auto"}])
+    if device.vendor != _NVIDIA and backend in _NVIDIA_BACKENDS:
+        needed, other = "an NVIDIA GPU", "flash"
+    elif device.vendor == _NVIDIA and device.architecture in _BEFORE_AMPERE and backend in _AMPERE_BACKENDS:
+        needed, other = "an NVIDIA GPU of Ampere or newer (compute capability 8.0)", "efficient"
+    else:
+        return None
+    what = f'{_BACKEND_KEY} = "{backend}" needs {needed}, and {device.name} is {made_by(device)}'
+    return Problem(what, [{_BACKEND_KEY: other}, {_BACKEND_KEY: "auto"}])
 
 
 def symmetric_memory_obstacle(device: Device) -> str:

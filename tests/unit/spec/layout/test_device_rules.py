@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+import meshwright as mw
 from meshwright.config.load import load_job
-from meshwright.errors import UnsupportedError
+from meshwright.errors import ConfigError, UnsupportedError
 from meshwright.hardware.catalogue import load_device
 from meshwright.planner.read_request import Options, plan_request
 from meshwright.planner.search.menu import menu_of
@@ -31,6 +32,12 @@ compute = "bfloat16"
         ("attention_backend=varlen", "mi355x", 'layout.attention_backend = "varlen" needs an NVIDIA GPU'),
         ("attention_backend=flash", "mi300x", ""),
         ("attention_backend=cudnn", "h100-sxm", ""),
+        ("attention_backend=flash", "v100-sxm-16gb", "needs an NVIDIA GPU of Ampere or newer (compute capability 8.0)"),
+        ("attention_backend=cudnn", "v100-sxm-32gb", "and v100-sxm-32gb is nvidia's volta: set layout.attention_back"),
+        ("attention_backend=varlen", "v100-sxm-32gb", 'to "efficient" or "auto"'),
+        ("attention_backend=efficient", "v100-sxm-32gb", ""),
+        ("attention_backend=flash", "a100-sxm-40gb", ""),
+        ("attention_backend=varlen", "rtx-a6000", ""),
         ("tp=2,async_tp=true,compile=true", "mi300x", "layout.async_tp = true needs an NVIDIA GPU"),
         ("tp=2,async_tp=true,compile=true", "rtx-4090", "rtx-4090 has no peer access"),
         ("tp=2,async_tp=true,compile=true", "a100-pcie-80gb", ""),
@@ -63,6 +70,18 @@ def test_a_plan_with_a_key_that_the_device_lacks_is_an_error(tmp_path: Path, clu
     resolved = load_job(path, (asked, "layout.search=true"))
     with pytest.raises(UnsupportedError, match=f"^{asked.partition('=')[0]} = .* needs .*, and (mi300x|rtx-4090) "):
         plan_request(resolved, Options(cluster=cluster))
+
+
+@pytest.mark.parametrize("backend", ["flash", "cudnn", "varlen"])
+def test_check_and_plan_refuse_kernels_that_volta_has_not(tmp_path: Path, backend: str) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB.replace("bfloat16", "float32"))
+    key = f"layout.attention_backend={backend}"
+    said = f'attention_backend = "{backend}" needs an NVIDIA GPU of Ampere or newer .* set .* to "efficient" or "auto"'
+    with pytest.raises(ConfigError, match=said):
+        mw.check(str(path), key, "cluster.name=v100-opa400", "cluster.num_devices=8", "layout.dp_shard=8")
+    with pytest.raises(UnsupportedError, match=said):
+        mw.plan(None, key, model="llama3-8b", cluster="v100-opa400:64", precision="float16", global_batch_tokens="1M")
 
 
 @pytest.mark.parametrize(
