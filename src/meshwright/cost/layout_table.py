@@ -185,7 +185,10 @@ class LayoutTable:
         """Return the Layout at `row`."""
         values = {name: column[row].tolist() for name, column in self.columns().items()}
         if (blocks := values.pop("checkpoint_of_block", None)) is not None:
-            values["activation_checkpoint_blocks"] = tuple(ACTIVATION_CHECKPOINTS[code] for code in blocks)
+            alike = set(blocks) == {values["activation_checkpoint"]}
+            values["activation_checkpoint_blocks"] = (
+                None if alike else tuple(ACTIVATION_CHECKPOINTS[code] for code in blocks)
+            )
         if (firsts := values.pop("first_blocks", None)) is not None:
             firsts = tuple(first for first in firsts if first >= 0)
             is_own = len(firsts) == self.num_stages[row] - 1 > 0

@@ -33,6 +33,7 @@ KEYS = (
     "async_tp",
 )
 """Columns of a table whose other values a plan compares with."""
+_BLOCKS = "activation_checkpoint_blocks"
 _ON_HOST = {"cpu_offload": "state", "activation_offload": "activations"}
 _FEW_CHUNKS = 4
 """A quarter of the logits is often little enough, and its matmuls are as fast as that of all tokens."""
@@ -136,14 +137,29 @@ def _other_choices(layout: Layout, request: PlanRequest, menu: Menu) -> Iterator
     options += _loss_choices(request, menu)
     offloads = (False, True) if request.cluster.device.has_own_memory else (False,)
     options += [{key: offloads} for key in ("cpu_offload", "activation_offload")]
-    kinds = [(kind, every) for kind in menu.activation_checkpoint for every in menu.activation_checkpoint_every]
-    kinds = [(kind, every) for kind, every in kinds if kind != "none" or every == 1]
-    options.append(
-        {"activation_checkpoint": [k for k, _ in kinds], "activation_checkpoint_every": [e for _, e in kinds]}
-    )
+    if own.checkpoint_of_block is None:
+        kinds = [(kind, every) for kind in menu.activation_checkpoint for every in menu.activation_checkpoint_every]
+        kinds = [(kind, every) for kind, every in kinds if kind != "none" or every == 1]
+        options.append(
+            {"activation_checkpoint": [k for k, _ in kinds], "activation_checkpoint_every": [e for _, e in kinds]}
+        )
+    else:
+        yield _with_alike_blocks(own, menu)
     for option in options:
         table = vary(own, option)
         yield table.take(_differs(table, own))
+
+
+def _with_alike_blocks(own: LayoutTable, menu: Menu) -> LayoutTable:
+    """Return a layout that says what each block saves with all of them saving the same instead."""
+    assert own.checkpoint_of_block is not None
+    table = vary(own, {"activation_checkpoint": menu.activation_checkpoint})
+    return replace(
+        table,
+        checkpoint_of_block=np.broadcast_to(
+            table.activation_checkpoint[:, None], (len(table), own.checkpoint_of_block.shape[1])
+        ),
+    )
 
 
 def _loss_choices(request: PlanRequest, menu: Menu) -> Iterator[Mapping[str, Any]]:
@@ -175,6 +191,8 @@ def changes(layout: Layout, other: Layout) -> dict[str, object]:
         name: getattr(other, name) for name in Layout.model_fields if getattr(layout, name) != getattr(other, name)
     }
     found.pop("virtual_stages", None)
+    if set(layout.activation_checkpoint_blocks or ()) == {other.activation_checkpoint}:
+        found.pop(_BLOCKS, None)  # said of each block or of all, it is the same
     if layout.stages_per_rank != other.stages_per_rank:
         found["virtual_stages"] = other.stages_per_rank
     if len(found) > 1:

@@ -70,7 +70,11 @@ def _smaller(now: Candidate, request: PlanRequest, most_bytes: float) -> Smaller
     priced = price(neighbours(now.layout, request, menu_of(request)), request, only_fitting=False)
     for row in np.argsort(priced.total_s, kind="stable").tolist():
         change = changes(now.layout, layout_at(priced.layouts, row, request))
-        if len(change) == 1 and priced.memory.reserved_bytes[row] <= most_bytes:
+        # What all blocks save takes the place of what each saves: two keys, and one change.
+        if (
+            len(change.keys() - {"activation_checkpoint_blocks"}) == 1
+            and priced.memory.reserved_bytes[row] <= most_bytes
+        ):
             found = candidate_at(priced, row, request, SHORT_PIPELINE)
             taken = found.estimate.memory.device_bytes
             return SmallerLayout(change=listed(change), memory_bytes=taken, step_s=found.step_s)

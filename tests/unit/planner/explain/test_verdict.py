@@ -52,6 +52,26 @@ def test_a_smaller_loss_is_named_where_logits_are_what_does_not_fit() -> None:
     assert len(keys) == len(set(keys)), "the fastest value of the same keys"
 
 
+def test_one_value_for_all_blocks_is_named_where_what_each_saves_does_not_fit() -> None:
+    question = ask("llama3-8b", 8, seq_len=8192, batch=64)
+    layout = Layout(dp_shard=8, microbatch_size=2, activation_checkpoint_blocks=("full", "none") * 16)
+    found = {fix.change: fix.step_s for fix in memory_fixes(layout, question, 8 * GiB)}
+    change = "layout.activation_checkpoint=full, layout.activation_checkpoint_blocks left out"
+    assert change in found
+    alike = layout.replace(activation_checkpoint="full", activation_checkpoint_blocks=None)
+    own, other = judge(layout, question), judge(alike, question)
+    assert own.estimate.memory.reserved_bytes - other.estimate.memory.reserved_bytes >= 8 * GiB
+    assert found[change] == pytest.approx(other.step_s, rel=1e-6)
+
+
+def test_what_each_block_saves_is_kept_where_another_key_changes() -> None:
+    question = ask("llama3-8b", 8, seq_len=8192, batch=64)
+    layout = Layout(dp_shard=8, microbatch_size=2, activation_checkpoint_blocks=("none",) * 32)
+    changes = [fix.change for fix in memory_fixes(layout, question, 8 * GiB)]
+    assert "layout.activation_checkpoint=selective, layout.activation_checkpoint_blocks left out" in changes
+    assert not [change for change in changes if "blocks" in change and "activation_checkpoint=" not in change]
+
+
 def test_a_processor_is_not_told_to_compile_its_loss() -> None:
     question = ask("llama-1m", 2, seq_len=256, batch=16, cluster="cpu-local")
     assert "compile_loss" not in str(memory_fixes(Layout(dp_shard=2), question, 1))
