@@ -38,11 +38,13 @@ def exit_code_of(action: Callable[[], int]) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process with an exit code."""
-    if code == ExitCode.INTERRUPTED or (code and "RANK" in os.environ):
+    """End this process with an exit code; what its exit handlers would do, its `with` blocks have done."""
+    if code == ExitCode.INTERRUPTED or "RANK" in os.environ:
         # An interrupt inside exec(), which dataclasses use, makes CPython die of SIGINT after an orderly exit (3.11).
-        # A rank that failed cannot leave its process group in good order, and about one in four then dies of SIGABRT
-        # in the group's threads (torch 2.13). Either way the code would be lost.
+        # A thread of gloo's may have the last reference to a tensor that was sent, and frees it, which needs the GIL,
+        # when it gets a core: in an interpreter that ends, CPython then unwinds that thread, and the process dies of
+        # SIGABRT (torch 2.13, CPython 3.11; gloo's threads at SCHED_IDLE among busy ones: about 1 rank in 16). A rank
+        # that failed cannot leave its process group in good order at all. Either way the code would be lost.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

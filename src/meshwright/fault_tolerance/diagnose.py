@@ -23,6 +23,7 @@ from meshwright.fault_tolerance.diagnosis_text import (
     phase_text,
     ranks_text,
     roots,
+    signals_text,
     waited_for,
     waits_of,
 )
@@ -37,6 +38,11 @@ from meshwright.spec.run.rank_records import (
     Verdict,
 )
 from meshwright.units import format_duration
+
+_WHO_KILLED = (
+    "Look for who killed it (out of memory: dmesg; the scheduler; a crash: its log), then start the same command with "
+    "--resume."
+)
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
@@ -75,6 +81,9 @@ class _Checks:
             return None
         # Ranks that resumed with no step left have begun none.
         step = max(self._evidence.saved_step, *(beat.step for beat in self._beats.values()))
+        if signals := self._evidence.signals:
+            headline = f"{signals_text(signals)} after all ranks had ended their training, after step {step}"
+            return self._say("died", sorted(signals), headline, _WHO_KILLED)
         if self._evidence.exit_code not in (ExitCode.RETRY, ExitCode.INTERRUPTED):
             return self._say("ended", [], f"all ranks exited normally after step {step}", "Nothing.")
         headline = (
@@ -93,11 +102,9 @@ class _Checks:
             return None
         verb = "is" if len(dead) == 1 else "are"
         headline = f"{ranks_text(dead)} {verb} dead, last seen in {phase_text(self._beats[dead[0]])}"
-        advice = (
-            "Look for who killed it (out of memory: dmesg; the scheduler; a crash: its log), then start the same "
-            "command with --resume."
-        )
-        return self._say("died", dead, headline, advice, self._first_wait_for(dead))
+        if signals := {rank: name for rank, name in self._evidence.signals.items() if rank in dead}:
+            headline += f": {signals_text(signals)}"
+        return self._say("died", dead, headline, _WHO_KILLED, self._first_wait_for(dead))
 
     def has_failed(self) -> Diagnosis | None:
         return self._first_failure([record for record in self._failed if not record.is_lost_peer])

@@ -80,6 +80,16 @@ def departure_text(departure: Departure, place: str = "") -> str:
     return f"{step} where its first step had {known}"
 
 
+def signals_text(signals: Mapping[int, str]) -> str:
+    """Return which signal ended which ranks, such as "rank 1 was killed by SIGKILL"."""
+    ranks: dict[str, list[int]] = {}
+    for rank, name in sorted(signals.items()):
+        ranks.setdefault(name, []).append(rank)
+    return ", ".join(
+        f"{ranks_text(same)} {'was' if len(same) == 1 else 'were'} killed by {name}" for name, same in ranks.items()
+    )
+
+
 def ranks_text(ranks: Sequence[int]) -> str:
     """Return a text such as "rank 1", "ranks 1 and 3" or "ranks 0, 1, 2 and 5 more"."""
     if len(ranks) == 1:

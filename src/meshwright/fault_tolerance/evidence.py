@@ -11,14 +11,14 @@ import signal
 import socket
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from meshwright.spec.run.rank_records import LAST_PHASES, FlightRecord, Frame, Heartbeat, ProcessState
+from meshwright.spec.run.rank_records import LAST_PHASES, EndedBySignal, FlightRecord, Frame, Heartbeat, ProcessState
 from meshwright.spec.run.run import Manifest, Run
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) .*\(most recent call first\):$", re.MULTILINE)
@@ -54,6 +54,8 @@ class Evidence:
     """Step of the newest checkpoint, from which ranks may have resumed."""
     exit_code: int | None = None
     """How the newest attempt ended, by the run's manifest; None where that does not say."""
+    signals: Mapping[int, str] = field(default_factory=dict)
+    """The signal that ended a rank of this attempt, such as SIGABRT, by rank; of ranks of our own launcher."""
 
     def silent_s(self, rank: int) -> float:
         """Return the seconds since a rank's last heartbeat."""
@@ -99,6 +101,7 @@ def look(run: Run) -> Evidence:
         tuple(sorted(set(known) - set(records))),
         max(run.checkpoint_steps(), default=0),
         _exit_code(run),
+        _signals(run, heartbeats),
     )
 
 
@@ -107,6 +110,14 @@ def _exit_code(run: Run) -> int | None:
         return Manifest.from_json(run.manifest.read_text(encoding="utf-8")).exit
     except (OSError, UnicodeDecodeError, ValidationError):
         return None
+
+
+def _signals(run: Run, heartbeats: Mapping[int, Heartbeat]) -> dict[int, str]:
+    try:
+        by_pid = EndedBySignal.from_json(run.ended_by_signal.read_text(encoding="utf-8")).by_pid
+    except (OSError, UnicodeDecodeError, ValidationError):
+        return {}
+    return {rank: by_pid[one.pid] for rank, one in heartbeats.items() if one.pid in by_pid}
 
 
 def _is_current(record: FlightRecord, heartbeat: Heartbeat) -> bool:

@@ -16,6 +16,8 @@ import pytest
 from meshwright.app.train import resume
 from meshwright.config.write import to_toml
 from meshwright.errors import ExitCode
+from meshwright.fault_tolerance.diagnose import diagnose
+from meshwright.fault_tolerance.evidence import look
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.run import Manifest, Run
 from training_runs import tiny_job, train_on_ranks
@@ -107,6 +109,7 @@ def test_a_killed_rank_ends_the_run_with_retry_and_a_resume_is_bit_equal(tmp_pat
     output, _ = process.communicate(timeout=600)
     assert process.returncode == ExitCode.RETRY, output
     assert f"rank 1 (pid {pids[1]}) was killed by SIGKILL" in output
+    assert "rank 1 was killed by SIGKILL" in diagnose(look(killed.run)).headline
     assert_all_gone(pids)
 
     # Without a command: ranks that are forked start in a fraction of the time.

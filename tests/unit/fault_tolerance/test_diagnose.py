@@ -216,6 +216,22 @@ def test_a_run_that_was_preempted_is_to_be_resumed(saved_step: int, kept: str) -
     assert kept in stopped.advice
 
 
+def test_a_rank_that_a_signal_ended_after_its_training_is_named() -> None:
+    ended = [heartbeat(rank, phase="ended") for rank in range(4)]
+    found = replace(evidence([], ended, dict.fromkeys(range(4), "gone")), exit_code=ExitCode.RETRY)
+    died = diagnose(replace(found, signals={2: "SIGABRT"}))
+    assert (died.verdict, died.culprits) == ("died", [2])
+    assert died.headline == "rank 2 was killed by SIGABRT after all ranks had ended their training, after step 7"
+    several = diagnose(replace(found, signals={2: "SIGABRT", 0: "SIGABRT", 1: "SIGSEGV"}))
+    assert several.headline.startswith("ranks 0 and 2 were killed by SIGABRT, rank 1 was killed by SIGSEGV after all")
+
+
+def test_the_signal_of_a_rank_that_died_in_a_step_is_named() -> None:
+    found = evidence([], processes={1: "gone"})
+    assert diagnose(replace(found, signals={1: "SIGKILL"})).headline.endswith(": rank 1 was killed by SIGKILL")
+    assert "killed by" not in diagnose(found).headline
+
+
 def test_the_first_error_of_several_is_told() -> None:
     beats = [heartbeat(rank, phase="failed") for rank in range(4)]
     records = [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.fault_tolerance.evidence import look
-from meshwright.spec.run.rank_records import FlightRecord, Frame, Heartbeat
+from meshwright.spec.run.rank_records import EndedBySignal, FlightRecord, Frame, Heartbeat
 from meshwright.spec.run.run import Manifest, Run
 from written_runs import STEPS, write_run
 
@@ -69,3 +69,12 @@ def test_how_the_run_ended_is_in_its_manifest(tmp_path: Path) -> None:
     assert look(run).exit_code == 75
     run.manifest.write_text("{", encoding="utf-8")
     assert look(run).exit_code is None
+
+
+def test_a_signal_is_of_the_process_that_wrote_the_heartbeat(tmp_path: Path) -> None:
+    run = run_with_record(tmp_path, MARK_S)
+    assert look(run).signals == {}
+    run.ended_by_signal.write_text(EndedBySignal(by_pid={1: "SIGABRT", 2: "SIGKILL"}).to_json(), encoding="utf-8")
+    assert look(run).signals == {0: "SIGABRT"}
+    run.ended_by_signal.write_text("{", encoding="utf-8")
+    assert look(run).signals == {}

@@ -121,6 +121,13 @@ ProcessState = Literal["running", "stopped", "gone", "elsewhere"]
 """elsewhere: on another host, or on a system without process information."""
 
 
+class EndedBySignal(Frozen):
+    """The ranks that a signal ended, as only their launcher learns."""
+
+    by_pid: dict[int, str]
+    """The signal's name, such as SIGABRT, by process id; not of ranks that were ended since another had failed."""
+
+
 class RankState(Frozen):
     """One rank, as its files and its process show it."""
 

@@ -72,6 +72,11 @@ class Run:
         """Return the file with the diagnosis of ranks that the launcher killed since another had failed."""
         return self.hangs / "diagnosis.json"
 
+    @property
+    def ended_by_signal(self) -> Path:
+        """Return the file in which the launcher says which ranks a signal ended."""
+        return self.hangs / "signals.json"
+
     def checkpoint_steps(self) -> list[int]:
         """Return the steps that have a committed checkpoint, oldest first."""
         return _steps_in(self.checkpoints)

@@ -19,6 +19,7 @@ from meshwright.fault_tolerance.launcher_watch import LauncherWatch
 from meshwright.fault_tolerance.stop_request import ignores_hangup
 from meshwright.hardware.machine import num_usable_cores
 from meshwright.log import logger
+from meshwright.spec.run.rank_records import EndedBySignal
 from meshwright.spec.run.run import Manifest, Run
 from meshwright.trainer.launch.rank import RankConfig
 from meshwright.trainer.run.run_folder import ManifestFile, read_manifest
@@ -120,12 +121,15 @@ def _combine(codes: Collection[int]) -> ExitCode:
 def _report(failures: dict[int, ProcessFailure], run: Run) -> None:
     """Name the ranks that ended by themselves; those that we had to stop afterwards are no news."""
     first = min(failures.values(), key=lambda failure: failure.timestamp, default=None)
+    signals: dict[int, str] = {}
     for rank, failure in sorted(failures.items()):
         if failure.exitcode < 0 and (failure is first or failure.exitcode != -signal.SIGTERM):
-            name = signal.Signals(-failure.exitcode).name
+            signals[failure.pid] = name = signal.Signals(-failure.exitcode).name
             logger.error("rank %d (pid %d) was killed by %s; its log: %s", rank, failure.pid, name, run.rank_log(rank))
         elif failure.exitcode > 0 and rank > 0 and 0 not in failures:
             logger.error("rank %d ended with exit code %d: %s", rank, failure.exitcode, run.rank_log(rank))
+    if signals and run.hangs.is_dir():
+        run.ended_by_signal.write_text(EndedBySignal(by_pid=signals).to_json(), encoding="utf-8")
 
 
 def threads_of_rank(num_ranks: int) -> int:
