@@ -31,6 +31,8 @@ _MAX_DEVICES = 2**17
 _NUM_DEVICES_NAMED = 3
 _NUM_SAMPLED = 50
 _DENSE_AXES = ("tp", "pp", "cp")
+_SHARE_RANKS = (*_DENSE_AXES, "dp_shard", "dp_replicate")
+"""Axes whose degrees multiply to the number of ranks."""
 _LAYOUT = "layout."
 _QUOTED_KEY = re.compile(r"layout\.(\w+) = ")
 
@@ -93,7 +95,7 @@ def _usual_problems(candidates: LayoutTable, request: PlanRequest, menu: Menu) -
 
 
 def _no_batch(request: PlanRequest, degrees: np.ndarray) -> Problem:
-    """Return that no data-parallel degree divides the batch, with the nearest batches and microbatches that work."""
+    """Return that no data-parallel degree divides the batch, with the microbatches, degrees and batches that may."""
     batch, size = request.workload.global_batch_size, request.fixed.get("microbatch_size", 1)
     per_pass = [int(dp) * size for dp in degrees]
     below, above = max(batch // one * one for one in per_pass), min(-(-batch // one) * one for one in per_pass)
@@ -101,7 +103,11 @@ def _no_batch(request: PlanRequest, degrees: np.ndarray) -> Problem:
         f"{number} sequences ({number * request.workload.seq_len:,} tokens)" for number in (below, above) if number
     )
     sizes = [n for n in divisors(batch) if any(batch % (int(dp) * n) == 0 for dp in degrees)]
-    fixes = [{f"{_LAYOUT}microbatch_size": n} for n in nearest_first(size, sizes)]
+    fixes: list[Fix] = [{f"{_LAYOUT}microbatch_size": n} for n in nearest_first(size, sizes)]
+    # Other degrees leave other numbers of data-parallel ranks, or set them.
+    set_by_user = [(axis, request.fixed[axis]) for axis in _SHARE_RANKS if axis in request.fixed]
+    numbers = divisors(request.num_devices)
+    fixes += [{f"{_LAYOUT}{axis}": n} for axis, degree in set_by_user for n in nearest_first(degree, numbers)]
     each = f" x layout.microbatch_size = {size}" if size > 1 else ""
     after = (
         f"set the global batch to {choices}, or change the number of devices (cluster.num_devices, or "

@@ -34,7 +34,15 @@ from questions import ask
         (
             ask("llama3-8b", 16, batch=7, pp=1, cp=1, tp=1),
             "a global batch of 7 sequences divides among no number of data-parallel ranks that the model leaves (16): "
-            "set the global batch to 16 sequences (65,536 tokens)",
+            "set layout.tp to 16, or layout.pp to 16, or layout.cp to 16, or the global batch to 16 sequences (65,536 tokens)",
+        ),
+        (
+            ask("llama3-8b", 8, batch=12, pp=1, cp=1, tp=1),
+            "set layout.tp to 2 or 4, or layout.pp to 2 or 4, or layout.cp to 2 or 4, or the global batch to 8 seq",
+        ),
+        (
+            ask("llama3-8b", 8, batch=12, dp_shard=8),
+            "leaves (8): set layout.dp_shard to 2 or 4, or the global batch to",
         ),
         (
             ask("llama3-8b", 16, pp=2, schedule="ZBVZeroBubble", reshard_after_forward="always"),
