@@ -12,6 +12,7 @@ from meshwright.errors import ExitCode
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.run.run import Attempt, Manifest
+from meshwright.units import format_duration
 
 JOB = Job.from_dict(
     {
@@ -63,6 +64,22 @@ def test_the_waterfall_ends_at_the_expected_step_beside_the_measured_one(
     waterfall = record["waterfall"]
     assert (waterfall["source"], waterfall["measured"]) == ("timers", {"compute_s": 1.0})
     assert sum(waterfall["predicted"].values()) == pytest.approx(predicted_s)
+
+
+def test_the_error_of_the_prediction_is_one_figure_on_the_page_and_in_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run(tmp_path / "slow", 4000.0)
+    assert run(["report", str(folder), "--json"]) == ExitCode.DONE
+    record = json.loads(capsys.readouterr().out)
+    estimate, found = record["predicted"]["estimate"], record["waterfall"]
+    predicted_s = sum(estimate["step"].values())
+    # The step was measured further away than half of the interval reaches.
+    assert 4.0 - predicted_s > estimate["relative_error"] * predicted_s
+    assert found["changes"][0]["error_s"] == pytest.approx(4.0 - predicted_s)
+    assert run(["report", str(folder)]) == ExitCode.DONE
+    said = f"save more than the error of the prediction (±{format_duration(found['changes'][0]['error_s'])})"
+    assert said in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_profiled_step_stands_beside_the_expected_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,14 +61,14 @@ def waterfall_of(resolved: ResolvedJob, layout: Layout, measured: MeasuredStep) 
     else:
         rank = critical_rank(profiled.timeline)
         pipeline_rank = rank // (layout.num_ranks // layout.pp) if layout.pp > 1 else None
-        found = causes_of(profiled.timeline, rank, floor)
-        about |= {"source": "profile", "measured": found, "step": profiled.step, "num_steps": profiled.num_steps}
-        about |= {"is_floor_lowered": found.model_flops_at_peak_s < 0.999 * floor.total_s}
+        causes = causes_of(profiled.timeline, rank, floor)
+        about |= {"source": "profile", "measured": causes, "step": profiled.step, "num_steps": profiled.num_steps}
+        about |= {"is_floor_lowered": causes.model_flops_at_peak_s < 0.999 * floor.total_s}
     notes = [measured.few] if measured.few else []
     if prediction is not None:
         about |= _outlook(prediction, layout, pipeline_rank)
         notes += _notes(prediction.request, layout, is_profiled=profiled is not None)
-    return Waterfall(
+    found = Waterfall(
         simulated=_simulated(measured.simulated, floor, rank),
         rank=rank,
         num_ranks=layout.num_ranks,
@@ -76,6 +76,7 @@ def waterfall_of(resolved: ResolvedJob, layout: Layout, measured: MeasuredStep) 
         notes=tuple(notes),
         **about,
     )
+    return found.replace(changes=tuple(found.compared(one) for one in found.changes))
 
 
 class _Prediction(NamedTuple):

@@ -121,7 +121,7 @@ def change_words(found: Waterfall) -> Iterator[str]:
             f"the whole step takes {format_duration(found.measured_s)}."
         )
     else:
-        error_s = max(kept.error_s, found.error_s)
+        error_s = found.compared(kept).error_s
         yield (
             "No change of one key is predicted to save more than the error of the prediction "
             f"(±{format_duration(error_s)})."

@@ -34,13 +34,14 @@ class BestChange(Frozen):
     saved_s: float
     """What the predicted step is shorter with it, seconds."""
     error_s: NonNegativeFloat
-    """Half width of the 80 % interval of the predicted step."""
+    """The error of the prediction, seconds: half the width of the 80 % interval of the predicted step or, where that is
+    more, how far the step is from a measured one."""
     changes_numerics: bool = False
     """Whether training computes other numbers with it."""
 
     @property
     def is_significant(self) -> bool:
-        """Return whether it saves more than the error of the formulas."""
+        """Return whether it saves more than the error of the prediction."""
         return self.saved_s > self.error_s
 
 
@@ -113,13 +114,17 @@ class Waterfall(Frozen):
         return {who: step for who, step in columns.items() if step is not None}
 
     @property
-    def error_s(self) -> float:
+    def difference_s(self) -> float:
         """Return by how much prediction and measurement differ; 0 where there is no prediction."""
         return 0.0 if self.predicted is None else abs(self.predicted.total_s - self.measured_s)
 
+    def compared(self, change: BestChange) -> BestChange:
+        """Return `change` with the error of the prediction that this measurement shows, where that is more."""
+        return change.replace(error_s=max(change.error_s, self.difference_s))
+
     def is_advised(self, change: BestChange) -> bool:
         """Return whether `change` saves more than the prediction may be, and is, wrong by, and less than the step."""
-        return change.is_significant and self.error_s < change.saved_s < self.measured_s
+        return self.compared(change).is_significant and change.saved_s < self.measured_s
 
     @property
     def profiling_s(self) -> float:

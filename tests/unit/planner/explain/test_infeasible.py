@@ -34,7 +34,7 @@ from questions import ask
         (
             ask("llama3-8b", 16, batch=7, pp=1, cp=1, tp=1),
             "a global batch of 7 sequences divides among no number of data-parallel ranks that the model leaves (16): "
-            "set layout.tp to 16, or layout.pp to 16, or layout.cp to 16, or the global batch to 16 sequences (65,536 tokens)",
+            "set layout.tp to 16, or layout.pp to 16, or layout.cp to 16, or the global batch to 16 sequences (65,5",
         ),
         (
             ask("llama3-8b", 8, batch=12, pp=1, cp=1, tp=1),
