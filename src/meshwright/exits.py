@@ -43,7 +43,7 @@ def leave(code: int) -> NoReturn:
         # An interrupt inside exec(), which dataclasses use, makes CPython die of SIGINT after an orderly exit (3.11).
         # A thread of gloo's may have the last reference to a tensor that was sent, and frees it, which needs the GIL,
         # when it gets a core: in an interpreter that ends, CPython then unwinds that thread, and the process dies of
-        # SIGABRT (torch 2.13, CPython 3.11; gloo's threads at SCHED_IDLE among busy ones: about 1 rank in 16). A rank
+        # SIGABRT (torch 2.13, CPython 3.11; gloo's threads at SCHED_IDLE among busy ones: 6 of some 90 ranks). A rank
         # that failed cannot leave its process group in good order at all. Either way the code would be lost.
         sys.stdout.flush()
         sys.stderr.flush()

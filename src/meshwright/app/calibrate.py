@@ -22,7 +22,7 @@ from meshwright.errors import ConfigError, MeshwrightError
 from meshwright.hardware.catalogue import user_folder
 from meshwright.hardware.entry import cluster_toml, device_toml
 from meshwright.hardware.machine import num_usable_cores
-from meshwright.hardware.quantity import BYTES_PER_S, FLOPS_PER_S, SECONDS, format_quantity
+from meshwright.hardware.quantity import BYTES_PER_S, FLOPS_PER_S, SECONDS, SHARE, format_quantity
 from meshwright.log import logger
 from meshwright.pages.tables.page_table import PageTable
 from meshwright.spec.machine.cluster import Cluster
@@ -74,6 +74,8 @@ class CalibrationResult(Result):
         }
         rates["memory"] = format_quantity(device.measured_memory_bytes_per_s.value, BYTES_PER_S)
         rates["host, for each kernel"] = format_quantity(device.host_launch_s.value, SECONDS)
+        if device.calibration_error is not None:
+            rates["taken by other programs"] = format_quantity(device.calibration_error.value, SHARE)
         for point in self.cluster.intra_node.collectives if self.cluster.intra_node else ():
             latency = format_quantity(point.latency_s.value, SECONDS)
             rate = format_quantity(point.bytes_per_s.value, BYTES_PER_S)
@@ -98,6 +100,12 @@ def calibrate(
     num_ranks = _num_ranks(device_type, ranks)
     files = _files(out or user_folder(), device_type, num_ranks, name)
     found, cluster = measured_machine(device_type, num_ranks, name=name, duration_s=duration_s)
+    if (busy := found.calibration_error) is not None:
+        logger.warning(
+            "other programs took %s of the cores while they were measured: intervals of predictions are wider by that, "
+            "and the rates of collectives may be wrong by more; calibrate again while the machine is idle",
+            format_quantity(busy.value, SHARE),
+        )
     _write(files, found, cluster)
     return CalibrationResult(found, cluster, files)
 

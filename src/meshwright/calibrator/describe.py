@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwright.calibrator.collective_lines import collective_lines
+from meshwright.calibrator.core_share import relative_error_of
 from meshwright.calibrator.measure import Measurements
 from meshwright.calibrator.op_lines import exchange_line, fitted_lines
 from meshwright.calibrator.profiled_step import OpSample, ProfiledStep
@@ -55,6 +56,7 @@ def describe(
         measured_memory_bytes_per_s=_memory_rate(machine, measured),
         measured_matmul_flops_per_s=_best_matmuls(machine, measured),
         host_launch_s=machine.figure(measured.host_s["kernel"], quantity.SECONDS),
+        calibration_error=_calibration_error(machine, measured),
         matmul_points=_matmul_points(machine, measured),
         attention_points=_attention_points(machine, sizes, measured),
         memory_op_points=_memory_op_points(machine, measured),
@@ -73,6 +75,11 @@ def describe(
         source=machine.source,
     )
     return device, cluster
+
+
+def _calibration_error(machine: CalibratedMachine, measured: Measurements) -> Figure | None:
+    error = relative_error_of(measured.core_share.get("core", 1.0))
+    return None if error is None else machine.figure(error, quantity.SHARE)
 
 
 def _matmul_flops(rows: int, columns: int, inner: int) -> float:

@@ -10,7 +10,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from meshwright.calibrator.collective_seconds import collective_seconds
+from meshwright.calibrator.core_share import core_share
 from meshwright.calibrator.timing import SizeGrid, Stopwatch, host_seconds
 from meshwright.models.contract import next_token_loss
 from meshwright.models.rope import rotate
@@ -47,6 +48,8 @@ class Measurements:
     """Of all ranks and of subgroups; empty with one rank."""
     host_s: dict[str, float]
     """Host seconds per kernel of an eager model, under "kernel"."""
+    core_share: dict[str, float] = field(default_factory=dict)
+    """What a computing rank got of a core, 0 to 1, under "core"; empty on an accelerator."""
 
 
 def measure(device_type: str, sizes: SizeGrid, duration_s: float, num_threads: int) -> Measurements:
@@ -62,7 +65,7 @@ def measure(device_type: str, sizes: SizeGrid, duration_s: float, num_threads: i
     slowdowns = _slowdowns(sizes.dtypes, watch)
     rounds = [_round(sizes, watch, slowdowns) for _ in range(num_rounds)]
     best, usual = _combine(rounds, min), _combine(rounds, statistics.median)
-    return replace(best, collective_s=usual.collective_s)
+    return replace(best, collective_s=usual.collective_s, core_share=_combine(rounds, statistics.fmean).core_share)
 
 
 def mean_of(ranks: Sequence[Measurements]) -> Measurements:
@@ -100,15 +103,16 @@ def _with_slow(took_s: dict[Any, Any], slowdowns: dict[str, int]) -> dict[Any, A
 
 
 def _round(sizes: SizeGrid, watch: Stopwatch, slowdowns: dict[str, int]) -> Measurements:
-    own = together = watch
+    own, together, shares = watch, watch, list[float]()
     if watch.device.type == "cpu":
         own = replace(watch, clock=time.thread_time)
+        shares = [core_share()]
         together = replace(watch, shortest_sample_s=_MANY_WAITS_S)
     quick = replace(sizes, dtypes=tuple(dtype for dtype in sizes.dtypes if dtype not in slowdowns))
     attention = _with_slow(attention_seconds(quick, own), slowdowns)
     memory_ops = memory_op_seconds(sizes, own)
     has_peers = dist.get_world_size() > 1
-    return Measurements(
+    found = Measurements(
         matmul_s=_with_slow(matmul_seconds(quick, own), slowdowns),
         forward_attention_s={at: forward for at, (forward, _) in attention.items()},
         backward_attention_s={at: backward for at, (_, backward) in attention.items()},
@@ -117,15 +121,18 @@ def _round(sizes: SizeGrid, watch: Stopwatch, slowdowns: dict[str, int]) -> Meas
         collective_s=collective_seconds(sizes, together) if has_peers else {},
         host_s={"kernel": host_seconds(own)},
     )
+    if not shares:
+        return found
+    return replace(found, core_share={"core": statistics.fmean([*shares, core_share()])})
 
 
 def _combine(several: Sequence[Measurements], combine: Callable[[list[float]], float]) -> Measurements:
     return Measurements(
         **{
-            field.name: {
-                at: combine([getattr(one, field.name)[at] for one in several]) for at in getattr(several[0], field.name)
+            kind.name: {
+                at: combine([getattr(one, kind.name)[at] for one in several]) for at in getattr(several[0], kind.name)
             }
-            for field in fields(Measurements)
+            for kind in fields(Measurements)
         }
     )
 

@@ -28,6 +28,7 @@ DEVICE_UNITS: dict[str, Any] = {
     "context_bytes": quantity.BYTES,
     "communicator_bytes": quantity.BYTES,
     "host_launch_s": quantity.SECONDS,
+    "calibration_error": quantity.SHARE,
     "dense_flops_per_s": _RATES,
     "measured_matmul_flops_per_s": _RATES,
     "num_sms": quantity.COUNT,

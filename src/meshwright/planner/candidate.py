@@ -80,6 +80,7 @@ def candidate_at(priced: Priced, row: int, request: PlanRequest, max_actions: fl
                 request.setup.stack.relative_error,
                 *[LEFT_OUT_ERROR] * len(unmeasured),
                 0.0 if example_of(request.cluster.device) is None else _EXAMPLE_ERROR,
+                0.0 if (busy := request.cluster.device.calibration_error) is None else busy.value,
             ),
         ),
         unmeasured=unmeasured,

@@ -1,11 +1,15 @@
 """describe: seconds become rates of a Device and lines of a Cluster, which survive being written and read."""
 
+import math
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwright.calibrator.core_share import core_share
 from meshwright.calibrator.describe import CalibratedMachine, describe, unread_rates
 from meshwright.calibrator.measure import Measurements, mean_of
 from meshwright.calibrator.profiled_step import OpSample, ProfiledStep
@@ -14,9 +18,12 @@ from meshwright.cost.compute.op_time import op_seconds
 from meshwright.errors import MeshwrightError
 from meshwright.hardware.entry import build_cluster, cluster_toml, device_toml, read_cluster_values, read_device
 from meshwright.hardware.rates import matmul_rates, memory_op_rates
+from meshwright.planner.candidate import judge
+from meshwright.spec.layout.layout import Layout
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.machine.device import CollectivePoint, Device, Figure, Source
 from meshwright.spec.trace.trace import Signature, TensorShape
+from questions import ask
 
 SOURCE = Source(title="meshwright calibrate: 2 ranks", date="2026-11-21", kind="measured")
 
@@ -143,3 +150,27 @@ def test_ranks_are_averaged() -> None:
         measurements(2e-3).collective_s["all-gather", 2, 4096]
     )
     assert mean.host_s == {"kernel": 5e-6}
+
+
+@pytest.mark.parametrize(("share", "error"), [(1.0, None), (0.97, None), (0.6, 0.4)])
+def test_what_other_programs_took_widens_the_interval_of_predictions(
+    tmp_path: Path, share: float, error: float | None
+) -> None:
+    device, _ = described(replace(measurements(), core_share={"core": share}))
+    (tmp_path / "device.toml").write_text(device_toml(device))
+    read = read_device(tmp_path / "device.toml", device.name)
+    assert read == device
+    found = read.calibration_error
+    assert (None if found is None else found.value) == (None if error is None else pytest.approx(error))
+    question, layout = ask("llama3-8b", 16), Layout(dp_shard=16)
+    idle = judge(layout, question).estimate
+    cluster = question.cluster.replace(device=question.cluster.device.replace(calibration_error=found))
+    busy = judge(layout, question.with_setup(cluster=cluster)).estimate
+    assert busy.step == idle.step
+    assert busy.relative_error == pytest.approx(math.hypot(idle.relative_error, error or 0.0))
+
+
+def test_the_share_of_a_core_is_that_of_this_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 0.0 < core_share() <= 1.0
+    monkeypatch.setattr(time, "thread_time", lambda: time.perf_counter() / 4)
+    assert core_share() == pytest.approx(0.25, rel=0.05)

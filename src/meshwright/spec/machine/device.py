@@ -208,6 +208,9 @@ class Device(Frozen):
     """Device memory that the communication library's buffers take of each process, bytes."""
     host_launch_s: Figure | None = None
     """Host overhead per kernel of an eager model, seconds, with nn.Module and autograd."""
+    calibration_error: Figure | None = None
+    """What other programs took of its cores while it was calibrated, as a share: it widens the interval of predicted
+    steps; None where it was idle, or nothing was measured."""
     has_peer_access: bool = True
     """Whether these devices read and write each other's memory directly, over NVLink or PCIe; false where the driver
     of this card has no peer-to-peer transfers."""
