@@ -127,11 +127,11 @@ def problems_of(asked: Asked) -> list[str]:
     job = asked.resolved.job.replace(layout=LayoutRequest(**layout.to_dict()))
     problems = check_job(ResolvedJob(job, asked.resolved.origins, asked.resolved.path), layout.num_ranks)
     for rank, memory in enumerate(asked.plan.memory_by_pipeline_rank):
-        if memory.reserved_bytes > usable:
-            missing = (memory.reserved_bytes - usable) / GiB
+        if memory.needed_bytes > usable:
+            missing = (memory.needed_bytes - usable) / GiB
             problems.append(f"pipeline rank {rank} lacks {missing:.1f} GiB")
-    fullest = max(memory.reserved_bytes for memory in asked.plan.memory_by_pipeline_rank)
-    headline = asked.plan.pick.estimate.memory.reserved_bytes
+    fullest = max(memory.needed_bytes for memory in asked.plan.memory_by_pipeline_rank)
+    headline = asked.plan.pick.estimate.memory.needed_bytes
     if abs(fullest - headline) > 1:
         problems.append(f"the headline is {headline / GiB:.1f} GiB, the fullest rank's {fullest / GiB:.1f}")
     return problems

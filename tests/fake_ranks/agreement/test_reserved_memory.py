@@ -10,6 +10,7 @@ import pytest
 from meshwright.config.load import load_job
 from meshwright.cost.layout_table import layout_table
 from meshwright.cost.memory.footprint import footprint_of_rank
+from meshwright.cost.own_stack import OwnChoices, own_stack
 from meshwright.cost.stack_factors import load_stack
 from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.hardware.catalogue import load_cluster
@@ -66,7 +67,16 @@ LONG = (
     f"dp_shard=8 compile=true {ONE} optimizer.state_dtype=bfloat16",
     f"dp_shard=8 {MIXTURE} precision.float8=rowwise precision.float8_experts=true",
     f"dp_shard=8 compile=true {MIXTURE} precision.float8=rowwise precision.float8_experts=true",
+    "dp_shard=8 compile=true loss_chunks=2 compile_loss=true microbatch_size=8 model.source=qwen3-8b "
+    "train.global_batch_size=64",
+    f"dp_shard=8 activation_offload=true {LARGER}",
+    "dp_shard=8 compile=true activation_checkpoint=selective activation_offload=true compile_loss=true "
+    f"microbatch_size=4 {LARGER}",
+    f"dp_shard=8 cpu_offload=true activation_checkpoint=full loss_chunks=8 {ONE}",
+    "dp_shard=8 cpu_offload=true activation_checkpoint=full model.options.num_layers=32 train.global_batch_size=8",
 )
+ALONE = f"cuda_graphs=true compile=true {ONE} train.global_batch_size=2"
+"""On one device."""
 SHORT = (
     "dp_shard=8 compile=true activation_checkpoint=full",
     "dp_shard=8 activation_checkpoint=selective train.seq_len=1024",
@@ -74,6 +84,8 @@ SHORT = (
     "dp_shard=2 pp=2 tp=2 schedule=InterleavedZeroBubble virtual_stages=2 activation_checkpoint=selective",
     "dp_shard=4 cp=2 compile=true activation_checkpoint=full loss_chunks=8 model.source=llama3.2-1b "
     "model.options.num_layers=16 train.seq_len=8192 train.global_batch_size=8",
+    f"dp_shard=8 compile=true compile_loss=true {LARGER}",
+    f"dp_shard=8 compile=true activation_checkpoint=selective loss_chunks=8 {LARGER}",
 )
 """Where the replay reserves 5 to 25 % more than the formula: gaps that it has no need to close."""
 
@@ -93,11 +105,17 @@ def test_other_layouts_reserve_what_the_replay_does(tmp_path: Path, layout: str)
 
 
 @pytest.mark.long
+@pytest.mark.timeout(240)
+def test_a_step_of_graphs_reserves_what_the_replay_does(tmp_path: Path) -> None:
+    _compare(tmp_path, ALONE, num_ranks=1)
+
+
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("layout", SHORT)
 def test_a_device_with_no_more_than_the_formula_says_has_enough(tmp_path: Path, layout: str) -> None:
     asked = _asked(tmp_path, layout)
-    formulas = [footprint_of_rank(asked.configs, stage).reserved_bytes[0] for stage in range(asked.layout.pp)]
+    formulas = [footprint_of_rank(asked.configs, stage).needed_bytes[0] for stage in range(asked.layout.pp)]
     device = asked.cluster.device
     taken = device.memory_bytes.value - device.usable_memory_bytes
     memory = device.memory_bytes.replace(value=max(formulas) + taken)
@@ -116,27 +134,30 @@ class _Asked(NamedTuple):
     traces: Traces
 
 
-def _asked(folder: Path, layout: str) -> _Asked:
+def _asked(folder: Path, layout: str, num_ranks: int = 8) -> _Asked:
     file = folder / "job.toml"
     file.write_text(JOB, encoding="utf-8")
     overrides = tuple(_override(word) for word in layout.split())
     loaded = load_job(file, overrides)
     job = loaded.job
-    cluster = load_cluster("h100-ib400").with_num_devices(8)
+    cluster = load_cluster("h100-ib400").with_num_devices(num_ranks)
     architecture = resolve_architecture(job.model)
     assert architecture is not None
-    setup = TrainingSetup(model_spec(architecture), job.workload, cluster, load_stack("meshwright"))
-    resolved = layout_of(job, 8)
-    traces = trace_job(TRAINER_STEP, loaded, 8, how=TraceOptions(use_cache=False))
-    return _Asked(resolved, cluster, Configurations.of_one(setup, layout_table([resolved])), traces)
+    resolved = layout_of(job, num_ranks)
+    table = layout_table([resolved])
+    kernels = bool(table.compiles_blocks[0]), resolved.compile_loss, resolved.compile_optimizer, resolved.cuda_graphs
+    stack = own_stack(load_stack("meshwright"), OwnChoices(*kernels))
+    setup = TrainingSetup(model_spec(architecture), job.workload, cluster, stack)
+    traces = trace_job(TRAINER_STEP, loaded, num_ranks, how=TraceOptions(use_cache=False))
+    return _Asked(resolved, cluster, Configurations.of_one(setup, table), traces)
 
 
-def _compare(folder: Path, layout: str) -> None:
+def _compare(folder: Path, layout: str, num_ranks: int = 8) -> None:
     """Compare the two for every pipeline rank, and what the fullest allocates."""
-    asked = _asked(folder, layout)
+    asked = _asked(folder, layout, num_ranks)
     found, allocated = {}, []
     for curve in simulate(asked.traces, asked.cluster).memory:
-        stage = curve.rank * asked.layout.pp // 8
+        stage = curve.rank * asked.layout.pp // num_ranks
         formula = footprint_of_rank(asked.configs, stage)
         found[stage] = float(formula.reserved_bytes[0] / curve.reserved_bytes.max() - 1)
         allocated.append((float(curve.allocated_bytes.max()), float(formula.allocated_bytes[0])))

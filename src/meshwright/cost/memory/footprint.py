@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from meshwright.cost.layout_table import Bools, Floats, Ints, LayoutTable, take_rows
 from meshwright.cost.memory.footprint_blocks import HostModelMemory, ModelMemory
-from meshwright.cost.memory.footprint_constants import SMI_BYTES
-from meshwright.cost.memory.footprint_rank import HostRankFootprint, Parts, RankFootprint, largest, total
+from meshwright.cost.memory.footprint_constants import LIMIT_SHARE, SMI_BYTES
+from meshwright.cost.memory.footprint_rank import HostRankFootprint, RankFootprint
+from meshwright.cost.memory.footprint_rank_gaps import Parts, largest, total
 from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.step.estimate import MemoryUse
@@ -37,6 +38,7 @@ class Footprint:
     communication_buffers_bytes: Floats
     workspace_bytes: Floats
     fragmentation_bytes: Floats
+    cached_bytes: Floats
     context_bytes: Floats
 
     def __len__(self) -> int:
@@ -45,22 +47,27 @@ class Footprint:
     @property
     def allocated_bytes(self) -> Floats:
         """Return the peak of allocated bytes."""
-        return self.reserved_bytes - self.fragmentation_bytes
+        return self.needed_bytes - self.fragmentation_bytes
+
+    @property
+    def needed_bytes(self) -> Floats:
+        """Return the bytes that the allocator must have: it gives back what else it caches where the device is full."""
+        return self.device_bytes - self.context_bytes
 
     @property
     def reserved_bytes(self) -> Floats:
         """Return the peak of reserved bytes."""
-        return self.device_bytes - self.context_bytes
+        return self.needed_bytes + self.cached_bytes
 
     @property
     def device_bytes(self) -> Floats:
         """Return all bytes that the device must have."""
-        return np.asarray(sum(getattr(self, field.name) for field in fields(self)))
+        return np.asarray(sum(getattr(self, field.name) for field in fields(self))) - self.cached_bytes
 
     @property
     def smi_bytes(self) -> Floats:
         """Return what nvidia-smi shows of a trainer such as those the constant was fitted on."""
-        return self.device_bytes + SMI_BYTES
+        return self.device_bytes + self.cached_bytes + SMI_BYTES
 
     def take(self, rows: NDArray[Any]) -> Footprint:
         """Return the configurations at `rows` (positions or a mask)."""
@@ -68,7 +75,7 @@ class Footprint:
 
 
 def footprint(configs: Configurations, most_bytes: float = math.inf) -> Footprint:
-    """Return the memory of each one's fullest pipeline rank, or of the first that reserves more than `most_bytes`."""
+    """Return the memory of each one's fullest pipeline rank, or of the first that needs more than `most_bytes`."""
     return _footprint(configs, None, most_bytes)
 
 
@@ -84,9 +91,16 @@ def memory_use(memory: Footprint, row: int) -> MemoryUse:
 
 
 def fits(memory: Footprint, configs: Configurations) -> Bools:
-    """Return whether the reserved bytes are no more than what the device has besides context and communication."""
+    """Return whether the bytes needed are no more than what the device has besides context and communication."""
     usable = configs.each(lambda setup: setup.cluster.device.usable_memory_bytes)
-    return np.asarray(memory.reserved_bytes <= usable)
+    return np.asarray(memory.needed_bytes <= usable)
+
+
+def runs_at_limit(memory: Footprint, configs: Configurations) -> Bools:
+    """Return whether each one runs, if need be at the limit of its device, where the allocator gives back pages."""
+    usable = configs.each(lambda setup: setup.cluster.device.usable_memory_bytes)
+    gives_back = configs.has(lambda setup: setup.stack.expandable_segments)
+    return fits(memory, configs) | (gives_back & (memory.allocated_bytes * (1 + LIMIT_SHARE) <= usable))
 
 
 def outside_bytes(cluster: Cluster) -> float:

@@ -64,6 +64,8 @@ class EndsMemory:
     last_kept_bytes: Floats
     logits_bytes: Floats
     """Of logits and what the loss makes of them, at its peak; in chunks, of one chunk and the head's whole input."""
+    one_logits_bytes: Floats
+    """Of the logits alone; in chunks, of one chunk's."""
     early_gradients_bytes: Floats
     """Of the head's gradients, where the loss makes them (in chunks); else 0."""
     kept_loss_bytes: Floats
@@ -222,6 +224,7 @@ class ModelMemory:
             with_tied_head=with_copy,
             last_kept_bytes=self._bytes(lambda formats: kept_bytes(last, formats, "none"), is_one_graph=False),
             logits_bytes=np.where(is_chunked, self._of_chunk(head), logits * self._of_loss(LOSS_BYTES)),
+            one_logits_bytes=logits * self.element_bytes / layouts.loss_chunks,
             early_gradients_bytes=early_gradients,
             kept_loss_bytes=np.where(is_chunked, early_gradients, logits * self._of_loss(KEPT_LOSS_BYTES)),
             late_gradients_bytes=np.where(is_chunked, early_gradients, logits * self.element_bytes),
@@ -234,8 +237,8 @@ class ModelMemory:
     def _of_chunk(self, head: Head) -> Floats:
         """Return the bytes that a loss in chunks has besides gradients: what is kept instead are those of its input."""
         logits = np.ceil(self.tokens / self.layouts.loss_chunks) * head.vocab_size / self.layouts.tp
-        # Compiled, a chunk's gradient is computed in place of its logits, at once.
-        of_logit = self.element_bytes if self.setup.stack.joins_loss else CHUNK_LOSS_BYTES[self.is_wide]
+        # Compiled, a chunk's gradient is computed at once, next to its logits, and copied to their place.
+        of_logit = 2 * self.element_bytes if self.setup.stack.joins_loss else CHUNK_LOSS_BYTES[self.is_wide]
         return np.asarray(logits * of_logit + self.tokens * head.dim * self.element_bytes)
 
     def _of_loss(self, bytes_by_kind: Mapping[str, tuple[float, float]]) -> Floats:

@@ -13,6 +13,10 @@ what comes and goes on it, by the segments of torch's allocator. What other stre
 The host's allocator gives back what is free: none there.
 """
 
+LIMIT_SHARE = fixed_constant("fragmentation.at_limit")
+"""What a device needs beyond allocated bytes, as a share of them, where segments are expandable: at its limit torch's
+allocator unmaps every page without a live byte, and tries again before it runs out of memory."""
+
 SMI_BYTES = fixed_constant("smi_gib") * 2**30
 """What nvidia-smi shows besides reserved bytes, context and the first communicator."""
 

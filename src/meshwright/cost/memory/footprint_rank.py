@@ -15,8 +15,8 @@
     update     AdamW in bfloat16 (ours) has float32 copies and random bits of the parameters that it updates at once,
                next to all gradients
 
-Ignored: that the input of the last reduction, one tensor, finds no gap in the allocator where all activations take
-less: the allocator gives such gaps back where a device has no more.
+What a rank needs is the fullest moment, with the gaps in the allocator that it cannot but have. Others it caches as
+long as the device has room (footprint_rank_gaps.py): at its limit torch's allocator gives them back.
 """
 
 from typing import NamedTuple
@@ -24,41 +24,13 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.cost.layout_table import Floats
-from meshwright.cost.memory.footprint_constants import FRAGMENTATION, WORKSPACE_BYTES
-from meshwright.cost.memory.footprint_rank_tensors import RankTensors
+from meshwright.cost.memory.footprint_constants import WORKSPACE_BYTES
+from meshwright.cost.memory.footprint_rank_gaps import Moment, Parts, RankGaps, largest, total
 
 _UPDATED_AT_ONCE = float(1 << 24)
 """Elements (trainer/optimizer/bfloat16_adamw.py)."""
 _UPDATE_COPIES_BYTES = 26.0
 """Of an element that it updates: two moments in float32, one of them rounded, bits and noise; counted in a trace."""
-
-Parts = dict[str, Floats]
-"""Bytes by field of MemoryUse."""
-
-
-def total(parts: Parts) -> Floats:
-    """Return the bytes of all classes together."""
-    return np.asarray(sum(parts.values(), start=np.zeros(1)))
-
-
-def largest(options: list[Parts]) -> Parts:
-    """Return of each layout those of the `options` that are most bytes in all, the first of equals."""
-    worst = np.stack([total(parts) for parts in options]).argmax(axis=0)
-    found = options[0]
-    for number, parts in enumerate(options[1:], start=1):
-        is_worst = worst == number
-        found = {name: np.where(is_worst, parts[name], found[name]) for name in found}
-    return found
-
-
-class Moment(NamedTuple):
-    """Bytes at one moment of a step that come and go."""
-
-    parts: Parts
-    elsewhere: Floats
-    """Of them in the allocator's pools of other streams than the one that computes."""
-    gaps: Floats
-    """Freed before, and too narrow for the tensors of this moment."""
 
 
 class AtWork(NamedTuple):
@@ -71,7 +43,7 @@ class AtWork(NamedTuple):
     """Of these at another moment of it."""
 
 
-class RankFootprint(RankTensors):
+class RankFootprint(RankGaps):
     """What one pipeline rank of an accelerator holds."""
 
     workspace_bytes = 2 * WORKSPACE_BYTES
@@ -83,9 +55,12 @@ class RankFootprint(RankTensors):
         moments = [self._loss(), self._backward(), self._end(), self._block_reduction(), self._last_reduction()]
         moments += [self._ends_reduction(), self._update()]
         parts = largest([moment.parts for moment in moments])
-        fragmentation = self.reserved(moments) - total(parts)
+        needed, cached = self.reserved(moments)
+        fragmentation = needed - total(parts)
         parts["gradients_bytes"] = parts["gradients_bytes"] + states.pop("gradients_bytes")
-        return states | parts | {"fragmentation_bytes": fragmentation}
+        parts = states | parts | {"fragmentation_bytes": fragmentation}
+        room = self.memory.setup.cluster.device.usable_memory_bytes - total(parts)
+        return parts | {"cached_bytes": np.minimum(cached, room).clip(0)}
 
     def _states(self) -> Parts:
         """Return what stays allocated throughout a step."""
@@ -117,10 +92,8 @@ class RankFootprint(RankTensors):
             communication_buffers_bytes=self.retained(),
             # Logits that were freed leave a gap that is too narrow for what the loss makes of them. So do activations
             # of stages before the last, of which more are in flight between two losses: those that stay lie above.
-            gaps=self.is_last * self.memory.ends.freed_logits_bytes
-            + self.kept.gaps
-            + self.kept.most
-            - self.kept.at_loss,
+            gaps=self.logits_gap() + self.kept.gaps + self.kept.most - self.kept.at_loss,
+            cached=self.is_last * self.gaps_of_window(),
         )
 
     def _backward(self) -> Moment:
@@ -210,12 +183,14 @@ class RankFootprint(RankTensors):
         shards, divided = self.new_shards(self.elements.shared), self.divided(last)
         # Whole gradients are copied into what the reduction reads, and freed before their shards are made.
         freed = np.minimum(own, self.new_shards(last.shared))
+        read = self.copies * last.whole * self.reduce_bytes
         return self._moment(
             elsewhere=shards + divided,
             unsharded_parameters_bytes=gathered + np.maximum(own - freed, divided),
             gradients_bytes=shards,
-            communication_buffers_bytes=self.copies * last.whole * self.reduce_bytes,
+            communication_buffers_bytes=read,
             gaps=freed,
+            cached=(self.below_last_input(read) - own - freed).clip(0),
         )
 
     def _ends_reduction(self) -> Moment:
@@ -240,39 +215,13 @@ class RankFootprint(RankTensors):
         shards = self.new_shards(self.elements.shared)
         return self._moment(elsewhere=shards, gradients_bytes=shards, workspace_bytes=at_once * _UPDATE_COPIES_BYTES)
 
-    def reserved(self, moments: list[Moment]) -> Floats:
-        """Return what the allocator reserves for all that comes and goes: a freed block serves its own stream only.
-
-        FSDP2 gathers on one stream and reduces on another, so that the most of each adds up, whenever that is. A model
-        that is one graph (layout.compile = "model") allocates all on the stream that computes.
-        """
-        layouts = self.memory.layouts
-        # A rank's shard in the format that is gathered lies next to the whole.
-        one_block = self.block.whole * self.gather_bytes
-        of_shard = self.block.shared * self.gather_bytes * self.on_device
-        # A pipeline gathers what it keeps before its first microbatch, on the stream that computes.
-        is_concurrent = self.gathers & (self.is_resharded | (layouts.pp == 1))
-        ends = self.lasting.maximum(self.after_blocks)
-        copied_block, copied_ends = self.copied(self.block), self.copied(ends)
-        of_blocks = copied_block + (self.num_gathered - 1) * one_block
-        at_once = ends.whole * self.compute_bytes + np.maximum(of_blocks, copied_ends)
-        # What the ends leave serves blocks that are no larger.
-        below = np.where(self.block.whole > ends.whole, ends.whole * self.compute_bytes, 0.0)
-        ahead = np.where(is_concurrent, np.maximum(at_once, below + of_blocks + one_block) + of_shard, 0.0)
-        shards = self.new_shards(self.elements.shared)
-        # Where shards exist already, those of the next microbatch are made next to them and added, unit by unit.
-        # Those that the host adds up are made on the device, too.
-        unit = np.maximum(self.lasting.shared, self.block.shared) * self.bytes.shared_gradient
-        reduced = np.where(
-            self.reduces_each | ~self.keeps_gradients | self.frees_gradients, self.is_sharded * unit, shards
-        )
-        divided = self.divided(self.lasting.maximum(self.block))
-        computing = [total(one.parts) - one.elsewhere * ~self.is_graph + one.gaps for one in moments]
-        most: Floats = np.max(np.stack(computing), axis=0)
-        gaps = FRAGMENTATION["expandable" if self.memory.setup.stack.expandable_segments else "fixed"]
-        return np.asarray(most * (1 + gaps) + (ahead + reduced + divided) * ~self.is_graph)
-
-    def _moment(self, elsewhere: Floats | float = 0.0, gaps: Floats | float = 0.0, **bytes_by_class: Floats) -> Moment:
+    def _moment(
+        self,
+        elsewhere: Floats | float = 0.0,
+        gaps: Floats | float = 0.0,
+        cached: Floats | float = 0.0,
+        **bytes_by_class: Floats,
+    ) -> Moment:
         """Return the classes that come and go, those not given being 0 but for what is always there."""
         memory = self.memory
         zero = np.zeros(len(memory.layouts))
@@ -287,7 +236,7 @@ class RankFootprint(RankTensors):
         # The sequence that tp ranks have gathered, or are about to share out.
         parts["communication_buffers_bytes"] += np.where(memory.layouts.tp > 1, memory.stream_bytes, 0.0)
         parts["workspace_bytes"] = zero + self.workspace_bytes + bytes_by_class.get("workspace_bytes", 0.0)
-        return Moment(parts, zero + elsewhere, zero + gaps)
+        return Moment(parts, zero + elsewhere, zero + gaps, zero + cached)
 
 
 class HostRankFootprint(RankFootprint):
@@ -295,6 +244,7 @@ class HostRankFootprint(RankFootprint):
 
     workspace_bytes = 0
 
-    def reserved(self, moments: list[Moment]) -> Floats:
-        """Return the bytes of the moment that takes most."""
-        return total(largest([moment.parts for moment in moments]))
+    def reserved(self, moments: list[Moment]) -> tuple[Floats, Floats]:
+        """Return the bytes of the moment that takes most, and that nothing is cached."""
+        most = total(largest([moment.parts for moment in moments]))
+        return most, np.zeros_like(most)

@@ -98,7 +98,9 @@ class RankTensors:
 
     def gathered(self, blocks: Floats) -> Floats:
         """Return the bytes of gathered parameters: what stands outside of blocks, and `blocks` elements of theirs."""
-        return self.copies * (self.lasting.whole * self.compute_bytes + blocks * self.gather_bytes)
+        # Microbatches that are graphs have no FSDP2: they cast what matmuls read, not what is looked up.
+        lasting = np.where(self.memory.layouts.cuda_graphs, self.lasting_head.whole, self.lasting.whole)
+        return np.asarray(self.copies * (lasting * self.compute_bytes + blocks * self.gather_bytes))
 
     def head_gradients(self) -> Floats:
         """Return the bytes of the head's gradients, which a microbatch has from its loss to the last reduction."""

@@ -55,6 +55,7 @@ MEMORY = {
     "communication_buffers_bytes": ROLES["communication"],
     "workspace_bytes": ROLES["temporary"],
     "fragmentation_bytes": "#D5D8DD",
+    "cached_bytes": "#E9EBEE",
 }
 """By field of MemoryUse that the allocator reserves."""
 

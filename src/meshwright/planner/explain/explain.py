@@ -47,7 +47,7 @@ def misfits(pick: Candidate, given: Candidate | None, request: PlanRequest, menu
     The latter come fastest first.
     """
     candidates = _nearby_misfits(pick, request, menu)
-    if given is not None and given.free_bytes < 0:
+    if given is not None and not given.fits:
         candidates.insert(0, given)
     return [
         _misfit(candidate, _fitting_neighbours(candidate.layout, request, menu), pick, request)
@@ -235,14 +235,14 @@ def _excess(candidate: Candidate, usual: MemoryUse, request: PlanRequest) -> str
     """Return how much is missing, and which class of tensors takes so much more than in the pick."""
     memory, usable_bytes = candidate.estimate.memory, request.cluster.device.usable_memory_bytes
     on_host = [name for key, name in _ON_HOST.items() if getattr(candidate.layout, key)]
-    if on_host and candidate.free_bytes < min(0, usable_bytes - memory.reserved_bytes):
+    if on_host and candidate.free_bytes < min(0, usable_bytes - memory.needed_bytes):
         missing = format_bytes(-candidate.free_bytes)
         return f"the host's memory cannot hold the {' and '.join(on_host)}: {missing} a rank are missing"
     more = {name: getattr(memory, name) - getattr(usual, name) for name in MemoryUse.model_fields}
     # A layout that is compared with itself breaks at what is largest.
     worst = max(more, key=lambda name: (more[name], getattr(memory, name)))
     taken = f"takes {format_bytes(getattr(memory, worst))} of {MEMORY_CLASSES[worst]}"
-    taken += f", {format_bytes(memory.reserved_bytes)} in all"
+    taken += f", {format_bytes(memory.needed_bytes)} in all"
     if candidate.free_bytes >= 0:
         missing = format_bytes(request.margin_bytes - candidate.free_bytes)
         return f"{taken}: {missing} of planner.memory_margin are missing"

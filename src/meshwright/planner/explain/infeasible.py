@@ -168,7 +168,7 @@ def _too_large(request: PlanRequest, menu: Menu) -> str:
 def _offloaded(request: PlanRequest, menu: Menu) -> str:
     """Return why it does not help that the state waits in the host's memory, as a part of a sentence."""
     memory, _ = weigh(_leanest(request, menu, cpu_offload=True), request)
-    least_bytes = float(memory.reserved_bytes.min())
+    least_bytes = float(memory.needed_bytes.min())
     if least_bytes <= request.cluster.device.usable_memory_bytes - request.margin_bytes:
         return ", nor does the host's memory hold its state"
     return f", and {format_bytes(least_bytes)} with its state in the host's memory (layout.cpu_offload = true)"

@@ -54,7 +54,7 @@ def memory_advice(job: Job, layout: Layout, pp_rank: int, missing_bytes: float, 
     resolved = ResolvedJob(job.replace(cluster=cluster), {}, Path("job.toml"))
     request = plan_request(resolved, Options(takes_example=True))
     now = judge(layout, request)
-    memory_bytes = now.estimate.memory.reserved_bytes
+    memory_bytes = now.estimate.memory.needed_bytes
     most_bytes = memory_bytes - max(missing_bytes, -now.free_bytes, 1.0)
     changes_that_free = (_smaller(now, request, most_bytes), _managed(layout, request, most_bytes))
     found = [one for one in changes_that_free if one is not None]
@@ -71,10 +71,8 @@ def _smaller(now: Candidate, request: PlanRequest, most_bytes: float) -> Smaller
     for row in np.argsort(priced.total_s, kind="stable").tolist():
         change = changes(now.layout, layout_at(priced.layouts, row, request))
         # What all blocks save takes the place of what each saves: two keys, and one change.
-        if (
-            len(change.keys() - {"activation_checkpoint_blocks"}) == 1
-            and priced.memory.reserved_bytes[row] <= most_bytes
-        ):
+        is_one = len(change.keys() - {"activation_checkpoint_blocks"}) == 1
+        if is_one and priced.memory.needed_bytes[row] <= most_bytes:
             found = candidate_at(priced, row, request, SHORT_PIPELINE)
             taken = found.estimate.memory.device_bytes
             return SmallerLayout(change=listed(change), memory_bytes=taken, step_s=found.step_s)
@@ -85,7 +83,7 @@ def _managed(layout: Layout, request: PlanRequest, most_bytes: float) -> Smaller
     """Return what optimizer states in managed memory take, if that frees enough."""
     managed = with_managed_states(request)
     found = None if managed is None else judge(layout, managed)
-    if found is None or found.estimate.memory.reserved_bytes > most_bytes:
+    if found is None or found.estimate.memory.needed_bytes > most_bytes:
         return None
     section, _, change = MANAGED_STATES.partition(".")
     taken = found.estimate.memory.device_bytes

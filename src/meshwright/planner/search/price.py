@@ -18,6 +18,7 @@ from meshwright.cost.memory.footprint import (
     footprint_of_rank,
     host_activation_bytes,
     memory_use,
+    runs_at_limit,
 )
 from meshwright.cost.memory.host_memory import host_headroom_bytes, host_update
 from meshwright.cost.step import StepTerms
@@ -141,11 +142,7 @@ def weigh(
     configs, usable_bytes = request.configs(_with_cuts(layouts, request)), request.cluster.device.usable_memory_bytes
     most_bytes = math.inf if least_headroom_bytes is None else usable_bytes - least_headroom_bytes
     memory = footprint(configs, most_bytes)
-    headroom = usable_bytes - memory.reserved_bytes
-    is_managed = request.setup.pools_embedding or request.setup.pools_optimizer_state
-    if not (is_managed or (layouts.cpu_offload | layouts.activation_offload).any()):
-        return memory, headroom
-    return memory, np.minimum(headroom, host_headroom_bytes(configs, host_activation_bytes(configs)))
+    return memory, np.minimum(usable_bytes - memory.needed_bytes, _host_headroom_bytes(configs, request))
 
 
 def memory_of_ranks(layout: Layout, request: PlanRequest) -> tuple[MemoryUse, ...]:
@@ -153,6 +150,25 @@ def memory_of_ranks(layout: Layout, request: PlanRequest) -> tuple[MemoryUse, ..
     configs = request.configs(_with_cuts(layout_table([layout] * layout.pp), request))
     memory = footprint_of_rank(configs, np.arange(layout.pp))
     return tuple(memory_use(memory, rank) for rank in range(layout.pp))
+
+
+def is_tight(layout: Layout, request: PlanRequest) -> bool:
+    """Return whether a layout needs more than its device has, and runs all the same: at the limit the allocator gives
+    back what it caches, and its tensors fit.
+    """
+    configs = request.configs(_with_cuts(layout_table([layout] * layout.pp), request))
+    memory = footprint_of_rank(configs, np.arange(layout.pp))
+    is_over = bool((memory.needed_bytes > request.cluster.device.usable_memory_bytes).any())
+    has_host_room = (_host_headroom_bytes(configs, request) >= 0).all()
+    return is_over and bool(runs_at_limit(memory, configs).all() and has_host_room)
+
+
+def _host_headroom_bytes(configs: Configurations, request: PlanRequest) -> Floats:
+    """Return what each layout leaves of the host's memory, for a rank; infinite where nothing of it is there."""
+    is_managed = request.setup.pools_embedding or request.setup.pools_optimizer_state
+    if not (is_managed or (configs.layouts.cpu_offload | configs.layouts.activation_offload).any()):
+        return np.full(len(configs), np.inf)
+    return host_headroom_bytes(configs, host_activation_bytes(configs))
 
 
 def _with_cuts(layouts: LayoutTable, request: PlanRequest) -> LayoutTable:

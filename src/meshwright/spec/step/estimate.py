@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, model_serializer
 from pydantic_core.core_schema import SerializerFunctionWrapHandler
 
 from meshwright.spec.frozen import Frozen
-from meshwright.units import label_of
+from meshwright.units import format_bytes, label_of
 
 
 class StepDecomposition(Frozen):
@@ -152,24 +152,41 @@ class MemoryUse(Frozen):
     workspace_bytes: NonNegativeInt = 0
     """Temporary tensors of the op at the peak, and libraries' workspaces."""
     fragmentation_bytes: NonNegativeInt = 0
-    """Reserved by the caching allocator and not allocated."""
+    """Reserved by the caching allocator and not allocated, next to tensors at their most."""
+    cached_bytes: NonNegativeInt = 0
+    """Freed blocks, too narrow for what came later, that the allocator keeps as long as the device has room."""
     context_bytes: NonNegativeInt = 0
     """Taken outside the allocator: driver context, loaded kernels, NCCL."""
 
     @property
     def allocated_bytes(self) -> int:
         """Return the peak of allocated bytes (torch.cuda.max_memory_allocated)."""
-        return self.reserved_bytes - self.fragmentation_bytes
+        return self.needed_bytes - self.fragmentation_bytes
+
+    @property
+    def needed_bytes(self) -> int:
+        """Return the bytes that the allocator must have: it gives back what else it caches where the device is full."""
+        return self.device_bytes - self.context_bytes
 
     @property
     def reserved_bytes(self) -> int:
         """Return the peak of reserved bytes (torch.cuda.max_memory_reserved)."""
-        return self.device_bytes - self.context_bytes
+        return self.needed_bytes + self.cached_bytes
 
     @property
     def device_bytes(self) -> int:
-        """Return all bytes that the device must have (what nvidia-smi shows)."""
-        return sum(getattr(self, name) for name in type(self).model_fields)
+        """Return all bytes that the device must have; nvidia-smi shows what is cached besides."""
+        sizes: list[int] = [getattr(self, name) for name in type(self).model_fields if name != "cached_bytes"]
+        return sum(sizes)
+
+
+def tight_words(needed_bytes: float, usable_bytes: float) -> str:
+    """Return what to know of a step that fits although it is predicted to need more than a device has."""
+    return (
+        f"predicted reserved memory {format_bytes(needed_bytes)}, usable {format_bytes(usable_bytes)}. The step fits "
+        "because the allocator frees cached blocks at the limit; each time it synchronizes the device, which the step "
+        "time does not include"
+    )
 
 
 MEMORY_CLASSES = {name: label_of(name) for name in MemoryUse.model_fields}

@@ -513,3 +513,20 @@ def test_shards_that_the_host_keeps_pass_through_the_device() -> None:
 
 def _last_rank(setup: TrainingSetup, layout: Layout) -> Footprint:
     return footprint_of_rank(Configurations.of_one(setup, layout_table([layout])), layout.pp - 1)
+
+
+def test_gaps_that_are_given_back_are_no_need_and_at_most_the_room_of_the_device() -> None:
+    own = load_stack("meshwright").replace(kernels="compiled", joins_loss=True)
+    layout = Layout(dp_shard=64, microbatch_size=8, activation_offload=True, compile=True, compile_loss=True)
+    setup = _setup("llama3-8b", own)
+    memory = _footprint(setup, layout, layout.replace(activation_offload=False))
+    # The block before the last, whose activations are on the host by then, leaves them, and the parameters of one.
+    assert memory.cached_bytes[0] > 2 * setup.model.groups[1].num_parameters
+    assert memory.cached_bytes[1] == 0
+    assert memory.needed_bytes + memory.cached_bytes == pytest.approx(memory.reserved_bytes)
+    device = CLUSTER.device
+    small = device.memory_bytes.replace(value=memory.device_bytes[0] + 2**20)
+    tight = replace(setup, cluster=CLUSTER.replace(device=device.replace(memory_bytes=small)))
+    assert _footprint(tight, layout).cached_bytes[0] == pytest.approx(2**20)
+    fixed = _footprint(replace(setup, stack=own.replace(expandable_segments=False)), layout)
+    assert fixed.cached_bytes[0] == 0
