@@ -161,7 +161,8 @@ def estimate(resolved: ResolvedJob, num_ranks: int | None) -> CheckPrediction:
         memory += f"; layouts that the planner chooses leave {format_bytes(found.margin_bytes)} free"
     if not cluster.device.has_own_memory:
         memory += "; `mem` of train is the whole process on a CPU, with torch itself"
-    notes = [("note", request.recompute_note)] if request.recompute_note else []
+    notes = [("tight", found.tight)] if found.tight else []
+    notes += [("note", request.recompute_note)] if request.recompute_note else []
     misfit = found.problem() or request.recompute_misfit
     lines = [("step", f"{step} predicted on {cluster.name}"), ("memory", memory), *notes]
     return CheckPrediction(lines, misfit, found)
@@ -188,7 +189,7 @@ def _fits(resolved: ResolvedJob, num_ranks: int | None, job: Job) -> bool:
     try:
         request = _request(replace(resolved, job=job), count)
         assert request.given is not None
-        return judge(request.given, request).free_bytes >= 0
+        return judge(request.given, request).fits
     except MeshwrightError:
         return True
 

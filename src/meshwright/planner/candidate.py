@@ -25,7 +25,7 @@ from meshwright.cost.training_setup import TrainingSetup
 from meshwright.hardware.catalogue import example_of
 from meshwright.planner.request import PlanRequest, dense_peak
 from meshwright.planner.search.bubble import num_actions, num_microbatches_of, replay_inputs, replayed_step
-from meshwright.planner.search.price import Priced, price
+from meshwright.planner.search.price import Priced, is_tight, price
 from meshwright.spec.layout.layout import SPLIT_BACKWARD_SCHEDULES, Layout
 from meshwright.spec.run.layout_plan import Candidate
 from meshwright.spec.step.estimate import Estimate
@@ -102,7 +102,7 @@ def prepare_replays(priced: Priced, rows: Sequence[int], request: PlanRequest) -
 def judge(layout: Layout, request: PlanRequest) -> Candidate:
     """Return a layout that was set by hand with its estimate, whether it fits or not."""
     candidate = candidate_at(price(layout_table([layout]), request, only_fitting=False), 0, request)
-    return candidate.replace(layout=layout)
+    return candidate.replace(layout=layout, is_tight=candidate.free_bytes < 0 and is_tight(layout, request))
 
 
 def recomputed_share(layout: Layout, request: PlanRequest) -> float:

@@ -19,7 +19,7 @@ from meshwright.pages.tables.simulation_table import (
     rank_seconds,
     rank_words,
     signed_change,
-    tight_words,
+    tight_lines,
     times,
     warnings_of,
 )
@@ -82,7 +82,7 @@ def _cards(run: SimulationReport, outcome: Outcome) -> Iterator[str]:
 
 
 def _misfit(run: SimulationReport, outcome: Outcome) -> Iterator[str]:
-    yield from (paragraph(words) for words in tight_words(run, outcome) if words)
+    yield from (paragraph(words) for words in tight_lines(run, outcome) if words)
     if not run.misfits:
         return
     listed = "".join(f"<li>{escape(misfit_words(rank, run))}</li>" for rank in run.misfits)

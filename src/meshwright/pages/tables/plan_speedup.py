@@ -31,7 +31,7 @@ def largest_speedup(plan: Plan) -> str:
     pick_s = plan.pick.step_s
     settable = {f"{one.change} ({one.note})": one.best.step_s / pick_s for one in plan.what_ifs if one.is_runnable}
     settable |= {name: step_s / pick_s for name, step_s in _fixed_s(plan).items()}
-    if plan.given is not None and plan.given.free_bytes >= 0:
+    if plan.given is not None and plan.given.fits:
         settable["the pick in place of your layout"] = pick_s / plan.given.step_s
     missing = {f"memory for {name}": step_s / pick_s for name, step_s in _kept_out_s(plan).items()}
     best = _largest(settable | missing)

@@ -12,7 +12,7 @@ from meshwright.pages.tables.simulated_table import fastest_words, simulated_pag
 from meshwright.pages.tables.waterfall import HFU_MEANS, NO_PEAK, mfu_words, waterfall
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.layout_plan import Candidate, Contrast, Plan
-from meshwright.spec.step.estimate import COMPONENT_NAMES, MEMORY_CLASSES, MemoryUse
+from meshwright.spec.step.estimate import COMPONENT_NAMES, MEMORY_CLASSES, MemoryUse, tight_words
 from meshwright.units import GiB, counted, format_bytes, format_count, format_duration, format_interval
 
 _MAX_ALTERNATIVES = 8
@@ -106,6 +106,9 @@ def pick_notes(plan: Plan) -> Iterator[str]:
     if plan.given is not None and 0 <= plan.given.free_bytes < plan.memory_margin * plan.usable_memory_bytes:
         share = percent(plan.given.free_bytes / plan.usable_memory_bytes)
         yield f"given leaves {share} of the memory free, picks {percent(plan.memory_margin)} (planner.memory_margin)"
+    if plan.given is not None and plan.given.is_tight:
+        needed_bytes = plan.usable_memory_bytes - plan.given.free_bytes
+        yield f"given: [bold yellow]tight[/]: {tight_words(needed_bytes, plan.usable_memory_bytes)}"
 
 
 def _pareto(plan: Plan) -> Table:

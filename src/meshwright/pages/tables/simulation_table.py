@@ -20,7 +20,7 @@ from meshwright.pages.tables.simulation_memory import (
 from meshwright.pages.tables.stragglers_table import predicted_words, stragglers_parts
 from meshwright.pages.tables.waterfall import MFU_MEANS
 from meshwright.spec.layout.layout_text import layout_text
-from meshwright.spec.step.estimate import COMPONENT_NAMES, COMPONENTS, StepDecomposition
+from meshwright.spec.step.estimate import COMPONENT_NAMES, COMPONENTS, StepDecomposition, tight_words
 from meshwright.spec.step.simulation_report import ExposedAt, Outcome, Padding, RankMemory, SimulationReport
 from meshwright.spec.trace.trace_problem import Hazard
 from meshwright.units import counted, format_bytes, format_count, format_duration, label_of
@@ -76,7 +76,7 @@ def simulation_page(run: SimulationReport) -> Iterator[RenderableType]:
     tables = [_padding_table(run.padding)]
     if run.outcome is not None:
         yield from _misfit(run, run.outcome)
-        yield from tight_words(run, run.outcome)
+        yield from tight_lines(run, run.outcome)
         yield ""
         yield _parts_table(run.outcome)
         yield ""
@@ -157,16 +157,12 @@ def _misfit(run: SimulationReport, outcome: Outcome) -> Iterator[RenderableType]
         yield '[dim]layout.activation_checkpoint = "auto" recomputes as few blocks as the traced step needs[/]'
 
 
-def tight_words(run: SimulationReport, outcome: Outcome) -> Iterator[str]:
-    """Yield what to know of a step that fits although its formula reserves more than a device has."""
-    reserved_bytes = 0 if outcome.predicted is None else outcome.predicted.memory.reserved_bytes
-    if reserved_bytes > run.usable_memory_bytes and not run.misfits:
+def tight_lines(run: SimulationReport, outcome: Outcome) -> Iterator[str]:
+    """Yield what to know of a step that fits although its formula needs more than a device has."""
+    needed_bytes = 0 if outcome.predicted is None else outcome.predicted.memory.needed_bytes
+    if needed_bytes > run.usable_memory_bytes and not run.misfits:
         yield ""
-        yield (
-            f"[bold yellow]tight[/]: predicted reserved memory {format_bytes(reserved_bytes)}, usable "
-            f"{format_bytes(run.usable_memory_bytes)}. The step fits because the allocator frees cached blocks at the "
-            "limit; each time it synchronizes the device, which the step time below does not include"
-        )
+        yield f"[bold yellow]tight[/]: {tight_words(needed_bytes, run.usable_memory_bytes)}"
 
 
 def misfit_words(rank: RankMemory, run: SimulationReport) -> str:

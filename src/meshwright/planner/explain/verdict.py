@@ -16,13 +16,10 @@ from meshwright.planner.search.menu import menu_of
 from meshwright.planner.search.price import memory_of_ranks, price
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.run.layout_plan import Candidate, Fix
+from meshwright.spec.step.estimate import tight_words
 from meshwright.units import format_bytes, format_duration
 
 _NUM_FIXES, _NUM_FIXES_NAMED = 5, 3
-_GIVES_BACK = (
-    "Its tensors alone do: the allocator may make room by giving cached memory back, which stops the device each time; "
-    "`meshwright simulate` tries it"
-)
 
 
 @dataclass(frozen=True)
@@ -46,28 +43,34 @@ class Verdict:
 
     def problem(self) -> InfeasibleLayout | None:
         """Return the error of a layout that does not fit; None if it does."""
-        if self.candidate.free_bytes >= 0:
+        if self.candidate.fits:
             return None
-        fixes = [f"{fix.change} ({format_duration(fix.step_s)} a step)" for fix in self.fixes[:_NUM_FIXES_NAMED]]
-        cure = f"set {', or '.join(fixes)}" if fixes else "no change of one key is enough"
+        cure = f"set {self._fix_words}" if self.fixes else "no change of one key is enough"
         who = f"pipeline rank {self.fullest_rank}" if self.candidate.layout.pp > 1 else "a rank"
         return InfeasibleLayout(
             f"[layout] does not fit: {who} needs {format_bytes(self.needed_bytes)} of a "
             f"device that can give {format_bytes(self.usable_bytes)}: {cure}; `meshwright plan` finds one that fits"
-            + (f". {_GIVES_BACK}" if self.is_tight else "")
         )
 
     @property
-    def is_tight(self) -> bool:
-        """Return whether its tensors alone fit, without what the allocator keeps for later."""
-        return self.candidate.estimate.memory.allocated_bytes <= self.usable_bytes < self.needed_bytes
+    def tight(self) -> str:
+        """Return what to know of a layout that fits at the limit of its devices alone; "" of others."""
+        if not self.candidate.is_tight:
+            return ""
+        words = tight_words(self.needed_bytes, self.usable_bytes)
+        return f"{words}: to avoid it, set {self._fix_words}" if self.fixes else words
+
+    @property
+    def _fix_words(self) -> str:
+        fixes = (f"{fix.change} ({format_duration(fix.step_s)} a step)" for fix in self.fixes[:_NUM_FIXES_NAMED])
+        return ", or ".join(fixes)
 
 
 def verdict(request: PlanRequest) -> Verdict:
     """Return the verdict on the layout that the request gives; raises MeshwrightError where it cannot be priced."""
     assert request.given is not None, "no layout is set"
     candidate = judge(request.given, request)
-    ranks = [memory.reserved_bytes for memory in memory_of_ranks(request.given, request)]
+    ranks = [memory.needed_bytes for memory in memory_of_ranks(request.given, request)]
     missing = -candidate.free_bytes
     return Verdict(
         candidate=candidate,

@@ -33,11 +33,19 @@ class Candidate(Frozen):
     estimate: Estimate
     """Its step time and memory."""
     free_bytes: int
-    """What its fullest rank leaves of the device's usable memory, bytes; negative where it does not fit."""
+    """What its fullest rank leaves of the device's usable memory, bytes; negative where it lacks some."""
+    is_tight: bool = False
+    """Whether it fits all the same, of a layout that was set by hand: at the device's limit the allocator gives back
+    what it caches."""
     simulated: SimulatedStep | None = None
     """What its own traced program does; None where it was not simulated."""
     unmeasured: tuple[str, ...] = Field((), strict=False)
     """Its features that no measured run backs; each widens the interval of the step time."""
+
+    @property
+    def fits(self) -> bool:
+        """Return whether it is predicted to run on its devices."""
+        return self.free_bytes >= 0 or self.is_tight
 
     @property
     def step_s(self) -> float:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from meshwright.planner.candidate import judge
-from meshwright.planner.explain.verdict import memory_fixes
+from meshwright.planner.explain.verdict import memory_fixes, verdict
+from meshwright.planner.recompute_choice import with_recompute
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.layout_text import parse_layout
 from meshwright.units import GiB
@@ -75,3 +78,37 @@ def test_what_each_block_saves_is_kept_where_another_key_changes() -> None:
 def test_a_processor_is_not_told_to_compile_its_loss() -> None:
     question = ask("llama-1m", 2, seq_len=256, batch=16, cluster="cpu-local")
     assert "compile_loss" not in str(memory_fixes(Layout(dp_shard=2), question, 1))
+
+
+def test_what_auto_chooses_is_tight_and_not_called_a_misfit() -> None:
+    question = ask("llama3-8b", 8, seq_len=8192, batch=32)
+    auto = Layout(dp_shard=8, microbatch_size=4, compile=True, activation_checkpoint="auto")
+    chosen = with_recompute(replace(question, given=auto), None)
+    found = verdict(chosen)
+    assert found.candidate.free_bytes < 0
+    assert found.problem() is None
+    assert found.candidate.is_tight
+    assert found.candidate.fits
+    assert found.tight.startswith("predicted reserved memory ")
+    assert "The step fits because the allocator frees cached blocks at the limit" in found.tight
+    assert f"to avoid it, set {found.fixes[0].change}" in found.tight
+
+
+def test_what_has_more_tensors_than_a_device_has_memory_is_a_misfit() -> None:
+    question = ask("llama3-8b", 8, seq_len=8192, batch=32)
+    found = verdict(replace(question, given=Layout(dp_shard=8, microbatch_size=4, compile=True)))
+    assert found.candidate.estimate.memory.allocated_bytes > found.usable_bytes
+    assert not found.candidate.is_tight
+    assert found.problem() is not None
+    assert found.tight == ""
+
+
+def test_fixed_segments_give_no_pages_back() -> None:
+    question = ask("llama3-8b", 8, seq_len=8192, batch=32)
+    chosen = with_recompute(
+        replace(question, given=Layout(dp_shard=8, microbatch_size=4, compile=True, activation_checkpoint="auto")), None
+    )
+    fixed = chosen.with_setup(stack=chosen.setup.stack.replace(expandable_segments=False))
+    assert chosen.given is not None
+    assert judge(chosen.given, chosen).is_tight
+    assert not judge(chosen.given, fixed).fits
