@@ -15,8 +15,8 @@ from meshwright.simulator.engine.collective_times import comm_op_times, group_at
 from meshwright.simulator.engine.conditions import Conditions
 from meshwright.simulator.engine.matching import match
 from meshwright.simulator.simulate_step import simulate
+from meshwright.spec.fault import Fault
 from meshwright.spec.machine.device import Device
-from meshwright.spec.trace.fault import Fault
 from meshwright.spec.trace.timeline import SpanKind, Timeline
 from meshwright.spec.trace.traces import Traces
 

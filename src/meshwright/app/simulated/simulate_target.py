@@ -19,13 +19,13 @@ from meshwright.log import progress
 from meshwright.planner.plan import make_plan
 from meshwright.planner.read_request import Options, cluster_of, layout_on, plan_request, set_layout_keys
 from meshwright.simulator.engine.conditions import Conditions
+from meshwright.spec.fault import Fault
 from meshwright.spec.layout.layout import LayoutRequest
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.layout.schedule.action import is_csv
 from meshwright.spec.machine.allocator_settings import has_expandable_segments, set_allocator
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.model.model_source import resolve_architecture
-from meshwright.spec.trace.fault import Fault
 from meshwright.spec.trace.traces import Traces
 from meshwright.tracer.extrapolate.routing import parse_routing
 from meshwright.units import counted

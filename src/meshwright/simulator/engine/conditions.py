@@ -20,8 +20,8 @@ from meshwright.errors import ConfigError
 from meshwright.simulator.engine.collective_times import CommOpTimes
 from meshwright.simulator.engine.matching import CommOps
 from meshwright.simulator.engine.program import RecordTimes
+from meshwright.spec.fault import Fault
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.trace.fault import Fault
 from meshwright.spec.trace.timeline import Floats
 from meshwright.spec.trace.trace import NONE, Ints, RecordKind, Trace
 from meshwright.spec.trace.traces import Traces

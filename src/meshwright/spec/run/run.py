@@ -57,6 +57,14 @@ class Run:
         """Return the file of one rank's stacks, written from a signal even where Python cannot run."""
         return self.hangs / f"rank-{rank}.stack"
 
+    def injected_fault(self, number: int) -> Path:
+        """Return the file that exists once a fault of a chaos run has happened, by its number from 0."""
+        return self.folder / "faults" / f"fault-{number}.json"
+
+    def ledger(self, rank: int) -> Path:
+        """Return the file in which one rank of a chaos run says what each finished step was made of."""
+        return self.folder / "ledger" / f"rank-{rank}.jsonl"
+
     @property
     def hang_request(self) -> Path:
         """Return the file whose change asks every rank for its flight record."""

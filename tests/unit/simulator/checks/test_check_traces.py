@@ -10,7 +10,7 @@ from hand_traces import ALL_GATHER, Script, all_of
 from meshwright.errors import ConfigError
 from meshwright.simulator.checks.check_traces import check
 from meshwright.simulator.engine.conditions import Conditions
-from meshwright.spec.trace.fault import Fault
+from meshwright.spec.fault import Fault
 from meshwright.spec.trace.trace import Records, Trace
 from meshwright.spec.trace.traces import Traces
 

@@ -11,8 +11,8 @@ from meshwright.simulator.analysis.step_tables import stragglers_of
 from meshwright.simulator.engine.conditions import Conditions
 from meshwright.simulator.engine.rank_classes import split_classes
 from meshwright.simulator.simulate_step import simulate
+from meshwright.spec.fault import Fault
 from meshwright.spec.machine.device import Figure
-from meshwright.spec.trace.fault import Fault
 from meshwright.spec.trace.timeline import SpanKind, Timeline
 from meshwright.spec.trace.traces import Traces
 
