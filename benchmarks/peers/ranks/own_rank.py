@@ -11,7 +11,8 @@ from unittest.mock import patch
 from benchmarks.peers.turns import Turns
 from meshwright.config.load import load_job
 from meshwright.data.loader import Microbatch
-from meshwright.spec.run.run import Run
+from meshwright.fault_tolerance.step_ledger import StepLedger
+from meshwright.trainer.launch.rank import RankConfig
 from meshwright.trainer.launch.worker import train_as_rank
 from meshwright.trainer.run import loop
 from meshwright.trainer.run.run_recorder import RunRecorder
@@ -26,18 +27,24 @@ def main() -> None:
     turns = Turns.of_environment()
     take_step, step_of = loop.take_step, TrainStep.__call__
 
-    def watched_take_step(training: Training, step: int, speed: loop.PeakFlops, recorder: RunRecorder | None) -> None:
+    def watched_take_step(
+        training: Training,
+        step: int,
+        speed: loop.PeakFlops,
+        recorder: RunRecorder | None,
+        ledger: StepLedger | None = None,
+    ) -> None:
         turns.next()
-        take_step(training, step, speed, recorder)
+        take_step(training, step, speed, recorder, ledger)
 
     def watched_step(self: TrainStep, step: int, microbatches: Sequence[Microbatch]) -> StepResult:
         result = step_of(self, step, microbatches)
         turns.loss = result.loss
         return result
 
-    run = Run(Path(folder) / "runs" / os.environ["MASTER_PORT"])
+    run_dir = Path(folder) / "runs" / os.environ["MASTER_PORT"]
     with patch.object(loop, "take_step", watched_take_step), patch.object(TrainStep, "__call__", watched_step):
-        train_as_rank(job, run, resume=False, overwrite=False)
+        train_as_rank(RankConfig(job=job, run_dir=str(run_dir), module_dir=folder))
 
 
 if __name__ == "__main__":

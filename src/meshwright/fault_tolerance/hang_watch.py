@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -42,6 +42,8 @@ class HangWatch:
         self._heartbeat = HeartbeatFile(run, rank, num_ranks)
         self._record = StepRecord()
         self._modules: dict[int, str] = {}
+        self.after_mark: Callable[[int, str], None] = _ignore
+        """Called in the loop's thread with the step and the phase of every mark, when it is written."""
         self._loop_thread = threading.get_ident()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="hang_watch", daemon=True)
@@ -65,12 +67,14 @@ class HangWatch:
         """Record that the loop starts `phase`."""
         self._record.enter_phase(phase)
         self._heartbeat.mark(phase, waits_for_rank=waits_for_rank)
+        self.after_mark(self._heartbeat.step, phase)
 
     def begin_step(self, step: int) -> None:
         """Record that the loop starts `step`, with phase "data"."""
         self._record.begin(step)
         self._record.enter_phase("data")
         self._heartbeat.mark("data", step)
+        self.after_mark(step, "data")
 
     def follow(self, stages: Stages) -> None:
         """Set the model whose modules are named in stacks."""
@@ -151,6 +155,10 @@ class HangWatch:
         with suppress(OSError):
             return self._run.hang_request.stat().st_mtime
         return None
+
+
+def _ignore(step: int, phase: str) -> None:
+    pass
 
 
 def _one_line(error: BaseException) -> str:

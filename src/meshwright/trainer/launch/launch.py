@@ -7,7 +7,7 @@ import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, ProcessFailure, SignalException
@@ -25,15 +25,17 @@ from meshwright.trainer.launch.rank import RankConfig
 from meshwright.trainer.run.run_folder import ManifestFile, read_manifest
 
 
-def train_locally(config: RankConfig, num_ranks: int) -> ExitCode:
+def train_locally(config: RankConfig, num_ranks: int, after_attempt: Callable[[], None] = lambda: None) -> ExitCode:
     """Launch training, and again from the newest checkpoint after a lost rank, run.max_restarts times at most."""
     with LauncherWatch(config.run, config.job.run.hang_after_s) as watch:
         code = _attempt(config, num_ranks, watch)
+        after_attempt()
         for restart in range(1, config.job.run.max_restarts + 1):
             if code is not ExitCode.RETRY or _is_stopped(config):
                 break
             logger.error("restart %d of %d from the newest checkpoint", restart, config.job.run.max_restarts)
             code = _attempt(config.replace(resume=True), num_ranks, watch)
+            after_attempt()
         return code
 
 

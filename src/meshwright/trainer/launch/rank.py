@@ -6,10 +6,13 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+from pydantic import Field
+
 from meshwright.errors import ExitCode, Preempted
 from meshwright.exits import exit_code_of, leave
 from meshwright.garbage import kept_garbage
 from meshwright.log import LogLevel, set_log_level
+from meshwright.spec.fault import Faults
 from meshwright.spec.frozen import Frozen
 from meshwright.spec.job.job import Job
 from meshwright.spec.machine.allocator_settings import set_allocator
@@ -32,6 +35,8 @@ class RankConfig(Frozen):
     """What the planner expects, where it chose the layout."""
     log_level: LogLevel = "INFO"
     """Least level of what rank 0 prints."""
+    faults: Faults | None = Field(None, strict=False)
+    """What befalls a chaos run, whose ranks keep a ledger of their steps; None for any other."""
 
     @property
     def run(self) -> Run:
@@ -54,9 +59,7 @@ def train_rank(config: RankConfig) -> ExitCode:
     with kept_garbage():
         from meshwright.trainer.launch.worker import train_as_rank
 
-    return train_as_rank(
-        config.job, config.run, resume=config.resume, overwrite=config.overwrite, estimate=config.estimate
-    )
+    return train_as_rank(config)
 
 
 def preempt_on_sigterm() -> None:

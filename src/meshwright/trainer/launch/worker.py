@@ -1,12 +1,14 @@
 """One rank from its start to its exit code: what `meshwright train` does under torch elastic or torchrun."""
 
+from __future__ import annotations
+
 import errno
 import logging
 import os
 import sys
 import traceback
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 
@@ -21,23 +23,23 @@ from meshwright.parallelism.torch_private.torch_flight_recorder import keep_more
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.user_object import is_object_source
 from meshwright.spec.run.run import Run
-from meshwright.spec.step.estimate import Estimate
 from meshwright.trainer.launch.host_process import prepare_host_process
 from meshwright.trainer.launch.ranks import Ranks
 from meshwright.trainer.run.loop import train
 from meshwright.trainer.run.open_run import claim
 
+if TYPE_CHECKING:
+    from meshwright.trainer.launch.rank import RankConfig
+
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 
 
-def train_as_rank(job: Job, run: Run, *, resume: bool, overwrite: bool, estimate: Estimate | None = None) -> ExitCode:
-    """Join the other ranks, train, and return the exit code; raises LostPeer when one of them is gone.
-
-    `estimate` is what the planner expects, where it chose the layout.
-    """
+def train_as_rank(config: RankConfig) -> ExitCode:
+    """Join the other ranks, train, and return the exit code; raises LostPeer when one of them is gone."""
     die_with_parent()
+    run = config.run
     # The copy of the job in the run folder can then be resumed from anywhere.
-    job = with_absolute_paths(job.replace(run=job.run.replace(dir=str(run.folder))))
+    job = with_absolute_paths(config.job.replace(run=config.job.run.replace(dir=str(run.folder))))
     silence_known_warnings()
     if job.run.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -48,10 +50,10 @@ def train_as_rank(job: Job, run: Run, *, resume: bool, overwrite: bool, estimate
             prepare_host_process(os.environ)
         try:
             with Terminal(ranks, run) as terminal:
-                _claim_together(ranks, job, run, resume=resume, overwrite=overwrite)
+                _claim_together(ranks, job, run, resume=config.resume, overwrite=config.overwrite)
                 terminal.leave_to_rank_0()
                 show_stacks_on_signal(run.stack(ranks.rank))
-                code = train(job, run, ranks, resume=resume, estimate=estimate)
+                code = train(job, run, ranks, resume=config.resume, estimate=config.estimate, faults=config.faults)
                 ignore_stops()
                 return code
         except MeshwrightError:

@@ -15,12 +15,15 @@ from torch.profiler import record_function
 from meshwright.checkpoint.parameter_hash import parameter_hash
 from meshwright.errors import ExitCode
 from meshwright.fault_tolerance.hang_watch import HangWatch
+from meshwright.fault_tolerance.injector import under_faults
+from meshwright.fault_tolerance.step_ledger import StepLedger
 from meshwright.fault_tolerance.stop_request import StopRequest
 from meshwright.hardware.catalogue import load_device, recognise_device
 from meshwright.hardware.machine import peak_resident_bytes
 from meshwright.log import logger
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters
 from meshwright.profiler.window import ProfilerWindow
+from meshwright.spec.fault import Faults
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.model.gpt2_architecture import dropout_note
@@ -41,17 +44,20 @@ from meshwright.trainer.step.training import Training
 from meshwright.units import counted, format_count
 
 
-def train(job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate | None = None) -> ExitCode:
+def train(
+    job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate | None = None, faults: Faults | None = None
+) -> ExitCode:
     """Train to train.steps or until a stop request and return the exit code; a collective.
 
-    `estimate` is the planner's prediction for the layout, for the manifest. Checkpoints committed to `run` stay valid
-    however this ends.
+    `estimate` is the planner's prediction for the layout, for the manifest; `faults` are injected, and a ledger is
+    kept. Checkpoints committed to `run` stay valid however this ends.
     """
     compiles = CompileWatch()
     with (
         StopRequest() as stop,
         HangWatch(run, ranks.rank, ranks.num_ranks, job.run.hang_after_s) as watch,
         MemoryPostMortem(job, run, ranks) as post_mortem,
+        under_faults(run, ranks.rank, faults, watch) as ledger,
     ):
         cached = load_cache(job, run, ranks) if job.layout.compiles_anything else None
         training = Training.build(job, ranks)
@@ -81,7 +87,7 @@ def train(job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate 
                 profiler.before_step(step)
                 watch.begin_step(step)
                 with watch.tracking(training.model) if step == tracked_step else nullcontext():
-                    take_step(training, step, speed, recorder)
+                    take_step(training, step, speed, recorder, ledger)
                 compiles.after_step(training, step)
                 profiler.after_step(step)
                 if step == first_step:
@@ -156,8 +162,10 @@ def announce(training: Training, step: int, peak_name: str | None) -> None:
         logger.info("the run has %d steps and train.steps = %d: nothing to train", step, training.job.train.steps)
 
 
-def take_step(training: Training, step: int, speed: PeakFlops, recorder: RunRecorder | None) -> None:
-    """Run one optimizer step and record its metrics; a collective."""
+def take_step(
+    training: Training, step: int, speed: PeakFlops, recorder: RunRecorder | None, ledger: StepLedger | None = None
+) -> None:
+    """Run one optimizer step and record its metrics, in a chaos run also its samples; a collective."""
     started_s = time.perf_counter()
     with record_function(f"{STEP_MARK}{step}"):
         with record_function(DATA_MARK):
@@ -166,6 +174,8 @@ def take_step(training: Training, step: int, speed: PeakFlops, recorder: RunReco
         data_wait_s = time.perf_counter() - started_s
         result = training.step(step, microbatches)
     step_s = time.perf_counter() - started_s
+    if ledger is not None:
+        ledger.add(step, (one.inputs for one in microbatches))
     if recorder is None:
         return
     recorder.step(

@@ -1,0 +1,141 @@
+"""Injector: makes the faults of a chaos run happen to this rank, each once, where they say.
+
+That a fault has happened is on disk before it happens, so that the attempt after it passes.
+"""
+
+import ctypes
+import faulthandler
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from meshwright.errors import Retryable
+from meshwright.fault_tolerance.hang_watch import HangWatch
+from meshwright.fault_tolerance.step_ledger import StepLedger
+from meshwright.spec.fault import Fault, FaultKind, Faults
+from meshwright.spec.layout.schedule.action import ACTION_MARK, parse_action
+from meshwright.spec.run.run import Run
+
+_MANY_S: Final = 10**6
+
+
+class InjectedError(Retryable):
+    """The error of a fault of kind "exception": one that another attempt may pass, such as a device's."""
+
+
+@contextmanager
+def under_faults(run: Run, rank: int, faults: Faults | None, watch: HangWatch) -> Iterator[StepLedger | None]:
+    """Let `faults` happen to this rank at the marks of `watch`, and yield its ledger; None, and nothing, without."""
+    if faults is None:
+        yield None
+        return
+    with StepLedger(run, rank) as ledger:
+        watch.after_mark = Injector(run, rank, faults, ledger.last_step).enter
+        yield ledger
+
+
+class Injector:
+    """What befalls one rank; `enter` is called with each phase of the training loop."""
+
+    def __init__(self, run: Run, rank: int, faults: Sequence[Fault], last_step: int) -> None:
+        self._run = run
+        self._last_step = last_step
+        """The furthest that an earlier attempt came; 0 for none."""
+        self._pending = {
+            number: fault
+            for number, fault in enumerate(faults)
+            if fault.rank == rank and not run.injected_fault(number).exists()
+        }
+        self._step_began_s = time.monotonic()
+
+    def enter(self, step: int, mark: str) -> None:
+        """Make happen what befalls this rank as it enters the phase that `mark` names, in `step`."""
+        if not self._pending:
+            return
+        phase = phase_of(mark)
+        if phase == "data":
+            self._step_began_s = time.monotonic()
+        for number, fault in list(self._pending.items()):
+            if not self._is_here(fault, step, phase):
+                continue
+            if fault.kind == "slow-rank":
+                self._slow_down(number, fault)
+            else:
+                del self._pending[number]
+                self._note(number, step, mark)
+                _INJECT[fault.kind]()
+
+    def _is_here(self, fault: Fault, step: int, phase: str) -> bool:
+        if phase == "restore":
+            return fault.phase == phase and 0 < (fault.step or 1) <= self._last_step
+        wanted = fault.phase or ("gradients" if fault.kind == "slow-rank" else "data")
+        return phase == wanted and (fault.step is None or fault.step == step)
+
+    def _slow_down(self, number: int, fault: Fault) -> None:
+        """Let the rank take `argument` times as long as it has since its step began."""
+        if not self._run.injected_fault(number).exists():
+            self._note(number, fault.step or 0, "slow-rank")
+        if fault.step is not None:
+            del self._pending[number]
+        time.sleep((fault.argument - 1) * (time.monotonic() - self._step_began_s))
+
+    def _note(self, number: int, step: int, mark: str) -> None:
+        file = self._run.injected_fault(number)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"time_s": time.time(), "step": step, "mark": mark})
+        temporary = file.with_suffix(".tmp")
+        with temporary.open("w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(file)
+
+
+def phase_of(mark: str) -> str:
+    """Return the phase of spec/fault.py that a mark of the training loop belongs to."""
+    if not mark.startswith(ACTION_MARK):
+        return mark
+    return "forward" if parse_action(mark.removeprefix(ACTION_MARK)).kind.endswith("F") else "backward"
+
+
+def _raise() -> None:
+    raise InjectedError("a fault that `meshwright chaos` injected")
+
+
+def _segfault() -> None:
+    # The stack of a fault on purpose is no news.
+    faulthandler.disable()
+    ctypes.string_at(0)
+
+
+def _signal(number: signal.Signals) -> Callable[[], None]:
+    def send() -> None:
+        os.kill(os.getpid(), number)
+
+    return send
+
+
+def _hang() -> None:
+    threading.Event().wait(_MANY_S)
+
+
+def _hold_gil() -> None:
+    # Unlike CDLL, PyDLL keeps the interpreter's lock during the call.
+    ctypes.PyDLL(None).sleep(_MANY_S)
+
+
+_INJECT: dict[FaultKind, Callable[[], None]] = {
+    "crash": _signal(signal.SIGKILL),
+    "segfault": _segfault,
+    "abort": os.abort,
+    "exception": _raise,
+    "terminate": _signal(signal.SIGTERM),
+    "hang": _hang,
+    "hold-gil": _hold_gil,
+    "stop": _signal(signal.SIGSTOP),
+}

@@ -1,0 +1,47 @@
+"""StepLedger: which samples each finished step of a rank has used, on disk after every step of a chaos run."""
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import xxhash
+from torch import Tensor
+
+from meshwright.spec.run.chaos_report import LedgerEntry
+from meshwright.spec.run.run import Run
+
+
+class StepLedger:
+    """Ledger of one rank, to which every attempt appends; use it in a `with`."""
+
+    def __init__(self, run: Run, rank: int) -> None:
+        file = run.ledger(rank)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self.last_step = max((entry.step for entry in read_ledger(file)), default=0)
+        """The furthest that an earlier attempt came."""
+        self._file = file.open("a", encoding="utf-8")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._file.close()
+
+    def add(self, step: int, samples: Iterable[Tensor]) -> None:
+        """Note that `step` is done, on these samples."""
+        digest = xxhash.xxh3_128()
+        for tensor in samples:
+            digest.update(tensor.contiguous().numpy().tobytes())
+        entry = LedgerEntry(step=step, samples=digest.hexdigest(), time_s=time.time())
+        self._file.write(entry.model_dump_json() + "\n")
+        self._file.flush()
+
+
+def read_ledger(path: Path) -> list[LedgerEntry]:
+    """Return the entries of a rank's ledger, oldest first; what a killed rank has half written is left out."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [LedgerEntry.from_json(line) for line in lines if line.endswith("\n")]

@@ -1,0 +1,38 @@
+"""Random faults are valid, spread over the run, and those of their seed."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.errors import ConfigError
+from meshwright.fault_tolerance.random_faults import random_faults
+from meshwright.spec.fault import INJECTED, injection_problems
+
+
+@given(num_faults=st.integers(1, 60), spare=st.integers(1, 40), seed=st.integers(0, 9), num_ranks=st.integers(1, 8))
+def test_a_schedule_can_be_injected(num_faults: int, spare: int, seed: int, num_ranks: int) -> None:
+    num_steps = num_faults + spare
+    faults = random_faults(num_faults, seed, num_ranks=num_ranks, num_steps=num_steps)
+    assert len(faults) == num_faults
+    assert not injection_problems(faults, num_ranks, num_steps)
+    assert faults == random_faults(num_faults, seed, num_ranks=num_ranks, num_steps=num_steps)
+    steps = [fault.step for fault in faults if fault.phase != "restore"]
+    assert steps == sorted(set(steps))
+    for before, fault in pairwise(faults):
+        if fault.phase == "restore":
+            assert before.kind != "slow-rank"
+            assert fault.step == before.step - 1
+
+
+def test_many_faults_are_of_every_kind_and_of_every_rank() -> None:
+    faults = random_faults(300, 1, num_ranks=3, num_steps=400)
+    assert {fault.kind for fault in faults} == set(INJECTED)
+    assert {fault.rank for fault in faults} == {0, 1, 2}
+    assert any(fault.phase == "restore" for fault in faults)
+
+
+def test_more_faults_than_steps_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"10 random faults in 10 steps.*set train\.steps to 11 or more"):
+        random_faults(10, 0, num_ranks=2, num_steps=10)
