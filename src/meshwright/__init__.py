@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from meshwright import hf as hf
+    from meshwright.app.chaos import chaos
     from meshwright.app.check import check
     from meshwright.app.conversion import checkpoints as checkpoints
     from meshwright.app.conversion.exchange import export, generate
@@ -35,6 +36,7 @@ _PLACES = {
     "simulate": "simulate",
     "prove": "prove",
     "precompile": "precompile",
+    "chaos": "chaos",
     "train": "train",
     "profile": "reports.profile",
     "resume": "train",
@@ -49,6 +51,7 @@ _PLACES = {
 
 __all__ = [
     "CheckpointFolder",
+    "chaos",
     "check",
     "compare",
     "diagnose",

@@ -18,6 +18,7 @@ COMMANDS = {"app", "app/reports", "cli/verbs", "cli/verbs/conversion", "cli/verb
 AGENT_OF_VERB = {
     "plan.py": "planner", "prove.py": "prover", "generate.py": "inference", "diagnose.py": "fault_tolerance",
     "export.py": "checkpoint/hf", "import_.py": "checkpoint/hf", "checkpoint.py": "checkpoint",
+    "chaos.py": "prover",
 }  # fmt: skip
 """The package that does what a command of app and cli is called after."""
 FOREIGN_FOLDER = re.compile(r"(?<![\w.])/(home|Users)/\w+|file:///\w")

@@ -1,0 +1,111 @@
+"""chaos: a run under faults, which must end as the same run without them, on local ranks."""
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from meshwright.app.arguments import JobSource, Positive, checked
+from meshwright.app.job.jobs import job_here
+from meshwright.app.results.result import Result, viewed
+from meshwright.app.train import settled
+from meshwright.config.fault_file import faults_text, read_faults
+from meshwright.config.load import ResolvedJob, raise_problems
+from meshwright.errors import ConfigError
+from meshwright.fault_tolerance.random_faults import random_faults
+from meshwright.garbage import kept_garbage
+from meshwright.log import progress
+from meshwright.prover.chaos_table import chaos_notes, chaos_table
+from meshwright.spec.fault import Fault, injection_problems
+from meshwright.spec.job.sections import RunSection
+from meshwright.spec.run.chaos_report import ChaosReport
+
+_TIMEOUT_S = 10.0
+"""Of a job that leaves run.timeout_s at its default, which is for networks: ranks of one machine answer sooner."""
+
+
+class ChaosResult(Result, ChaosReport):
+    """A chaos run with its views. Data frame: a row for each fault."""
+
+    def _summary(self) -> str:
+        how = "survived" if self.holds else "; ".join(self.problems)
+        return f"Chaos {self.job.model.source}: {len(self.outcomes)} faults on {self.num_ranks} ranks: {how}"
+
+    def _page(self) -> Iterator[RenderableType]:
+        yield chaos_table(self)
+        yield ""
+        for line in chaos_notes(self):
+            yield Text(line, style="dim" if self.holds else "bold red")
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [{**one.fault.to_dict(), **one.to_dict()} for one in self.outcomes]
+
+    def _piped_width(self) -> int:
+        return chaos_table(self).natural_width
+
+
+@checked
+def chaos(
+    job: JobSource,
+    *overrides: str,
+    faults: Path | Sequence[Fault] | None = None,
+    random: Positive | None = None,
+    seed: int = 0,
+    ranks: Positive | None = None,
+    shrink: bool = False,
+    keep: Path | None = None,
+) -> ChaosResult:
+    """Return how `job` survives faults: a TOML file of them, a list, or `random` ones, which `seed` determines.
+
+    The job is trained twice on local ranks, without and with the faults, and must end with the same parameters, made of
+    the same samples. `shrink` looks for the fewest faults that make a run fail. The runs are kept in the folder `keep`,
+    which must not exist; without it, those of a run that failed stay in a temporary folder, which is named. Raises
+    ConfigError for a job, or faults, that cannot work.
+    """
+    if (faults is None) == (random is None):
+        raise ConfigError("give either faults (--faults, a file or a list) or a number of random ones (--random)")
+    if keep is not None and keep.exists():
+        raise ConfigError(f"--keep {keep} exists already: name a new folder")
+    folder = Path(tempfile.mkdtemp(prefix="meshwright-chaos-"))
+    try:
+        resolved, num_ranks = _settled(job_here(job, (*overrides, f"run.dir={folder / 'run'}"), ranks), ranks)
+        if faults is None:
+            assert random is not None
+            faults = random_faults(random, seed, num_ranks=num_ranks, num_steps=resolved.job.train.steps)
+        elif isinstance(faults, Path):
+            faults = read_faults(faults)
+        raise_problems(resolved.path, injection_problems(faults, num_ranks, resolved.job.train.steps))
+        with kept_garbage():
+            from meshwright.prover.chaos import ChaosRequest
+            from meshwright.prover.chaos import chaos as _chaos
+        (folder / "faults.toml").write_text(faults_text(faults), encoding="utf-8")
+        request = ChaosRequest(resolved.job, num_ranks, tuple(faults), folder, str(resolved.folder), shrink)
+        found = viewed(ChaosResult, _chaos(request))
+    except ConfigError:
+        shutil.rmtree(folder)
+        raise
+    if keep is not None:
+        shutil.move(folder, keep)
+    elif found.holds:
+        shutil.rmtree(folder)
+    else:
+        progress.info("the runs and what they printed are in %s", folder)
+    return found
+
+
+def _settled(resolved: ResolvedJob, ranks: int | None) -> tuple[ResolvedJob, int]:
+    """Return the job with nothing left open, and its ranks."""
+    # A module that the job names may lie next to the job file.
+    sys.path.insert(0, str(resolved.folder))
+    resolved, num_ranks, _ = settled(resolved, ranks, resume=False, overwrite=False)
+    section = resolved.job.run
+    if section.timeout_s == RunSection().timeout_s:
+        progress.info("run.timeout_s = %g here, not %g: set it to change that", _TIMEOUT_S, section.timeout_s)
+        section = section.replace(timeout_s=_TIMEOUT_S)
+    return replace(resolved, job=resolved.job.replace(run=section)), num_ranks

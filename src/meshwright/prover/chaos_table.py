@@ -1,0 +1,46 @@
+"""Table of a chaos run: one row for each fault, and the verdict in words."""
+
+from meshwright.pages.tables.page_table import PageTable
+from meshwright.spec.run.chaos_report import ChaosReport, FaultOutcome
+from meshwright.units import counted, format_duration
+
+_HASH_DIGITS = 16
+
+
+def chaos_table(report: ChaosReport) -> PageTable:
+    """Return what each fault did."""
+    table = PageTable("fault", "rank#", "step#", "phase", "all ended#", "next step#", "steps again#")
+    for one in report.outcomes:
+        table.add_row(*_row(one), style=None if one.injection is not None else "bold red")
+    return table
+
+
+def _row(one: FaultOutcome) -> list[str]:
+    fault = one.fault
+    kind = fault.kind if fault.kind != "slow-rank" else f"slow-rank {fault.argument:g}x"
+    step = "any" if fault.step is None else str(fault.step)
+    where = [kind, str(fault.rank), step, fault.phase or ""]
+    if one.injection is None:
+        return [*where, "never came", "", ""]
+    after = (one.detected_after_s, one.recovered_after_s)
+    times = ["-" if seconds is None else format_duration(seconds) for seconds in after]
+    return [*where, *times, "-" if one.lost_steps is None else str(one.lost_steps)]
+
+
+def chaos_notes(report: ChaosReport) -> list[str]:
+    """Return the verdict, one sentence a line."""
+    lines = [f"{problem[0].upper()}{problem[1:]}." for problem in report.problems]
+    if report.holds:
+        lines.append(
+            f"Survived: final parameters {report.expected_hash[:_HASH_DIGITS]} with and without faults, each step of "
+            "the same samples."
+        )
+    lines.append(
+        f"{counted(len(report.outcomes), 'fault')} on {counted(report.num_ranks, 'rank')}, "
+        f"{counted(report.num_attempts, 'attempt')}: {format_duration(report.disturbed_s)}, without faults "
+        f"{format_duration(report.undisturbed_s)}. Times are from the fault on."
+    )
+    if report.smallest is not None:
+        few = "; ".join(map(str, report.smallest))
+        lines.append(f"Fewest faults that make it fail: {few}.")
+    return lines

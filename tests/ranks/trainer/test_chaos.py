@@ -1,0 +1,123 @@
+"""A run with faults ends as one without, and a run that cannot is found out."""
+
+from pathlib import Path
+
+import pytest
+
+import meshwright as mw
+from meshwright.errors import ConfigError, MeshwrightError
+from meshwright.spec.fault import Fault, FaultKind
+from repository import ROOT
+
+JOB = ROOT / "examples" / "tiny.toml"
+SMALL = (
+    "model.options.dim=32",
+    "model.options.head_dim=8",
+    "model.options.ffn_dim=48",
+    "model.options.num_layers=2",
+    "data.max_bytes=200000",
+    "train.steps=8",
+    "train.seq_len=32",
+    "train.validation_interval=0",
+    "checkpoint.interval=3",
+    "run.timeout_s=3",
+)
+FORGETFUL = """
+import itertools
+
+class Drawn:
+    \"\"\"Samples that depend on how many were read before.\"\"\"
+
+    vocab_size = 256
+
+    def __init__(self):
+        self._count = itertools.count()
+
+    def __len__(self):
+        return 4096
+
+    def __getitem__(self, index):
+        start = next(self._count)
+        tokens = [(start + place) % 251 for place in range(33)]
+        return tokens[:-1], tokens[1:]
+"""
+
+
+def test_a_crash_costs_the_steps_since_the_checkpoint_and_no_bit() -> None:
+    found = mw.chaos(JOB, *SMALL, faults=[Fault(kind="crash", rank=1, step=6, phase="backward")], ranks=2)
+    assert found.holds, found.problems
+    assert found.num_attempts == 2
+    assert found.outcomes[0].lost_steps == 2
+    assert found.outcomes[0].recovered_after_s > found.outcomes[0].detected_after_s > 0
+    assert "Survived" in str(found)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["segfault", "abort", "exception", "terminate", "hang", "hold-gil", "stop"])
+def test_each_kind_is_survived(kind: FaultKind) -> None:
+    found = mw.chaos(JOB, *SMALL, faults=[Fault(kind=kind, rank=0, step=5, phase="optimizer")], ranks=2)
+    assert found.holds, found.problems
+    assert found.num_attempts == 2
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("layout", ["dp_shard=4", "dp_replicate=2,dp_shard=2", "dp_shard=2,tp=2", "pp=2,dp_shard=2"])
+def test_faults_in_every_phase_are_survived(layout: str) -> None:
+    phases = ("data", "forward", "gradients", "agree", "checkpoint")
+    steps = (2, 4, 5, 7, 9)
+    faults = [
+        Fault(kind="crash", rank=place % 4, step=step, phase=phase)
+        for place, (step, phase) in enumerate(zip(steps, phases, strict=True))
+    ]
+    keys = [f"layout.{key}" for key in layout.split(",")]
+    found = mw.chaos(JOB, *SMALL, *keys, "train.steps=10", "checkpoint.interval=3", faults=faults, ranks=4)
+    assert found.holds, found.problems
+
+
+def test_a_data_set_that_forgets_where_it_was_is_found_out(tmp_path: Path) -> None:
+    (tmp_path / "forgetful.py").write_text(FORGETFUL, encoding="utf-8")
+    job = tmp_path / "job.toml"
+    job.write_text(JOB.read_text(encoding="utf-8"), encoding="utf-8")
+    source = ("data.source=forgetful:Drawn", "data.validation_fraction=0", "data.tokenizer=bytes")
+    kept = tmp_path / "kept"
+    found = mw.chaos(
+        job, *SMALL, *source, "data.max_bytes=200000", faults=[Fault(kind="crash", rank=0, step=5)], ranks=1, keep=kept
+    )
+    assert not found.holds
+    assert any("was made of other samples" in problem for problem in found.problems)
+    assert any("the final parameters are not those" in problem for problem in found.problems)
+    assert (kept / "with-faults" / "manifest.json").exists()
+    assert (kept / "with-faults.log").exists()
+
+
+def test_the_fewest_faults_that_fail_are_found(tmp_path: Path) -> None:
+    source = tmp_path / "forgetful.py"
+    source.write_text(FORGETFUL, encoding="utf-8")
+    job = tmp_path / "job.toml"
+    job.write_text(JOB.read_text(encoding="utf-8"), encoding="utf-8")
+    faults = [Fault(kind="slow-rank", rank=0, step=2, argument=2.0), Fault(kind="crash", rank=0, step=5)]
+    keys = ("data.source=forgetful:Drawn", "data.validation_fraction=0")
+    found = mw.chaos(job, *SMALL, *keys, faults=faults, ranks=1, shrink=True, keep=tmp_path / "kept")
+    assert found.smallest == (faults[1],)
+
+
+@pytest.mark.parametrize(
+    ("asked", "what"),
+    [
+        ({}, "give either faults"),
+        ({"random": 2, "faults": [Fault(kind="crash", rank=0)]}, "give either faults"),
+        ({"random": 9}, "9 random faults in 8 steps"),
+        ({"faults": [Fault(kind="crash", rank=2, step=1)]}, "rank = 2, and there are 2"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_any_rank_starts(asked: dict[str, object], what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        mw.chaos(JOB, *SMALL, **asked, ranks=2)
+
+
+def test_a_job_that_fails_by_itself_is_no_chaos(tmp_path: Path) -> None:
+    faults = [Fault(kind="crash", rank=0, step=2)]
+    with pytest.raises(MeshwrightError, match="already the run without faults ended with exit code 70"):
+        mw.chaos(JOB, *SMALL, "optimizer.learning_rate=1e30", faults=faults, ranks=1)
