@@ -56,16 +56,31 @@ def load_newest(run: Run, state: Mapping[str, Any]) -> tuple[int, dict[str, Any]
     return newest_intact(run, lambda folder: load(folder, state), GroupPeers())
 
 
+def load_earlier(run: Run, state: Mapping[str, Any], every: int) -> tuple[int, dict[str, Any]] | None:
+    """Load the newest intact checkpoint after a multiple of `every` steps, and leave newer ones behind; a collective.
+
+    Those are renamed to step-N.left-ID. Returns as `load_newest`.
+    """
+    peers = GroupPeers()
+    found = newest_intact(run, lambda folder: load(folder, state), peers, every)
+    if found is not None and peers.rank == 0:
+        for step in run.checkpoint_steps():
+            if step > found[0]:
+                _set_aside(run.checkpoint(step), "left")
+    return found
+
+
 def newest_intact(
-    run: Run, load_one: Callable[[Path], dict[str, Any]], peers: GroupPeers
+    run: Run, load_one: Callable[[Path], dict[str, Any]], peers: GroupPeers, every: int = 1
 ) -> tuple[int, dict[str, Any]] | None:
     """Return the step that `load_one`, a collective, loads first of the newest ones, and what it returned.
 
+    Only steps that are multiples of `every` count.
     Damaged newer ones are renamed to step-N.damaged-ID, so that the run can save their steps again, and named in a
     warning. Raises CheckpointError if all are damaged, or for another reason than damage.
     """
     # Rank 0 decides: on another host a shared folder may not show the newest checkpoint yet.
-    steps: list[int] = peers.publish(run.checkpoint_steps())
+    steps: list[int] = peers.publish([step for step in run.checkpoint_steps() if step % every == 0])
     problems: list[str] = []
     for step in reversed(steps):
         try:
@@ -76,7 +91,7 @@ def newest_intact(
         for damaged, problem in zip(reversed(steps), problems, strict=False):
             logger.warning("step-%d is skipped, and step-%d loaded: %s", damaged, step, without_remedy(problem))
             if peers.rank == 0:
-                _set_aside(run.checkpoint(damaged))
+                _set_aside(run.checkpoint(damaged), "damaged")
         return step, metadata
     if problems:
         raise DamagedCheckpoint("no checkpoint of this run can be loaded:\n" + "\n".join(problems))
@@ -114,9 +129,9 @@ def read_whole(folder: Path, parts: list[Saved]) -> Tensor:
     return whole
 
 
-def _set_aside(folder: Path) -> None:
-    """Rename a damaged checkpoint, so that it is kept and the run can save its step again."""
-    aside = temporary_sibling(folder, "damaged")
+def _set_aside(folder: Path, kind: str) -> None:
+    """Rename a checkpoint, so that it is kept and the run can save its step again."""
+    aside = temporary_sibling(folder, kind)
     try:
         folder.rename(aside)
         logger.warning("%s is now %s: remove it when you no longer need it", folder.name, aside.name)

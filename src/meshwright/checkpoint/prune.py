@@ -82,5 +82,5 @@ def _reason(one: CheckpointRecord) -> str | None:
     if one.state in ("leftover", "being written"):
         return "of a save or removal that did not finish" if one.state == "leftover" else "of a save that is running"
     if one.state == "set aside":
-        return "damaged, set aside by a resume"
+        return "set aside by a resume or a rollback"
     return "retention keeps it no longer" if one.state == "complete" and not one.kept_because else None

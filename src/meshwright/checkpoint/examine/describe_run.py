@@ -24,7 +24,7 @@ from meshwright.spec.run.checkpoint_record import CheckpointRecord, CheckpointSt
 from meshwright.spec.run.retention import RetentionRule, kept_because
 from meshwright.spec.run.run import Run
 
-_KIND = re.compile(r"step-\d+\.(?P<kind>tmp|damaged)-[0-9a-f]{32}")
+_KIND = re.compile(r"step-\d+\.(?P<kind>tmp|damaged|left)-[0-9a-f]{32}")
 
 
 def describe_run(

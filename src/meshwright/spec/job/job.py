@@ -9,6 +9,7 @@ from pydantic import Field
 
 from meshwright.errors import ConfigError
 from meshwright.spec.frozen import Frozen
+from meshwright.spec.job.guards_section import GuardsSection, guards_problems
 from meshwright.spec.job.memory_section import MemorySection
 from meshwright.spec.job.optimizer_rules import optimizer_problems
 from meshwright.spec.job.sections import (
@@ -61,6 +62,7 @@ class Job(Frozen):
     cluster: ClusterSection = ClusterSection()
     planner: PlannerSection = PlannerSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    guards: GuardsSection = GuardsSection()
     run: RunSection = RunSection()
 
     @property
@@ -129,6 +131,7 @@ class Job(Frozen):
                 *job.batch_problems(),
                 *job._step_problems(),
                 *optimizer_problems(job.optimizer, job.precision),
+                *guards_problems(job.guards, job.optimizer, job.checkpoint),
                 *job._checkpoint_problems(),
                 *job._budget_problems(),
                 *of_layout,

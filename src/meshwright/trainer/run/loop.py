@@ -16,6 +16,7 @@ from meshwright.checkpoint.parameter_hash import parameter_hash
 from meshwright.errors import ExitCode
 from meshwright.fault_tolerance.hang_watch import HangWatch
 from meshwright.fault_tolerance.injector import under_faults
+from meshwright.fault_tolerance.step_guard import Decision
 from meshwright.fault_tolerance.step_ledger import StepLedger
 from meshwright.fault_tolerance.stop_request import StopRequest
 from meshwright.hardware.catalogue import load_device, recognise_device
@@ -87,9 +88,13 @@ def train(
                 profiler.before_step(step)
                 watch.begin_step(step)
                 with watch.tracking(training.model) if step == tracked_step else nullcontext():
-                    take_step(training, step, speed, recorder, ledger)
+                    decision = take_step(training, step, speed, recorder, ledger)
                 compiles.after_step(training, step)
                 profiler.after_step(step)
+                if decision == "roll back":
+                    watch.mark("restore")
+                    step = roll_back(training, run, checkpoints, step)
+                    continue
                 if step == first_step:
                     checkpoints.prepare(last_step - step)
                 if (news := checkpoints.report()) and recorder is not None:
@@ -101,7 +106,7 @@ def train(
                     compiles.after_validation()
                 watch.mark("agree")
                 asked = ranks.agree_on(stop.signal)
-                if asked is None and (step == last_step or is_due(step, job.checkpoint.interval)):
+                if asked is None and (step == last_step or is_save_due(training, step)):
                     watch.mark("checkpoint")
                     checkpoints.save(step, validation_loss)
             watch.mark("finish" if asked is None else "checkpoint")
@@ -115,11 +120,7 @@ def train(
                 recorder.add_results(**news)
             code = exit_code(job, step, asked)
             # After a signal there may be little time left.
-            digest = (
-                parameter_hash(canonical_parameters(training.model))
-                if job.run.parameter_hash and asked is None
-                else None
-            )
+            digest = final_hash(training) if asked is None else None
             if recorder is not None:
                 recorder.finish(step, code, parameter_hash=digest)
         training.loader.close()
@@ -164,20 +165,26 @@ def announce(training: Training, step: int, peak_name: str | None) -> None:
 
 def take_step(
     training: Training, step: int, speed: PeakFlops, recorder: RunRecorder | None, ledger: StepLedger | None = None
-) -> None:
-    """Run one optimizer step and record its metrics, in a chaos run also its samples; a collective."""
+) -> Decision:
+    """Run one optimizer step, record its metrics, in a chaos run also its samples, and return what became of it.
+
+    A collective.
+    """
+    guard = training.step.guard
     started_s = time.perf_counter()
     with record_function(f"{STEP_MARK}{step}"):
         with record_function(DATA_MARK):
             # Data positions count from 0, steps from 1.
-            microbatches = training.loader.microbatches(step - 1)
+            microbatches = training.loader.microbatches(step - 1 + (guard.left_out_steps if guard else 0))
         data_wait_s = time.perf_counter() - started_s
         result = training.step(step, microbatches)
     step_s = time.perf_counter() - started_s
     if ledger is not None:
         ledger.add(step, (one.inputs for one in microbatches))
+    if guard is not None and result.decision != "take":
+        logger.warning("step %d was skipped: %s", step, guard.reason)
     if recorder is None:
-        return
+        return result.decision
     recorder.step(
         StepMetrics(
             step=step,
@@ -194,6 +201,26 @@ def take_step(
             experts=result.experts,
         )
     )
+    return result.decision
+
+
+def roll_back(training: Training, run: Run, checkpoints: RunCheckpoints, step: int) -> int:
+    """Return to the newest checkpoint after `step`, whose data and that since are left out; a collective."""
+    checkpoints.settle()
+    restored = training.roll_back(run, step)
+    logger.warning("rolled back to step %d; the data of steps %d to %d is left out", restored, restored + 1, step)
+    return restored
+
+
+def is_save_due(training: Training, step: int) -> bool:
+    """Return whether a checkpoint is due after `step`; none is while updates are skipped, which may be spoiled."""
+    guard = training.step.guard
+    return is_due(step, training.job.checkpoint.interval) and not (guard is not None and guard.is_skipping)
+
+
+def final_hash(training: Training) -> str | None:
+    """Return the hash of all parameters, with run.parameter_hash; a collective."""
+    return parameter_hash(canonical_parameters(training.model)) if training.job.run.parameter_hash else None
 
 
 def validate(training: Training, step: int, recorder: RunRecorder | None) -> float:

@@ -81,8 +81,7 @@ class RunCheckpoints:
         `deadline_s` is on the clock of time.monotonic. Saves in flight end first; uploads and exports get the time
         that is left. Return as `report`; raises CheckpointError if the newest save failed.
         """
-        for finished in self._saver.drain() if self._saver is not None else []:
-            self._take(finished)
+        self.settle()
         ranks, job = self._training.ranks, self._training.job
         # The slowest rank's, since all save together.
         left_s = min(ranks.gather(deadline_s - time.monotonic()))
@@ -99,6 +98,11 @@ class RunCheckpoints:
             )
         return self._ended(deadline_s - time.monotonic())
 
+    def settle(self) -> None:
+        """Wait for the saves in flight."""
+        for finished in self._saver.drain() if self._saver is not None else []:
+            self._take(finished)
+
     def report(self) -> dict[str, Any]:
         """Log which saves and copies ended since the last call; return news for the manifest's results."""
         for finished in self._saver.finished() if self._saver is not None else []:
@@ -107,8 +111,7 @@ class RunCheckpoints:
 
     def finish(self) -> dict[str, Any]:
         """Wait for the saves and copies in flight, return as `report`; raises CheckpointError if the newest failed."""
-        for finished in self._saver.drain() if self._saver is not None else []:
-            self._take(finished)
+        self.settle()
         return self._ended(math.inf)
 
     def _ended(self, timeout_s: float) -> dict[str, Any]:

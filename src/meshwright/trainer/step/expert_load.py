@@ -37,13 +37,16 @@ class ExpertLoad:
         self._num_experts = model.most_experts
         self._num_layers = max(len(blocks_of(stage)) for stage in model)
 
-    def after_step(self) -> dict[str, float]:
-        """Update biases, reset counts and return the step's metrics, {} without experts; a collective."""
+    def after_step(self, *, is_taken: bool = True) -> dict[str, float]:
+        """Update biases of a step that is taken, reset counts and return the step's metrics; a collective.
+
+        They are {} without experts.
+        """
         if self._num_experts == 0:
             return {}
         load_LE, others = self._sum_over_ranks()
         for number, mixture in self._mixtures.items():
-            if mixture.router.bias is not None:
+            if is_taken and mixture.router.bias is not None:
                 mixture.router.update_bias(load_LE[number])
             mixture.reset_statistics()
         return _metrics(np.array(load_LE.tolist()), np.array(others.tolist()))

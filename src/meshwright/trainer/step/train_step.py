@@ -14,6 +14,7 @@ from torch import distributed as dist
 
 from meshwright.data.loader import Microbatch
 from meshwright.errors import ConfigError, NonFiniteError
+from meshwright.fault_tolerance.step_guard import Decision, StepGuard
 from meshwright.parallelism.context.context_parallel import sequence_indices
 from meshwright.parallelism.data.fully_sharded import reshard_model
 from meshwright.parallelism.data.materialize import share_buffers
@@ -41,6 +42,8 @@ class StepResult:
     learning_rate: float
     experts: dict[str, float] = field(default_factory=dict)
     """Metrics of ExpertLoad; empty without experts."""
+    decision: Decision = "take"
+    """What [guards] made of it."""
 
 
 class TrainStep:
@@ -58,6 +61,7 @@ class TrainStep:
         self.positions_S = self._own_positions()
         self.observe_gradients: Callable[[nn.Module], None] | None = None
         """Called with the model once per step, with the gradients of the mean loss before clipping."""
+        self.guard = StepGuard(job.guards) if job.guards.skips_any else None
         self._has_checked_gradients = False
         self._observe: Observe = ignore
         self.before_update: Callable[[], None] | None = None
@@ -88,15 +92,18 @@ class TrainStep:
         grad_norm = self.gradients.clip(self.job.optimizer.max_grad_norm)
         loss = self._mean_loss(total_loss, len(microbatches))
         outcome = _SKIPPED if self.in_backward is None else _UPDATED
-        require_finite(step, loss, grad_norm.item(), partial(self._advice, step), outcome)
+        if self.job.guards.not_finite == "stop":
+            require_finite(step, loss, grad_norm.item(), partial(self._advice, step), outcome)
+        decision = "take" if self.guard is None else self.guard.decide(step, loss, grad_norm.item())
         self._observe("optimizer")
-        if self.in_backward is None and self.before_update is not None:
-            self.before_update()
-        self.optimizer.step(self.gradients.scale)
+        if decision == "take":
+            if self.in_backward is None and self.before_update is not None:
+                self.before_update()
+            self.optimizer.step(self.gradients.scale)
         self.optimizer.zero_grad()
-        experts = self.expert_load.after_step()
+        experts = self.expert_load.after_step(is_taken=decision == "take")
         share_buffers(self.model, self.meshes)
-        return StepResult(loss, grad_norm.item(), rate, experts)
+        return StepResult(loss, grad_norm.item(), rate, experts, decision)
 
     @torch.no_grad()
     def validate(self, batches: Sequence[Sequence[Microbatch]]) -> float:

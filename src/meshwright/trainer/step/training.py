@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from meshwright.checkpoint.checkpoint import load_newest
+from meshwright.checkpoint.checkpoint import load_earlier, load_newest
 from meshwright.checkpoint.hf.hf_model import BuiltInModel, HfModel
 from meshwright.checkpoint.hf.own_model import OwnModel, has_format
 from meshwright.checkpoint.hf.weights import load_hf_weights
@@ -17,12 +17,12 @@ from meshwright.checkpoint.saved_model import MODEL_FIELDS
 from meshwright.data.dataset import Dataset, build_dataset
 from meshwright.data.loader import Loader
 from meshwright.data.order import Share, check_resumable
-from meshwright.errors import ConfigError, InfeasibleLayout
+from meshwright.errors import ConfigError, InfeasibleLayout, NonFiniteError
 from meshwright.memory.memory_pools import memory_pools
 from meshwright.models.build import build_model
 from meshwright.models.contract import blocks_of, require_shardable
 from meshwright.parallelism.apply import parallelize
-from meshwright.parallelism.data.fully_sharded import TORCH_DTYPES
+from meshwright.parallelism.data.fully_sharded import TORCH_DTYPES, reshard_model
 from meshwright.parallelism.data.materialize import fill_from
 from meshwright.parallelism.data.place_in_pools import place_in_pools
 from meshwright.parallelism.gradients import share_tied
@@ -94,11 +94,15 @@ class Training:
             "num_ranks": self.ranks.num_ranks,
             "position": self.loader.position,
             MODEL_FIELDS: None if architecture is None else fields_unseen_in_shapes(architecture),
+            **({} if self.step.guard is None else {"guard": self.step.guard.state()}),
         }
 
     def load_newest(self, run: Run) -> int:
         """Load the newest checkpoint that is as it was saved and return its step, 0 without one; a collective."""
-        found = load_newest(run, self.state())
+        return self._take_over(load_newest(run, self.state()))
+
+    def _take_over(self, found: tuple[int, dict[str, Any]] | None) -> int:
+        """Return the step of a checkpoint whose tensors were loaded, having taken over the rest; a collective."""
         if found is None:
             return 0
         step, metadata = found
@@ -109,7 +113,27 @@ class Training:
             )
         share_tied(self.model, self.meshes)
         check_resumable(metadata["position"], self.loader.position)
+        if self.step.guard is not None:
+            self.step.guard.restore(metadata.get("guard", {}))
         return step
+
+    def roll_back(self, run: Run, step: int) -> int:
+        """Return to the newest regular checkpoint, leave out the data up to that of `step`, and return its step.
+
+        A checkpoint of a stop is none, so that a run that was stopped ends as one that was not. A collective; raises
+        NonFiniteError where there is no checkpoint.
+        """
+        assert self.step.guard is not None
+        reason = self.step.guard.reason
+        reshard_model(self.model)
+        restored = self._take_over(load_earlier(run, self.state(), self.job.checkpoint.interval))
+        if restored == 0:
+            raise NonFiniteError(
+                f"step {step}: {reason}, and there is no checkpoint to return to: save one earlier "
+                "(checkpoint.interval), or lengthen optimizer.warmup_steps"
+            )
+        self.step.guard.rolled_back(step - restored)
+        return restored
 
     def state(self) -> dict[str, Any]:
         """Return the tensors of a checkpoint: this rank's shards of parameters, buffers and optimizer state."""
