@@ -26,8 +26,8 @@ from meshwright.spec.fault import Fault, injection_problems
 from meshwright.spec.job.sections import RunSection
 from meshwright.spec.run.chaos_report import ChaosReport
 
-_TIMEOUT_S = 10.0
-"""Of a job that leaves run.timeout_s at its default, which is for networks: ranks of one machine answer sooner."""
+_LIMITS = {"timeout_s": 10.0, "hang_limit_s": 5.0}
+"""Keys of [run] where a job leaves them at their defaults, which are for networks: ranks of one machine answer sooner."""
 
 
 class ChaosResult(Result, ChaosReport):
@@ -104,8 +104,8 @@ def _settled(resolved: ResolvedJob, ranks: int | None) -> tuple[ResolvedJob, int
     # A module that the job names may lie next to the job file.
     sys.path.insert(0, str(resolved.folder))
     resolved, num_ranks, _ = settled(resolved, ranks, resume=False, overwrite=False)
-    section = resolved.job.run
-    if section.timeout_s == RunSection().timeout_s:
-        progress.info("run.timeout_s = %g here, not %g: set it to change that", _TIMEOUT_S, section.timeout_s)
-        section = section.replace(timeout_s=_TIMEOUT_S)
-    return replace(resolved, job=resolved.job.replace(run=section)), num_ranks
+    section, default = resolved.job.run, RunSection()
+    left = {key: limit_s for key, limit_s in _LIMITS.items() if getattr(section, key) == getattr(default, key)}
+    for key, limit_s in left.items():
+        progress.info("run.%s = %g here, not %s: set it to change that", key, limit_s, getattr(section, key))
+    return replace(resolved, job=resolved.job.replace(run=section.replace(**left))), num_ranks

@@ -54,6 +54,8 @@ class Evidence:
     """Step of the newest checkpoint, from which ranks may have resumed."""
     exit_code: int | None = None
     """How the newest attempt ended, by the run's manifest; None where that does not say."""
+    start_step: int = 0
+    """Step from which the newest attempt started, by the run's manifest."""
     signals: Mapping[int, str] = field(default_factory=dict)
     """The signal that ended a rank of this attempt, such as SIGABRT, by rank; of ranks of our own launcher."""
 
@@ -87,7 +89,7 @@ def ask(run: Run, wait_s: float) -> None:
 
 def look(run: Run) -> Evidence:
     """Return the current evidence of `run`."""
-    heartbeats = read_heartbeats(run)
+    heartbeats, manifest = read_heartbeats(run), _manifest(run)
     found = {rank: read_record(run, rank, one.pid) for rank, one in heartbeats.items()}
     known = {rank: record for rank, record in found.items() if record is not None}
     records = {rank: record for rank, record in known.items() if _is_current(record, heartbeats[rank])}
@@ -100,14 +102,15 @@ def look(run: Run) -> Evidence:
         max(_LEAST_SLOW_S, _SLOW_STEPS * median_step_s(run)),
         tuple(sorted(set(known) - set(records))),
         max(run.checkpoint_steps(), default=0),
-        _exit_code(run),
+        None if manifest is None else manifest.exit,
+        manifest.attempts[-1].start_step if manifest is not None and manifest.attempts else 0,
         _signals(run, heartbeats),
     )
 
 
-def _exit_code(run: Run) -> int | None:
+def _manifest(run: Run) -> Manifest | None:
     try:
-        return Manifest.from_json(run.manifest.read_text(encoding="utf-8")).exit
+        return Manifest.from_json(run.manifest.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValidationError):
         return None
 

@@ -18,6 +18,7 @@ from typing import Self
 
 from meshwright.errors import ExitCode
 from meshwright.fault_tolerance.evidence import HeartbeatFile
+from meshwright.fault_tolerance.hang_limit import LONG_PHASES, NUM_WARM_UP, HangLimit
 from meshwright.fault_tolerance.launcher_watch import GRACE_S
 from meshwright.fault_tolerance.lost_peer import is_lost_peer
 from meshwright.fault_tolerance.step_record import StepRecord, groups
@@ -25,6 +26,7 @@ from meshwright.log import logger
 from meshwright.parallelism.module_tracker import module_names
 from meshwright.parallelism.pipeline.stages import Stages
 from meshwright.parallelism.torch_private.torch_fsdp import modules_of_unit
+from meshwright.spec.job.sections import RunSection
 from meshwright.spec.run.rank_records import FlightRecord, Frame
 from meshwright.spec.run.run import Run
 
@@ -36,8 +38,9 @@ _END_AFTER_S = GRACE_S + 5.0
 class HangWatch:
     """Heartbeat and watch thread of one rank; the loop calls `mark` and `begin_step`."""
 
-    def __init__(self, run: Run, rank: int, num_ranks: int, hang_after_s: float) -> None:
-        self._run, self._rank, self._hang_after_s = run, rank, hang_after_s
+    def __init__(self, run: Run, rank: int, num_ranks: int, section: RunSection) -> None:
+        self._run, self._rank, self._hang_after_s = run, rank, section.hang_after_s
+        self._limit, self._num_steps = HangLimit.of(run, section), 0
         run.hangs.mkdir(parents=True, exist_ok=True)
         self._heartbeat = HeartbeatFile(run, rank, num_ranks)
         self._record = StepRecord()
@@ -72,6 +75,7 @@ class HangWatch:
     def begin_step(self, step: int) -> None:
         """Record that the loop starts `step`, with phase "data"."""
         self._record.begin(step)
+        self._num_steps += 1
         self._record.enter_phase("data")
         self._heartbeat.mark("data", step)
         self.after_mark(step, "data")
@@ -104,6 +108,16 @@ class HangWatch:
                 # The loop's thread may be in a call that never returns.
                 logger.error("rank %d is still running %.0f s after another failed: it ends", self._rank, _END_AFTER_S)
                 os._exit(ExitCode.RETRY)
+            elif self._is_hung(silent_s):
+                self._report("hung")
+                logger.error("rank %d has not moved for %.0f s: it ends", self._rank, silent_s)
+                os._exit(ExitCode.RETRY)
+
+    def _is_hung(self, silent_s: float) -> bool:
+        """Return whether this rank hangs in a step, for longer than our launcher, which ends all ranks, lets it."""
+        if self._num_steps <= NUM_WARM_UP or self._heartbeat.phase in LONG_PHASES or silent_s < _END_AFTER_S:
+            return False
+        return silent_s - _END_AFTER_S > self._limit.seconds
 
     def _report(self, reason: str) -> None:
         frame = sys._current_frames().get(self._loop_thread)

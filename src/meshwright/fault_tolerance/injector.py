@@ -125,8 +125,10 @@ def _hang() -> None:
 
 
 def _hold_gil() -> None:
-    # Unlike CDLL, PyDLL keeps the interpreter's lock during the call.
-    ctypes.PyDLL(None).sleep(_MANY_S)
+    # A lock taken twice: unlike a sleep, no signal ends it. Unlike CDLL, PyDLL keeps Python's own lock in a call.
+    mutex = ctypes.create_string_buffer(64)
+    for _ in range(2):
+        ctypes.PyDLL(None).pthread_mutex_lock(mutex)
 
 
 _INJECT: dict[FaultKind, Callable[[], None]] = {

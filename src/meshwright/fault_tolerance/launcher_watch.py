@@ -13,16 +13,19 @@ from pydantic import ValidationError
 from meshwright.fault_tolerance.diagnose import diagnose
 from meshwright.fault_tolerance.diagnosis_text import ranks_text
 from meshwright.fault_tolerance.evidence import Evidence, ask, look
+from meshwright.fault_tolerance.hang_limit import HangLimit, are_in_step
 from meshwright.log import logger
+from meshwright.spec.job.sections import RunSection
 from meshwright.spec.run.rank_records import LAST_PHASES, Diagnosis
 from meshwright.spec.run.run import Run
 from meshwright.units import format_duration
 
 GRACE_S = 10.0
 """Seconds in which the other ranks end by themselves after a rank has failed; those that do not are killed."""
-_POLL_S = 1.0
+_POLL_S = 0.5
 # Time for the ranks' watch threads to write their flight records.
 _WRITING_S = 2.0
+_ASKING_S = 1.0
 _QUIET = ("ended", "moving", "died", "failed")
 """Verdicts that the launcher reports anyway, or that are no hang."""
 
@@ -30,8 +33,8 @@ _QUIET = ("ended", "moving", "died", "failed")
 class LauncherWatch:
     """Context manager that reads the ranks' heartbeats meanwhile."""
 
-    def __init__(self, run: Run, hang_after_s: float) -> None:
-        self._run, self._hang_after_s = run, hang_after_s
+    def __init__(self, run: Run, section: RunSection) -> None:
+        self._run, self._hang_after_s, self._limit = run, section.hang_after_s, HangLimit.of(run, section)
         self.killed: set[int] = set()
         """Process ids of the ranks that were killed since another one had failed."""
         self._stop = threading.Event()
@@ -53,6 +56,8 @@ class LauncherWatch:
             silent_s = evidence.now_s - moved_s
             if _survivors(evidence) and (self._run.failure.exists() or _has_died(evidence)):
                 self._end_survivors()
+            elif self._is_hung(evidence, silent_s):
+                self._end_hung(silent_s)
             elif moved_s > reported_s and 0 < self._hang_after_s < silent_s - _WRITING_S:
                 diagnosis = diagnose(evidence)
                 if diagnosis.verdict not in _QUIET:
@@ -62,6 +67,18 @@ class LauncherWatch:
     def _warn(self, diagnosis: Diagnosis, silent_s: float) -> None:
         silent, more = format_duration(silent_s), f"`meshwright diagnose {self._run.folder}` shows more"
         logger.warning("no rank has moved for %s: %s; %s", silent, diagnosis.headline, more)
+
+    def _is_hung(self, evidence: Evidence, silent_s: float) -> bool:
+        alive = [evidence.heartbeats[rank] for rank in _survivors(evidence)]
+        return are_in_step(alive, evidence.start_step) and silent_s > self._limit.seconds
+
+    def _end_hung(self, silent_s: float) -> None:
+        """Kill all ranks of this host, with a diagnosis of what they were in."""
+        ask(self._run, _ASKING_S)
+        evidence = look(self._run)
+        # A rank may have moved on meanwhile.
+        if self._is_hung(evidence, evidence.now_s - _last_moved_s(evidence)):
+            self._kill(_survivors(evidence), evidence, f"no rank had moved for {format_duration(silent_s)}")
 
     def _end_survivors(self) -> None:
         """Kill the ranks of this host that do not end within GRACE_S, with a diagnosis of what they were in."""
@@ -73,11 +90,15 @@ class LauncherWatch:
             self._stop.wait(0.2)
         if not survivors:
             return
-        diagnosis = diagnose(evidence)
         ended = f"{ranks_text(survivors)} did not end within {GRACE_S:.0f} s after another rank had failed"
-        logger.error("%s, and was killed: %s", ended, diagnosis.headline)
+        self._kill(survivors, evidence, f"{ended}, and was killed")
+
+    def _kill(self, survivors: list[int], evidence: Evidence, why: str) -> None:
+        """Kill ranks of this host, and keep the diagnosis, which is lost with them."""
+        diagnosis = diagnose(evidence)
+        logger.error("%s: %s", why, diagnosis.headline)
         advice = "Correct what held it up, then start the same command with --resume."
-        kept = diagnosis.replace(evidence=[*diagnosis.evidence, f"{ended}, and was killed"], advice=advice)
+        kept = diagnosis.replace(evidence=[*diagnosis.evidence, why], advice=advice)
         self._run.last_diagnosis.write_text(kept.to_json(), encoding="utf-8")
         for rank in survivors:
             self.killed.add(evidence.heartbeats[rank].pid)

@@ -14,6 +14,7 @@ import pytest
 from meshwright.fault_tolerance import launcher_watch
 from meshwright.fault_tolerance.evidence import HeartbeatFile, look
 from meshwright.fault_tolerance.launcher_watch import LauncherWatch, last_diagnosis
+from meshwright.spec.job.sections import RunSection
 from meshwright.spec.run.run import Run
 
 RANK = """
@@ -54,7 +55,7 @@ def test_a_rank_that_outlives_a_failed_one_is_killed(
         run.heartbeat(0).write_text(gone)
     else:
         run.failure.touch()
-    with LauncherWatch(run, hang_after_s=0) as watch:
+    with LauncherWatch(run, RunSection(hang_after_s=0.0)) as watch:
         assert suspended.wait(600) == -signal.SIGKILL
     assert watch.killed == {suspended.pid}
     kept = last_diagnosis(run, look(run))
@@ -65,7 +66,7 @@ def test_a_rank_that_outlives_a_failed_one_is_killed(
 
 @pytest.mark.slow
 def test_no_rank_is_killed_where_none_failed(tmp_path: Path, suspended: subprocess.Popen[str]) -> None:
-    with LauncherWatch(Run(tmp_path), hang_after_s=0) as watch, pytest.raises(subprocess.TimeoutExpired):
+    with LauncherWatch(Run(tmp_path), RunSection(hang_after_s=0.0)) as watch, pytest.raises(subprocess.TimeoutExpired):
         suspended.wait(2 * launcher_watch._POLL_S)
     assert not watch.killed
     assert last_diagnosis(Run(tmp_path), look(Run(tmp_path))) is None

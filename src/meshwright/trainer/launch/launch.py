@@ -27,7 +27,7 @@ from meshwright.trainer.run.run_folder import ManifestFile, read_manifest
 
 def train_locally(config: RankConfig, num_ranks: int, after_attempt: Callable[[], None] = lambda: None) -> ExitCode:
     """Launch training, and again from the newest checkpoint after a lost rank, run.max_restarts times at most."""
-    with LauncherWatch(config.run, config.job.run.hang_after_s) as watch:
+    with LauncherWatch(config.run, config.job.run) as watch:
         code = _attempt(config, num_ranks, watch)
         after_attempt()
         for restart in range(1, config.job.run.max_restarts + 1):

@@ -56,7 +56,7 @@ def train(
     compiles = CompileWatch()
     with (
         StopRequest() as stop,
-        HangWatch(run, ranks.rank, ranks.num_ranks, job.run.hang_after_s) as watch,
+        HangWatch(run, ranks.rank, ranks.num_ranks, job.run) as watch,
         MemoryPostMortem(job, run, ranks) as post_mortem,
         under_faults(run, ranks.rank, faults, watch) as ledger,
     ):
