@@ -27,7 +27,7 @@ from meshwright.spec.job.sections import RunSection
 from meshwright.spec.run.chaos_report import ChaosReport
 
 _LIMITS = {"timeout_s": 10.0, "hang_limit_s": 5.0}
-"""Keys of [run] where a job leaves them at their defaults, which are for networks: ranks of one machine answer sooner."""
+"""Keys of [run] where a job leaves the defaults, which are for networks: ranks of one machine answer sooner."""
 
 
 class ChaosResult(Result, ChaosReport):
