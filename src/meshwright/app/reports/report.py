@@ -19,6 +19,7 @@ from meshwright.planner.request import PlanRequest
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.model_source import resolve_architecture
+from meshwright.spec.run.goodput import goodput, read_step_times
 from meshwright.spec.run.run import HOW_TO_PROFILE, Run
 from meshwright.spec.run.run_report import LEAST_STEPS, RunMetrics, timed_attempt_of, timed_rows
 from meshwright.spec.step.timeline_decomposition import decompose
@@ -58,7 +59,17 @@ def report(folder: Path | str, *, simulate: bool = False) -> ReportResult:
     if measured.profiled is not None:
         parts[MEASURED] = decompose(measured.profiled.timeline)
     waterfall = waterfall_of(ResolvedJob(manifest.job, {}, run.job), layout, measured)
-    return ReportResult(run.folder, manifest, metrics, predicted, measured.median_s, parts, waterfall, example)
+    return ReportResult(
+        run.folder,
+        manifest,
+        metrics,
+        predicted,
+        measured.median_s,
+        parts,
+        waterfall,
+        example,
+        goodput(read_step_times(run)),
+    )
 
 
 def short_report(run: Run) -> list[str]:

@@ -34,6 +34,7 @@ class ReportResult(PlottedResult, RunReport):
         predicted = None if self.predicted is None else self.predicted.to_dict()
         record = {"measured_step_s": self.measured_s, "predicted": predicted, "parts": by_component}
         record["waterfall"] = self.waterfall.to_dict()
+        record["goodput"] = None if self.goodput is None else self.goodput.to_dict() | {"share": self.goodput.share}
         return json.dumps(record | ({} if self.example is None else {"rates_of": self.example}), indent=2)
 
     def to_html(self, file: Path | str) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from meshwright.spec.fault import Fault
 from meshwright.spec.frozen import Frozen
 from meshwright.spec.job.job import Job
+from meshwright.spec.run.goodput import Goodput
 
 
 class LedgerEntry(Frozen):
@@ -60,6 +61,8 @@ class ChaosReport(Frozen):
     """Seconds of the run without faults."""
     disturbed_s: float
     """Seconds of the run with faults."""
+    goodput: Goodput | None = None
+    """Where the time of the run with faults went."""
     smallest: tuple[Fault, ...] | None = None
     """Fewest of the faults that make it fail; None where it does not, or was not asked for."""
 

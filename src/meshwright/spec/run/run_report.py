@@ -13,6 +13,7 @@ from meshwright.errors import ConfigError
 from meshwright.log import logger
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import Layout
+from meshwright.spec.run.goodput import Goodput
 from meshwright.spec.run.layout_plan import Candidate
 from meshwright.spec.run.run import Attempt, Manifest, Run
 from meshwright.spec.step.estimate import StepDecomposition
@@ -213,6 +214,8 @@ class RunReport:
     """The step by cause, from the floor to what was measured."""
     example: str | None = None
     """The machine whose rates the prediction takes, where the one that ran is not calibrated."""
+    goodput: Goodput | None = None
+    """Where the time of the whole run went; None for a run whose metrics say no times."""
 
     @property
     def layout(self) -> Layout:

@@ -2,6 +2,7 @@
 
 import logging
 import statistics
+import time
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from types import TracebackType
@@ -43,6 +44,8 @@ class StepMetrics:
     memory_bytes: int
     mfu: float | None
     attempt: int
+    time_s: float = field(default_factory=time.time)
+    """When the step was done, in seconds since 1970."""
     experts: dict[str, float] = field(default_factory=dict)
     """Further columns of the row, from ExpertLoad; empty without experts."""
 
