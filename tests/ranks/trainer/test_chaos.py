@@ -23,21 +23,19 @@ SMALL = (
     "run.timeout_s=3",
 )
 FORGETFUL = """
-import itertools
-
 class Drawn:
-    \"\"\"Samples that depend on how many were read before.\"\"\"
+    \"\"\"Samples that depend on which were read before; read twice, one is the same.\"\"\"
 
     vocab_size = 256
 
     def __init__(self):
-        self._count = itertools.count()
+        self._places = {}
 
     def __len__(self):
         return 4096
 
     def __getitem__(self, index):
-        start = next(self._count)
+        start = self._places.setdefault(index, len(self._places))
         tokens = [(start + place) % 251 for place in range(33)]
         return tokens[:-1], tokens[1:]
 """
