@@ -81,7 +81,7 @@ def precompile(
     require_devices(resolved.job.run, num_ranks)
     folder = cache_folder(resolved.job, run_folder(resolved)).resolve()
     progress.info("compiling on %s", counted(num_ranks, "rank"))
-    arguments = (resolved.job.to_json(), str(resolved.folder), str(folder), threads_of_rank(num_ranks))
+    arguments = (resolved.job.to_json(), str(resolved.folder), str(folder), threads_of_rank(resolved.job, num_ranks))
     try:
         found = run_ranks(
             precompile_rank,

@@ -17,6 +17,7 @@ from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 
 from meshwright.parallelism.collectives import profiler_range
+from meshwright.parallelism.exact_sums import norm_of
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.pipeline.stages import Stages, shared_parts
 
@@ -28,6 +29,7 @@ class Gradients:
         """With `leaves_scale` division and clipping are left to the optimizer, as one factor: `scale`."""
         self._model, self._meshes = model, meshes
         self._leaves_scale = leaves_scale
+        self._is_exact = model.loss_format is not None
         self.scale: Tensor | None = None
         """What the gradients are still to be multiplied by; None for 1."""
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -39,13 +41,14 @@ class Gradients:
             parameter: 0.0 if parameter in copies_of_tied else _num_shards(parameter) / num_ranks
             for parameter in self._parameters
         }
+        self._num_copies = num_ranks
         self._finished: list[Tensor] = []
         """Weighted squares of the gradients of this step that were used before the others were final."""
 
     @torch.no_grad()
     def finish(self, num_microbatches: int) -> None:
         """Turn sums over microbatches into gradients of the mean loss, in place; a collective."""
-        _sum_over(self._meshes.group("tp"), _local_gradients(self.summed_over_tp))
+        _sum_over(self._meshes.group("tp"), _local_gradients(self.summed_over_tp), is_exact=self._is_exact)
         if self._model.sums_replicas_after:
             _sum_over(self._meshes.group("dp_replicate"), _local_gradients(self._parameters))
         self._sum_tied()
@@ -104,6 +107,8 @@ class Gradients:
         """Return the 2-norm of all gradients of the model, in float64; a collective."""
         device = torch.device(self._meshes.device_type)
         total = torch.zeros((), dtype=torch.float64, device=device)
+        if self._is_exact:
+            return total.fill_(norm_of(self._counted(), self._num_copies, device))
         weighted = [
             (_local(parameter.grad), weight)
             for parameter, weight in self._weights.items()
@@ -119,6 +124,14 @@ class Gradients:
         if dist.get_world_size() > 1:
             dist.all_reduce(total)
         return total.sqrt()
+
+    def _counted(self) -> list[tuple[Tensor, int]]:
+        """Return each gradient with its weight in `_num_copies`."""
+        return [
+            (_local(parameter.grad), round(weight * self._num_copies))
+            for parameter, weight in self._weights.items()
+            if parameter.grad is not None
+        ]
 
     def _sum_tied(self) -> None:
         first, last = self._tied.get(0, []), self._tied.get(self._model.num_stages - 1, [])
@@ -186,13 +199,14 @@ def _parameters_of(model: nn.Module, parts: Sequence[str]) -> list[nn.Parameter]
     return [parameter for module in modules if module is not None for parameter in module.parameters()]
 
 
-def _sum_over(group: dist.ProcessGroup, gradients: Sequence[Tensor]) -> None:
-    """Sum each gradient over `group`, with one all-reduce per dtype."""
+def _sum_over(group: dist.ProcessGroup, gradients: Sequence[Tensor], *, is_exact: bool = False) -> None:
+    """Sum each gradient over `group`, with one all-reduce per dtype; in float64 where that `is_exact`."""
     if group.size() == 1:
         return
     for dtype in sorted({gradient.dtype for gradient in gradients}, key=str):
         same = [gradient for gradient in gradients if gradient.dtype == dtype]
         flat = torch.cat([gradient.reshape(-1) for gradient in same])
+        flat = flat.double() if is_exact else flat
         with profiler_range(group):
             dist.all_reduce(flat, group=group)
         for gradient, total in zip(same, flat.split([gradient.numel() for gradient in same]), strict=True):

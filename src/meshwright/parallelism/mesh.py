@@ -65,10 +65,14 @@ class Meshes:
         """Return this rank's data-parallel index, less than layout.dp."""
         return self.rank("dp_replicate") * self.layout.dp_shard + self.rank("dp_shard")
 
-    def sharding(self, shard_axis: str) -> DeviceMesh:
-        """Return the mesh that FSDP2 shards over: (fsdp) or (expert_dp_shard), with dp_replicate before it for HSDP."""
+    def sharding(self, shard_axis: str, *, keeps_sums: bool = False) -> DeviceMesh:
+        """Return the mesh that FSDP2 shards over: (fsdp) or (expert_dp_shard), with dp_replicate before it for HSDP.
+
+        With `keeps_sums` also for one replica: FSDP2 then keeps sums over microbatches in the format of reductions.
+        """
         view: DeviceMesh = getattr(self, _VIEW_OF_AXIS[shard_axis])
-        return view[shard_axis] if self.layout.dp_replicate == 1 else view["dp_replicate", shard_axis]
+        has_replicas = self.layout.dp_replicate > 1 or keeps_sums
+        return view["dp_replicate", shard_axis] if has_replicas else view[shard_axis]
 
 
 def build_meshes(layout: Layout, device_type: str) -> Meshes:

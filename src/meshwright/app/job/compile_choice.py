@@ -102,6 +102,8 @@ def choose_compile(resolved: ResolvedJob, num_ranks: int, *, is_accelerator: boo
         splits = layout.may_split_backward and not layout.async_tp
         twice = f"since {layout.schedule} splits backwards, and a compiled one would run twice"
         return CompileChoice(not splits, twice if splits else "on an accelerator")
+    if job.train.exact_elastic:
+        return CompileChoice(False, "since what pays depends on the ranks, and train.exact_elastic = true may not")
     if cpp_compiler() is None:
         return CompileChoice(False, "without a C++ compiler (`meshwright doctor`)")
     return _on_processor(resolved, layout, architecture)

@@ -136,7 +136,7 @@ def _run_ranks(
         module_dir=str(resolved.folder),
         run_dir=str(run_folder(own).folder),
         folder=str(Run(resolved.run_dir).timelines),
-        num_threads=threads_of_rank(num_ranks),
+        num_threads=threads_of_rank(resolved.job, num_ranks),
         warm_up=warm_up,
         num_timed=steps,
         num_profiled=steps,

@@ -48,16 +48,18 @@ def shard_model(model: nn.Module, layout: Layout, precision: PrecisionSection, m
     block_policy, root_policy = (_mixed_precision(precision, casts_inputs=cast) for cast in (casts, True))
     shard = partial(fully_shard, offload_policy=_offload_policy(layout, meshes.device_type))
     blocks = [block for block in blocks_of(model) if block is not None]
+    # Otherwise the sum over microbatches of what float64 reduces would be rounded to float32 after each.
+    keeps_sums = precision.reduce == "float64"
+    mesh = meshes.sharding("fsdp", keeps_sums=keeps_sums)
     for block in blocks:
         _shard_experts(block, partial(shard, mp_policy=block_policy), meshes)
         reshard = _reshard_after_forward(layout, layout.fsdp)
         # Partial resharding needs parameters sharded along dim 0 (torch 2.13).
         place = _placement_of_experts(block, layout.fsdp) if isinstance(reshard, bool) else None
-        mesh = meshes.sharding("fsdp")
         with meshes_limited_like(meshes.group("fsdp")):
             shard(block, mesh=mesh, mp_policy=block_policy, reshard_after_forward=reshard, shard_placement_fn=place)
     # Backward starts with the root's own parameters (embedding, head).
-    shard(model, mesh=meshes.sharding("fsdp"), mp_policy=root_policy, reshard_after_forward=False)
+    shard(model, mesh=mesh, mp_policy=root_policy, reshard_after_forward=False)
     for module in _units(model):
         module.set_gradient_divide_factor(1.0)
         # Otherwise a divide factor is a PREMUL_SUM reduction, which gloo lacks.

@@ -214,7 +214,7 @@ class Pipeline:
             require_scalar(output)
             if microbatch.loss_scale is not None:
                 output = output * microbatch.loss_scale.to(output.dtype)
-            self._total += output.detach()
+            self._total += self.stages.summand(output.detach())
         else:
             self._hand_over("F", stage, stage + 1, number, output.detach())
             if output.requires_grad and not self._splits_backward:

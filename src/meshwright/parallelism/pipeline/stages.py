@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from meshwright.errors import UnsupportedError
 from meshwright.models.contract import blocks_of
@@ -23,6 +24,7 @@ from meshwright.spec.layout.schedule.schedule import Schedule
 if TYPE_CHECKING:
     from meshwright.memory.memory_pools import MemoryPools
     from meshwright.parallelism.data.replica_sums import ReplicaSums
+    from meshwright.parallelism.exact_sums import FixedPoint
     from meshwright.parallelism.float8.convert_linears import Float8Report
 
 
@@ -42,6 +44,8 @@ class Stages(nn.Module):
         """The memory pools that serve it and its optimizer."""
         self.replica_sums: ReplicaSums | None = None
         """What sums the gradients of the only stage over dp_replicate, where FSDP2 does not."""
+        self.loss_format: FixedPoint | None = None
+        """What losses are rounded to before they are summed, where sums are exact (exact_sums.py)."""
         self.sums_replicas_after = False
         """Whether gradients are summed over dp_replicate at the end of a step, not in backward."""
 
@@ -75,6 +79,14 @@ class Stages(nn.Module):
         """Wait for these sums; a collective."""
         if self.replica_sums is not None:
             self.replica_sums.end()
+
+    def summand(self, loss: Tensor) -> Tensor:
+        """Return what a loss adds to the sum over microbatches and ranks, in float64: rounded where sums are exact."""
+        if self.loss_format is None:
+            return loss
+        rounded = loss.to(torch.float64, copy=True)
+        self.loss_format.round_([rounded])
+        return rounded
 
     def is_last(self, number: int) -> bool:
         """Return whether a stage computes the loss."""

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
-from torch.distributed.tensor import Placement, Shard
+from torch.distributed.tensor import DTensor, Placement, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
 from torch.utils.checkpoint import _CachedTorchDispatchMode, _CachingTorchDispatchMode
@@ -86,6 +86,28 @@ def fsdp_placement(dim: int, of_others: Sequence[tuple[Placement, int]]) -> Plac
     """
     factor = math.prod(size for placement, size in of_others if placement.is_shard(dim))
     return _StridedShard(dim, split_factor=factor) if factor > 1 else Shard(dim)
+
+
+def change_gradients(root: FSDPModule, change: Callable[[list[Tensor]], object]) -> None:
+    """Call `change` with a unit's gradients of one backward on this rank, before FSDP2 adds them to any other."""
+    for group in _all_groups(root):
+        group.post_backward = partial(_change_first, group, group.post_backward, change)
+
+
+def _change_first(
+    group: Any, post_backward: Callable[..., None], change: Callable[[list[Tensor]], object], *args: Any
+) -> None:
+    _change(group, change)
+    # It frees gradients, of which nothing here may hold a reference.
+    post_backward(*args)
+
+
+@torch.no_grad()
+def _change(group: Any, change: Callable[[list[Tensor]], object]) -> None:
+    unsharded = [getattr(one, "_unsharded_param", None) for one in group.fsdp_params]
+    gradients = [one.grad for one in unsharded if one is not None and one.grad is not None]
+    if gradients:
+        change([one.to_local() if isinstance(one, DTensor) else one for one in gradients])
 
 
 def overlap_reductions(root: FSDPModule, num_units: int) -> None:
@@ -163,9 +185,7 @@ def move_shard(root: FSDPModule, parameter: nn.Parameter, empty_like: Callable[[
 
     FSDP2 pads a shard that is smaller than the first rank's, in memory of its own choice unless it finds it padded.
     """
-    assert isinstance(root, nn.Module)
-    units = (unit._get_fsdp_state() for unit in root.modules() if isinstance(unit, FSDPModule))
-    all_params = (one for state in units for group in _groups_of(state) for one in group.fsdp_params)
+    all_params = (one for group in _all_groups(root) for one in group.fsdp_params)
     found: Any = next(one for one in all_params if one.sharded_param is parameter)
     local, dim = found.sharded_param._local_tensor, found.fsdp_placement.dim
     padded = empty_like(local, found.padded_sharded_param_size).zero_()
@@ -207,6 +227,13 @@ def _param_groups(root_state: Any) -> list[Any]:
     for state in reversed(root_state._state_ctx.all_states):
         groups.extend(_groups_of(state))
     return groups
+
+
+def _all_groups(root: FSDPModule) -> list[Any]:
+    """Return the parameter groups of every unit under `root`, also before its first forward."""
+    assert isinstance(root, nn.Module)
+    units = (unit._get_fsdp_state() for unit in root.modules() if isinstance(unit, FSDPModule))
+    return [group for state in units for group in _groups_of(state)]
 
 
 def _groups_of(state: Any) -> list[Any]:

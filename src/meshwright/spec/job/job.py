@@ -9,6 +9,7 @@ from pydantic import Field
 
 from meshwright.errors import ConfigError
 from meshwright.spec.frozen import Frozen
+from meshwright.spec.job.exact_rules import exact_problems
 from meshwright.spec.job.guards_section import GuardsSection, guards_problems
 from meshwright.spec.job.memory_section import MemorySection
 from meshwright.spec.job.optimizer_rules import optimizer_problems
@@ -17,6 +18,7 @@ from meshwright.spec.job.sections import (
     CheckpointSection,
     ClusterSection,
     DataSection,
+    DType,
     ModelSection,
     OptimizerSection,
     PlannerSection,
@@ -81,13 +83,20 @@ class Job(Frozen):
             precision=self.precision.matmuls,
             float8_experts=self.precision.float8_experts,
             wide_dtype="float32" if self.precision.has_wide_float8 else "bfloat16",
-            gradient_dtype="float64" if self.precision.compute == "float64" else self.precision.reduce,
+            gradient_dtype=self.reduce_dtype,
+            sums_exactly=self.train.exact_elastic,
             masks_documents=self.data.mask_documents,
             document_tokens=self.data.document_tokens,
             optimizer=self.optimizer.name,
             optimizer_state_dtype=self.optimizer.state_dtype,
             updates_in_backward=self.optimizer.in_backward,
         )
+
+    @property
+    def reduce_dtype(self) -> DType:
+        """Return the format in which gradients are summed over ranks."""
+        is_wide = self.precision.compute == "float64" or self.train.exact_elastic
+        return "float64" if is_wide else self.precision.reduce
 
     def problems(
         self, unknown: Collection[str] = (), num_ranks: int | None = None, further: FurtherRules = no_further
@@ -132,6 +141,7 @@ class Job(Frozen):
                 *job._step_problems(),
                 *optimizer_problems(job.optimizer, job.precision),
                 *guards_problems(job.guards, job.optimizer, job.checkpoint),
+                *exact_problems(job),
                 *job._checkpoint_problems(),
                 *job._budget_problems(),
                 *of_layout,

@@ -102,6 +102,8 @@ class TrainSection(Frozen):
     """Tokens in one optimizer step over all ranks; excludes global_batch_size."""
     seed: NonNegativeInt = 0
     """Seed of the initial weights, the sample order and every random number of a step."""
+    exact_elastic: bool = False
+    """Whether sums over microbatches and ranks are exact: the same bits on any number of data-parallel ranks."""
     validation_interval: NonNegativeInt = 0
     """Steps between two validations; 0 never validates."""
     validation_batches: PositiveInt = 4

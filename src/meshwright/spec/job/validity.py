@@ -20,6 +20,7 @@ from meshwright.spec.job.compile_rules import (
 )
 from meshwright.spec.job.cuda_graph_rules import cuda_graph_layout_problems, cuda_graph_problems
 from meshwright.spec.job.even_layouts import even_layouts
+from meshwright.spec.job.exact_rules import exact_layout_problems
 from meshwright.spec.job.float8_rules import float8_problems
 from meshwright.spec.job.memory_rules import memory_problems
 from meshwright.spec.job.optimizer_rules import block_problems, update_problems
@@ -94,6 +95,7 @@ def broken_rules(job: Job, layout: Layout) -> list[Problem]:
         *cuda_graph_problems(float8, job.optimizer, layout),
     ]
     of_model += [*memory_problems(job.memory, job.optimizer, layout), *_own_model_problems(job.model, layout)]
+    of_model += exact_layout_problems(layout, sums_exactly=job.train.exact_elastic)
     return [*batch, *split, *schedule, *float8_problems(job, layout), *of_optimizer, *of_model]
 
 

@@ -55,6 +55,8 @@ class Workload(Frozen):
     """Format of all else where that has fewer than 16 bits."""
     gradient_dtype: Literal["float64", "float32", "bfloat16"] = "float32"
     """Format in which gradients are summed over ranks."""
+    sums_exactly: bool = False
+    """Whether gradients are rounded before they are added up, so that sums have no order (ours)."""
     masks_documents: bool = False
     """Whether tokens attend within their own document only."""
     document_tokens: PositiveFloat | None = None

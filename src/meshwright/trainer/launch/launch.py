@@ -19,6 +19,7 @@ from meshwright.fault_tolerance.launcher_watch import LauncherWatch
 from meshwright.fault_tolerance.stop_request import ignores_hangup
 from meshwright.hardware.machine import num_usable_cores
 from meshwright.log import logger
+from meshwright.spec.job.job import Job
 from meshwright.spec.run.rank_records import EndedBySignal
 from meshwright.spec.run.run import Manifest, Run
 from meshwright.trainer.launch.rank import RankConfig
@@ -78,7 +79,7 @@ def launch(config: RankConfig, num_ranks: int, killed: Collection[int] = ()) -> 
     A SIGTERM, SIGHUP or SIGINT that reaches this process is passed on to the ranks, which stop after their step.
     """
     _keep_elastic_quiet(config.job.run.grace_s)
-    _share_cores(num_ranks)
+    _share_cores(config.job, num_ranks)
     with tempfile.TemporaryDirectory(prefix="meshwright-") as folder:
         config_file = Path(folder) / "rank.json"
         config_file.write_text(config.to_json(), encoding="utf-8")
@@ -134,14 +135,19 @@ def _report(failures: dict[int, ProcessFailure], run: Run) -> None:
         run.ended_by_signal.write_text(EndedBySignal(by_pid=signals).to_json(), encoding="utf-8")
 
 
-def threads_of_rank(num_ranks: int) -> int:
-    """Return a local rank's threads: OMP_NUM_THREADS, or its share of the cores; more make every rank slower."""
+def threads_of_rank(job: Job, num_ranks: int) -> int:
+    """Return a local rank's threads: OMP_NUM_THREADS, or its share of the cores; more make every rank slower.
+
+    One where sums are exact (train.exact_elastic): with other numbers of threads matmuls have other bits.
+    """
     given = os.environ.get("OMP_NUM_THREADS", "")
-    return int(given) if given.isdigit() else max(1, num_usable_cores() // num_ranks)
+    if given.isdigit():
+        return int(given)
+    return 1 if job.train.exact_elastic else max(1, num_usable_cores() // num_ranks)
 
 
-def _share_cores(num_ranks: int) -> None:
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads_of_rank(num_ranks)))
+def _share_cores(job: Job, num_ranks: int) -> None:
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads_of_rank(job, num_ranks)))
     # Threads that spin while they wait make a step several times slower as soon as anything else runs
     # (2 cores, two busy neighbours, 2026-11-20: median step 976 ms spinning, 480 ms passive).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -24,7 +24,7 @@ from meshwright.spec.job.job import Job
 from meshwright.spec.job.user_object import is_object_source
 from meshwright.spec.run.run import Run
 from meshwright.trainer.launch.host_process import prepare_host_process
-from meshwright.trainer.launch.ranks import Ranks
+from meshwright.trainer.launch.ranks import Ranks, choose_device_type
 from meshwright.trainer.run.loop import train
 from meshwright.trainer.run.open_run import claim
 
@@ -41,7 +41,10 @@ def train_as_rank(config: RankConfig) -> ExitCode:
     # The copy of the job in the run folder can then be resumed from anywhere.
     job = with_absolute_paths(config.job.replace(run=config.job.run.replace(dir=str(run.folder))))
     silence_known_warnings()
-    if job.run.deterministic:
+    if job.train.exact_elastic and "OMP_NUM_THREADS" not in os.environ:
+        # `meshwright train` sets it, torchrun does for several ranks only.
+        torch.set_num_threads(1)
+    if job.run.deterministic or (job.train.exact_elastic and choose_device_type(job.run) == "cuda"):
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     keep_more_collectives()

@@ -97,12 +97,15 @@ def build_optimizer(
     section: OptimizerSection,
     compile_backend: str | None = None,
     state_pool: ManagedPool | None = None,
+    *,
+    is_exact: bool = False,
 ) -> ModelOptimizer:
     """Return what updates the trainable parameters of `model` as `section` says; a collective with Muon.
 
     With a backend of torch.compile it is compiled, and takes gradients that are not scaled (Gradients.scale).
 
-    With in_backward each parameter has an optimizer of its own. States are in `state_pool` where one is given.
+    With in_backward each parameter has an optimizer of its own. With `is_exact` an element's update does not depend on
+    its shard. States are in `state_pool` where one is given.
 
     Weight decay is for matrices, not for norms and biases, unless a group says otherwise.
     """
@@ -121,7 +124,9 @@ def build_optimizer(
             "learning_rate_ratio": rule.learning_rate_ratio,
         }
         groups.setdefault(rule.optimizer, []).append(group)
-    adamw = _adamw if compile_backend is None else partial(_compiled_adamw, backend=compile_backend)
+    adamw = partial(_adamw, fused=not (is_exact and trainable[0][1].device.type == "cpu"))
+    if compile_backend is not None:
+        adamw = partial(_compiled_adamw, backend=compile_backend)
     build: dict[str, _Build] = {"muon": _muon, "adamw": adamw}
     together = list(groups.items())
     if section.in_backward:
@@ -137,10 +142,15 @@ def _each(group: dict[str, Any]) -> list[dict[str, Any]]:
     return [{**group, "params": [parameter]} for parameter in group["params"]]
 
 
-def _adamw(groups: list[dict[str, Any]], names: Mapping[nn.Parameter, str], section: OptimizerSection) -> _Part:
+def _adamw(
+    groups: list[dict[str, Any]], names: Mapping[nn.Parameter, str], section: OptimizerSection, *, fused: bool
+) -> _Part:
     match section.state_dtype:
         case "float32":
-            return AdamW(groups, lr=section.learning_rate, betas=section.betas, eps=section.eps, fused=True)
+            # On a processor the fused kernel rounds the last elements of a tensor, which fill no vector, otherwise
+            # than the rest: 56 of 100,003 elements in tensors of 7 (torch 2.13, AVX2).
+            rate, betas, eps = section.learning_rate, section.betas, section.eps
+            return AdamW(groups, lr=rate, betas=betas, eps=eps, fused=fused, foreach=not fused)
         case "bfloat16":
             return Bfloat16AdamW(groups, names, lr=section.learning_rate, betas=section.betas, eps=section.eps)
         case "int8":

@@ -148,6 +148,11 @@ def announce(training: Training, step: int, peak_name: str | None) -> None:
     )
     if (float8 := training.model.float8) is not None:
         logger.log(logging.WARNING if float8.is_fallback else logging.INFO, "%s", float8.text)
+    if training.job.train.exact_elastic:
+        logger.info(
+            "exact sums: the same bits on any number of data-parallel ranks with as many threads each (%d here)",
+            torch.get_num_threads(),
+        )
     if training.model.pools is not None:
         for note in training.model.pools.notes():
             logger.info("%s", note)

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from meshwright.data.loader import Microbatch
-from meshwright.errors import ConfigError, NonFiniteError
+from meshwright.errors import ConfigError, NonFiniteError, UnsupportedError
 from meshwright.fault_tolerance.step_guard import Decision, StepGuard
 from meshwright.parallelism.context.context_parallel import sequence_indices
 from meshwright.parallelism.data.fully_sharded import reshard_model
 from meshwright.parallelism.data.materialize import share_buffers
+from meshwright.parallelism.exact_sums import GRADIENT_LIMIT_BITS, LOSS_LIMIT_BITS
 from meshwright.parallelism.float8.float8_gather import Float8Gathers
 from meshwright.parallelism.gradients import Gradients
 from meshwright.parallelism.loss import NextTokenLoss, counted_share
@@ -25,7 +26,7 @@ from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.pipeline.pipeline import Observe, Pipeline, ignore
 from meshwright.parallelism.pipeline.stage_input import StageInput
 from meshwright.parallelism.pipeline.stages import Stages
-from meshwright.parallelism.torch_private.torch_compat import canonical_parameters, local_box
+from meshwright.parallelism.torch_private.torch_compat import canonical_parameters, local_box, persistent_buffers
 from meshwright.spec.job.job import Job
 from meshwright.trainer.optimizer.optimizer import ModelOptimizer, learning_rate
 from meshwright.trainer.optimizer.update_in_backward import UpdateInBackward
@@ -78,8 +79,10 @@ class TrainStep:
         if self.in_backward is not None and self.before_update is not None:
             self.before_update()
         self.float8_gathers.update_scales()
+        buffers = self._buffers_before()
         total_loss = self.pipeline.step(self._stage_inputs(step, microbatches))
         self._observe("gradients")
+        require_unchanged(buffers, persistent_buffers(self.model), self.job.model.source)
         if not self._has_checked_gradients:
             updated = set() if self.in_backward is None else set(self.in_backward.parameters)
             named = (each for each in canonical_parameters(self.model) if each[1] not in updated)
@@ -105,6 +108,12 @@ class TrainStep:
         share_buffers(self.model, self.meshes)
         return StepResult(loss, grad_norm.item(), rate, experts, decision)
 
+    def _buffers_before(self) -> dict[str, Tensor]:
+        """Return copies of what no forward may change where sums are exact, in the first step."""
+        if self._has_checked_gradients or not self.job.train.exact_elastic:
+            return {}
+        return {name: buffer.clone() for name, buffer in persistent_buffers(self.model).items()}
+
     @torch.no_grad()
     def validate(self, batches: Sequence[Sequence[Microbatch]]) -> float:
         """Return the mean loss over `batches` of microbatches, without training; a collective."""
@@ -120,9 +129,8 @@ class TrainStep:
         """Return the mean of the losses summed by the ranks of the last stage; a collective."""
         layout = self.meshes.layout
         # Each tensor-parallel rank of the last stage has the loss of the same samples.
-        mean = total / (num_microbatches * layout.dp * layout.cp * layout.tp)
-        dist.all_reduce(mean)
-        return mean.item()
+        dist.all_reduce(total)
+        return total.item() / (num_microbatches * layout.dp * layout.cp * layout.tp)
 
     def _advice(self, step: int) -> str:
         """Return what to do about a loss of `step` that is not finite; a collective."""
@@ -130,6 +138,8 @@ class TrainStep:
         count = torch.tensor(float(any(wrong)), device=self.meshes.device_type)
         dist.all_reduce(count)
         weights = self.job.model.initial_weights
+        if not count and self.job.train.exact_elastic:
+            return f"{_ADVICE}{_EXACT_ADVICE}"
         if not count or weights is None:
             return _ADVICE
         if step == 1:
@@ -189,6 +199,10 @@ def seed_everything(seed: int, step: int, first_slot: int) -> None:
 _ADVICE = "lower optimizer.learning_rate, lengthen optimizer.warmup_steps, or look at the data of this step"
 
 
+_EXACT_ADVICE = (
+    f"; with train.exact_elastic a gradient of {2**GRADIENT_LIMIT_BITS} or more in one microbatch, or a loss of "
+    f"{2**LOSS_LIMIT_BITS}, counts as infinite: scale the loss down, or set it to false"
+)
 _SKIPPED = "so the optimizer step was skipped and the last checkpoint is unchanged"
 _UPDATED = "and backward updated parameters all the same (optimizer.in_backward): resume from the last checkpoint"
 
@@ -203,6 +217,16 @@ def require_finite(
     if math.isfinite(loss) and math.isfinite(grad_norm):
         return
     raise NonFiniteError(f"step {step}: loss = {loss}, gradient norm = {grad_norm}: not finite, {outcome}: {advice()}")
+
+
+def require_unchanged(before: Mapping[str, Tensor], after: Mapping[str, Tensor], source: str) -> None:
+    """Raise UnsupportedError for a buffer that forward changed, by the samples of one rank."""
+    if changed := [name for name, buffer in before.items() if not torch.equal(buffer, after[name])]:
+        raise UnsupportedError(
+            f"the forward of model.source = {source!r} changes the buffer {first_of(changed)} by the samples of one "
+            "rank, such as running statistics, so it depends on the number of ranks: set train.exact_elastic to false, "
+            "or take a layer that keeps none, such as a layer norm"
+        )
 
 
 def require_all_gradients(named_parameters: Iterable[tuple[str, nn.Parameter]], source: str) -> None:

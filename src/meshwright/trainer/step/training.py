@@ -25,6 +25,7 @@ from meshwright.parallelism.apply import parallelize
 from meshwright.parallelism.data.fully_sharded import TORCH_DTYPES, reshard_model
 from meshwright.parallelism.data.materialize import fill_from
 from meshwright.parallelism.data.place_in_pools import place_in_pools
+from meshwright.parallelism.exact_sums import sum_exactly
 from meshwright.parallelism.gradients import share_tied
 from meshwright.parallelism.loss import make_loss
 from meshwright.parallelism.mesh import Meshes, build_meshes
@@ -165,7 +166,11 @@ def build_pipeline(job: Job, ranks: Ranks, microbatches: Sequence[int] | None = 
     schedule = build_schedule(layout, job.num_microbatches(layout), read_schedule(layout))
     if microbatches is not None:
         schedule = schedule.of_microbatches(microbatches)
-    model = parallelize(whole, meshes, job.precision, schedule, seq_len=job.train.seq_len, seed=job.train.seed)
+    precision = job.precision.replace(reduce=job.reduce_dtype)
+    model = parallelize(whole, meshes, precision, schedule, seq_len=job.train.seq_len, seed=job.train.seed)
+    if job.train.exact_elastic:
+        num_terms = job.global_batch_size // layout.microbatch_size * layout.cp * layout.tp
+        sum_exactly(model, num_terms, num_terms * job.train.validation_batches)
     place_in_pools(model, memory_pools(job.memory, ranks.device), meshes)
     fill_from_hf(model, job.model, described)
     share_tied(model, meshes)
@@ -177,7 +182,8 @@ def build_train_step(job: Job, meshes: Meshes, pipeline: Pipeline) -> TrainStep:
     """Return the step of a pipeline's stages, with the optimizer of their parameters."""
     model = pipeline.stages
     assert model.pools is not None
-    optimizer = build_optimizer(model, job.optimizer, meshes.layout.optimizer_backend, model.pools.optimizer_state)
+    backend, pool = meshes.layout.optimizer_backend, model.pools.optimizer_state
+    optimizer = build_optimizer(model, job.optimizer, backend, pool, is_exact=job.train.exact_elastic)
     return TrainStep(job, model, meshes, optimizer, pipeline)
 
 
