@@ -57,6 +57,10 @@ _SENT_BYTES = 2.0
 """Of an element that is exchanged."""
 _NORM_BYTES = 4.0
 """Read of each gradient before an update that scales and clips it itself (layout.compile_optimizer)."""
+_EXACT_NORM_BYTES = 168.0
+"""Moved for each gradient by a norm that depends on no sharding (parallelism/exact_sums.py), counted by its operators:
+its largest magnitude, two digits of its square in float64, and their sums as integers.
+"""
 _SCALE_BYTES = 8.0
 """Of scaling a gradient's sum to a mean."""
 NUM_ITERATIONS = 5
@@ -213,7 +217,8 @@ def _gradient_bytes(setup: TrainingSetup) -> float:
     """Return the bytes moved to scale and clip an element's gradient; updates in backward do neither."""
     if setup.workload.updates_in_backward:
         return 0.0
-    return _NORM_BYTES if setup.stack.joins_update else setup.stack.gradient_bytes
+    norm = _EXACT_NORM_BYTES if setup.workload.sums_exactly else 0.0
+    return norm + (_NORM_BYTES if setup.stack.joins_update else setup.stack.gradient_bytes)
 
 
 def _bytes_of(is_matrix: bool, setup: TrainingSetup) -> float:

@@ -31,6 +31,9 @@ from meshwright.cost.training_setup import Configurations
 from meshwright.cost.work import BLOCK, Work
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT
 
+ROUNDING_KERNELS = 4.0
+"""Of a tensor, each of which reads and writes it, where sums are exact (parallelism/exact_sums.py)."""
+
 
 class DataParallel:
     """What data-parallel ranks hold and exchange, one element a configuration."""
@@ -52,6 +55,9 @@ class DataParallel:
         """Bytes of a parameter that is gathered."""
         self.reduce_bytes = configs.each(lambda s: BYTES_PER_ELEMENT[s.workload.gradient_dtype])
         """Bytes of a gradient that is reduced."""
+        rounds = configs.has(lambda s: s.workload.sums_exactly)
+        self.rounded_bytes = np.where(rounds, 2 * ROUNDING_KERNELS * self.element_bytes, 0.0)
+        """Bytes that are moved to round a microbatch's gradient of one element before it is added to others (ours)."""
         is_block = blocks.kind == BLOCK
         copied = (self.is_own & (layouts.pp > 1)) * self._of_rank(blocks.tied_parameters)
         self.dense_parameters = self._of_rank(blocks.dense_parameters) + copied

@@ -115,6 +115,7 @@ def fsdp_copies_s(dp: DataParallel, row: Ints, memory_rate: Floats, *, is_block:
     forward = np.where(is_shared, out + (kept if is_block else 0.0), 0.0)
     backward = np.where(is_shared, (out if is_block else 0.0) + reduced, parameters * _bytes_of_whole(dp))
     forward = forward + np.where(is_shared, 0.0, last * _rounded_bytes(dp, row))
+    backward = backward + parameters * dp.rounded_bytes
     backward = backward + parameters * (blocks.kind[row] == FIRST) * _bytes_of_embedding(dp)
     forward, backward = (np.where(dp.shards_parameters, moved, 0.0) for moved in (forward, backward))
     return forward / memory_rate, backward / memory_rate

@@ -3,6 +3,7 @@
     gather    copies of a shard into a buffer, and of the buffer's parameters out of it
     reduce    a copy of the gradients into a buffer
     sum       read twice and written once for each microbatch but the first, and a kernel's start for each tensor
+    round     read and written four times where sums are exact, and as many starts
 
 Source: the op lines of FSDP2's operators in the device's catalogue entry, by which the simulator prices them, too
 (host_ops.py). Where there are none, bytes over the host's memory rate. Ignored: casts, and copies of the shards that
@@ -16,7 +17,7 @@ from functools import partial
 import numpy as np
 
 from meshwright.cost.block_positions import BlockPosition
-from meshwright.cost.communication.data_parallel import DataParallel, dense_parameters
+from meshwright.cost.communication.data_parallel import ROUNDING_KERNELS, DataParallel, dense_parameters
 from meshwright.cost.compute.block_time import formula_launch_s
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.host.host_block_time import launch_s
@@ -31,8 +32,6 @@ from meshwright.spec.step.workload import BYTES_PER_ELEMENT
 _COPY_IN, _COPY_OUT = "fsdp.all_gather_copy_in.default", "fsdp.split_with_sizes_copy.default"
 _COPY_GRADIENTS = "fsdp.chunk_cat.default"
 _READ_AND_WRITE = 2.0
-_SUM_BYTES = 3 * BYTES_PER_ELEMENT["float32"]
-"""Of an element that is added to another in place."""
 _ADDED_ELEMENTS = 1 << 18
 """Of a large gradient, at whose size additions are looked up."""
 
@@ -69,9 +68,11 @@ class HostCopies:
         reduce_s = self._gradients.seconds(parameters * dp.reduce_bytes)
         reduces = np.where(layouts.reduces_each_microbatch, 1.0, last)
         gathers_again = layouts.is_resharded & (position.kind == BLOCK)
-        sums_s = (1 - last) * (
-            parameters * _SUM_BYTES * self._s_per_added_byte + dp.work.blocks.num_tensors[row] * self._launch_s
-        )
+        starts_s = dp.work.blocks.num_tensors[row] * self._launch_s
+        added = parameters * (2 * dp.reduce_bytes + dp.element_bytes)
+        sums_s = (1 - last) * (added * self._s_per_added_byte + starts_s)
+        rounded_s = parameters * dp.rounded_bytes * self._s_per_added_byte
+        sums_s = sums_s + rounded_s + ROUNDING_KERNELS * (dp.rounded_bytes > 0) * starts_s
         forward = np.where(is_shared, np.where(layouts.is_resharded, 1.0, last) * gather_s, 0.0)
         return forward, sums_s + np.where(is_shared, gathers_again * gather_s + reduces * reduce_s, 0.0)
 

@@ -69,8 +69,10 @@ class RankFootprint(RankGaps):
         # Managed memory (memory.* = "uvm") is the host's.
         embedding = ends.embedding(self.is_first, self.is_last) * setup.pools_embedding * self.on_device
         stays = float(not setup.pools_optimizer_state)
-        # Shards of gradients exist before the end of a step only where every microbatch is reduced.
-        shards = self.elements.shared * size.shared_gradient * (self.reduces_each & self.keeps_gradients)
+        # Shards of gradients exist before the end of a step only where every microbatch is reduced, in the format of
+        # reductions where that is wider.
+        summed = self.reduce_bytes if self.casts_sums else size.shared_gradient
+        shards = self.elements.shared * summed * (self.reduces_each & self.keeps_gradients)
         # What Muon and 8 bits save is in the matrices of blocks.
         saved = self.blocks.matrices * self.on_device * (size.shared_optimizer - size.shared_matrix_optimizer)
         return {
@@ -184,10 +186,12 @@ class RankFootprint(RankGaps):
         # Whole gradients are copied into what the reduction reads, and freed before their shards are made.
         freed = np.minimum(own, self.new_shards(last.shared))
         read = self.copies * last.whole * self.reduce_bytes
+        # What is reduced is made next to the sums that it is added to, and cast.
+        wide = self.casts_sums * self.reduces_each * last.shared * self.reduce_bytes
         return self._moment(
             elsewhere=shards + divided,
             unsharded_parameters_bytes=gathered + np.maximum(own - freed, divided),
-            gradients_bytes=shards,
+            gradients_bytes=shards + wide,
             communication_buffers_bytes=read,
             gaps=freed,
             cached=(self.below_last_input(read) - own - freed).clip(0),

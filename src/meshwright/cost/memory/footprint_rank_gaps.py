@@ -73,7 +73,8 @@ class RankGaps(RankTensors):
         shards = self.new_shards(self.elements.shared)
         # Where shards exist already, those of the next microbatch are made next to them and added, unit by unit.
         # Those that the host adds up are made on the device, too.
-        unit = np.maximum(self.lasting.shared, self.block.shared) * self.bytes.shared_gradient
+        summed = self.reduce_bytes if self.casts_sums else self.bytes.shared_gradient
+        unit = np.maximum(self.lasting.shared, self.block.shared) * summed
         reduced = np.where(
             self.reduces_each | ~self.keeps_gradients | self.frees_gradients, self.is_sharded * unit, shards
         )

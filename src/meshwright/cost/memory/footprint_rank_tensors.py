@@ -61,6 +61,8 @@ class RankTensors:
         self.compute_bytes = memory.element_bytes
         self.gather_bytes = memory.gather_bytes
         self.reduce_bytes = float(BYTES_PER_ELEMENT[memory.setup.workload.gradient_dtype])
+        self.casts_sums = self.is_sharded and self.reduce_bytes > self.bytes.shared_gradient
+        """Whether shards add up in a wider format than the optimizer reads: FSDP2 holds both at the end of backward."""
         self.sums = self.elements.whole * self.reduce_bytes
         """Bytes of all gradients, whole."""
         num_ahead = np.minimum(layouts.prefetch, most_blocks_of_stage(memory, pp_rank) - 1)
@@ -87,9 +89,8 @@ class RankTensors:
 
     def new_shards(self, elements: Floats) -> Floats:
         """Return the bytes of those gradient shards of `elements` that are not there before the end of a step."""
-        return np.where(
-            self.reduces_each | self.frees_gradients, 0.0, elements * self.bytes.shared_gradient * self.keeps_gradients
-        )
+        exist = (self.reduces_each & ~self.casts_sums) | self.frees_gradients
+        return np.where(exist, 0.0, elements * self.bytes.shared_gradient * self.keeps_gradients)
 
     def kept_copies(self, blocks: Floats) -> Floats:
         """Return the bytes of `blocks` that a rank keeps for its group from forward on (reshard_after_forward = n)."""

@@ -13,6 +13,7 @@ from meshwright.spec.job.attention_rules import (
 )
 from meshwright.spec.job.compile_rules import compiled_optimizer_problems, model_graph_problems
 from meshwright.spec.job.cuda_graph_rules import cuda_graph_problems
+from meshwright.spec.job.exact_rules import exact_layout_problems
 from meshwright.spec.job.float8_rules import float8_layout_problems
 from meshwright.spec.job.memory_rules import memory_problems
 from meshwright.spec.job.optimizer_rules import block_problems, update_problems
@@ -61,6 +62,7 @@ def rules_broken_by(layout: Layout, request: PlanRequest) -> list[Problem]:
         *_optimizer_problems(layout, request, number),
         *float8_layout_problems(_recipe(request), layout, request.workload.seq_len),
         *_attention_problems(layout, request),
+        *exact_layout_problems(layout, sums_exactly=request.workload.sums_exactly),
     ]
 
 

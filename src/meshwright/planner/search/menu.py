@@ -100,7 +100,7 @@ def menu_of(request: PlanRequest) -> Menu:
         pp=tuple(n for n in degrees if n <= architecture.num_layers + 2),
         dp_shard=degrees,
         dp_replicate=degrees,
-        ep=divisors(architecture.num_experts) if isinstance(architecture, MoEArchitecture) else (1,),
+        ep=_expert_degrees(request),
         etp=tuple(n for n in degrees if n <= cluster.domain_size) if is_mixture else (1,),
         microbatch_size=tuple(n for n in divisors(batch) if n <= _MAX_MICROBATCH_SIZE),
         pipelines=tuple(_pipelines(SCHEDULES, None)),
@@ -119,6 +119,14 @@ def menu_of(request: PlanRequest) -> Menu:
     )
     menu = _with_graphs(_with_backend(menu, request.fixed.get("attention_backend", "auto")), request.fixed)
     return _constrained(menu, request.fixed)
+
+
+def _expert_degrees(request: PlanRequest) -> tuple[int, ...]:
+    """Return the degrees of expert parallelism, with which sums are not exact (spec/job/exact_rules.py)."""
+    architecture = request.architecture
+    if request.workload.sums_exactly or not isinstance(architecture, MoEArchitecture):
+        return (1,)
+    return divisors(architecture.num_experts)
 
 
 def _with_graphs(menu: Menu, fixed: Mapping[str, Any]) -> Menu:
