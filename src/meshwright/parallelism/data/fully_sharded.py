@@ -49,7 +49,7 @@ def shard_model(model: nn.Module, layout: Layout, precision: PrecisionSection, m
     shard = partial(fully_shard, offload_policy=_offload_policy(layout, meshes.device_type))
     blocks = [block for block in blocks_of(model) if block is not None]
     # Otherwise the sum over microbatches of what float64 reduces would be rounded to float32 after each.
-    keeps_sums = precision.reduce == "float64"
+    keeps_sums = precision.reduce == "float64" != precision.compute
     mesh = meshes.sharding("fsdp", keeps_sums=keeps_sums)
     for block in blocks:
         _shard_experts(block, partial(shard, mp_policy=block_policy), meshes)
