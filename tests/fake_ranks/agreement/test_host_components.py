@@ -53,6 +53,7 @@ def test_a_step_that_shares_or_holds_the_model_agrees(tmp_path: Path, overrides:
         ("tiny", "layout.dp_shard=1 layout.tp=2"),
         ("tiny", "layout.dp_shard=1 layout.tp=2 layout.compile=true"),
         ("tiny", "layout.dp_shard=1 layout.pp=2"),
+        ("tiny", "layout.dp_shard=1 layout.cp=2 layout.cp_method=ring"),
         ("tiny", f"{REPLICAS} layout.compile=true"),
         ("tiny-moe", "layout.dp_shard=2"),
     ],

@@ -18,3 +18,19 @@ def test_a_layer_with_a_bias_costs_what_its_matmul_does() -> None:
     )
     assert host.seconds(layer) == pytest.approx(host.seconds(matmul))
     assert host.seconds(layer) > 0
+
+
+def test_what_only_allocates_moves_nothing() -> None:
+    host = HostOps(load_device("cpu-local"))
+    small, large = (
+        Signature(
+            op="aten.empty.memory_format",
+            inputs=(),
+            outputs=(TensorShape(dtype="float32", dims=(size,)),),
+            flops=0,
+            read_bytes=0,
+            written_bytes=4 * size,
+        )
+        for size in (1, 1 << 24)
+    )
+    assert host.seconds(large) == host.seconds(small) > 0

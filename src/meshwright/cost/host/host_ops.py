@@ -4,15 +4,15 @@
 
 Lines come from profiled steps of training (meshwright calibrate) and hold what the host does before the operator, too.
 A matmul that was not met (with a bias, batched) takes mm's line; a grouped one that a loop computes is one for each
-group. An operator that moves numbers and was not met
-then takes the median start and the median rate of those that were; one that computes other FLOPs is refused. Ignored:
-caches, which make a small tensor faster than the line, a large one slower.
+group. Another operator that was not met takes the median start and the median rate of those that were; one that
+computes other FLOPs is refused. What only allocates moves no bytes. Ignored: caches, which make a small tensor faster
+than the line, a large one slower.
 """
 
 import statistics
 
 from meshwright.cost.compute.op_shapes import matmul_shape, op_flops
-from meshwright.cost.compute.op_table import op_name
+from meshwright.cost.compute.op_table import is_free, op_name
 from meshwright.errors import UnsupportedError
 from meshwright.spec.machine.device import Device, OpLine
 from meshwright.spec.trace.trace import Signature
@@ -37,7 +37,8 @@ class HostOps:
 
     def seconds(self, signature: Signature) -> float:
         """Return the seconds of one operator; raises UnsupportedError for FLOPs whose rate was not measured."""
-        num_bytes, flops = float(signature.read_bytes + signature.written_bytes), op_flops(signature)
+        moved = 0 if is_free(signature) else signature.read_bytes + signature.written_bytes
+        num_bytes, flops = float(moved), op_flops(signature)
         num_kernels, op, dtype = 1.0, signature.op, dtype_of(signature)
         matmul = matmul_shape(signature)
         # The jobs that `calibrate` profiles have no biases and no experts.

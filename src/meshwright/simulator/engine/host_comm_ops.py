@@ -2,7 +2,11 @@
 
     state of FSDP ranks                          its measured time within steps (CollectivePoint "exchange")
     all-reduce, waited for after other operators what it adds to these (CollectivePoint "async-all-reduce")
+    each side of a message                       half of the measured time, which is of one sent and one received
     any other                                    its whole time
+
+Both sides of a message copy: over gloo, on 2 cores, one of 64 KiB takes its sender 63 and its receiver 50 CPU
+microseconds, and an exchange of two takes each rank 101 (torch 2.13, docs/LOG.md).
 
 The planner's equivalent is cost/host/host_step.py.
 """
@@ -33,6 +37,9 @@ def host_comm_op_s(traces: Traces, comm_ops: CommOps, times: CommOpTimes, cluste
         of_record = comm_ops.of_record[rank]
         for rows, adds_s in (*_async_all_reduces(trace, cluster), *_shared_state(trace, of_record, shared)):
             took_s[of_record[rows]] = adds_s
+    for channel in comm_ops.channels:
+        if channel.is_message:
+            took_s[channel.first : channel.first + channel.num_comm_ops] /= 2
     return took_s
 
 
