@@ -28,6 +28,7 @@ from meshwright.planner.search.finalists import (
     replayed_if_fast,
     simplest,
 )
+from meshwright.planner.search.keyed_alternatives import with_keyed_alternatives
 from meshwright.planner.search.memory_keys import with_memory_keys
 from meshwright.planner.search.menu import SEARCHED_KEYS, menu_of, unsearched_keys, without_memory_keys
 from meshwright.planner.search.price import Priced, memory_of_ranks, price
@@ -60,6 +61,9 @@ def make_plan(
         if more is found:
             break
         found, page = more, _page(more, request, num_compared, chosen, least_s)
+    keyed = with_keyed_alternatives(found, _known(page, num_compared), request)
+    if keyed is not found:
+        found, page = keyed, _page(keyed, request, num_compared, chosen, least_s)
     pick, fastest, runners = page.pick, page.fastest, page.runners_up[:num_runners_up]
     table = layout_table([pick.layout, *(runner.layout for runner in page.runners_up[:_NUM_COMPARED])])
     refusal = "" if request.given is None else invalid_reason(request.given, request)
@@ -133,8 +137,8 @@ def _page(
 
 
 def _known(page: _Page, num_runners_up: int) -> Known:
-    best_s = {key: contrast.other.step_s for key, contrast in page.contrasts.items()}
-    return Known(page.pick, best_s, page.runners_up, num_runners_up)
+    best = {key: contrast.other for key, contrast in page.contrasts.items()}
+    return Known(page.pick, best, page.runners_up, num_runners_up)
 
 
 def _least_of_all_s(request: PlanRequest) -> float | None:

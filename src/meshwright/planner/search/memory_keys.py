@@ -159,7 +159,7 @@ def _candidates(found: Found, to_beat: _ToBeat, request: PlanRequest, menu: Menu
     layouts = layouts.take(~reduces_needlessly(layouts, request, menu))
     rows = joined([found.bounds, Bounds(layouts, least_of_ways_s(layouts, request, menu))])
     rows = rows.take(rows.least_s < to_beat.limits_s(rows.layouts))
-    rows = rows.take(~_fits(rows.layouts, request, menu))
+    rows = rows.take(~fits_hungrily(rows.layouts, request, menu))
     if not len(to_beat.near):
         return rows
     shares = rows.least_s / to_beat.limits_s(rows.layouts)
@@ -199,7 +199,7 @@ def _bounds(base: Bounds, to_beat: _ToBeat, request: PlanRequest, menu: Menu) ->
         least_s[which, rows] = least_of_ways_s(table, request, menu)
         kept = np.flatnonzero(least_s[which, rows] < limits_s[rows])
         which, rows, table = which[kept], rows[kept], table.take(kept)
-        fits[which, rows] = _fits(table, request, menu)
+        fits[which, rows] = fits_hungrily(table, request, menu)
         parts.append(Bounds(table, least_s[which, rows]))
         seen |= {keys: (least_s[at], fits[at]) for at, keys in enumerate(group)}
     return joined(parts)
@@ -213,7 +213,7 @@ def _pieces(bounds: Bounds) -> Iterator[Ints]:
         order, size = order[size:], 2 * size
 
 
-def _fits(layouts: LayoutTable, request: PlanRequest, menu: Menu) -> Bools:
+def fits_hungrily(layouts: LayoutTable, request: PlanRequest, menu: Menu) -> Bools:
     """Return which layouts fit even with the choices that hold most of what a search usually takes."""
     is_looped = (layouts.pp > 1) & (2 * layouts.pp <= request.architecture.num_layers + 2)
     is_looped &= ("Interleaved1F1B", 2) in menu.pipelines

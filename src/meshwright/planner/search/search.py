@@ -155,8 +155,8 @@ class Known:
     """The layouts that a plan compares, so far."""
 
     pick: Candidate
-    best_s: dict[str, float]
-    """By column of a table, the seconds of the best layout with another value than the pick's."""
+    best: dict[str, Candidate]
+    """By column of a table, the best layout with another value than the pick's."""
     runners_up: Sequence[Candidate]
     """The best layouts of other splits, fastest first."""
     num_wanted: int
@@ -166,10 +166,10 @@ class Known:
 def complete(found: Found, known: Known, count: int, request: PlanRequest) -> Found:
     """Return `found` with up to `count` more of each kind priced; as it is where no better one of any kind is left."""
     menu, rest, priced = found.menu, found.rest, found.priced
-    rows = _wanted(rest.least_s, _limits(rest.layouts, known, request), count)
+    rows = wanted(rest.least_s, limits_of_kinds(rest.layouts, known, request), count)
     promised = promised_s(priced, menu)
     coarse = np.flatnonzero(found.is_coarse & (promised < priced.total_s))
-    again = coarse[_wanted(promised[coarse], _limits(priced.layouts.take(coarse), known, request), _NUM_OF_KIND)]
+    again = coarse[wanted(promised[coarse], limits_of_kinds(priced.layouts.take(coarse), known, request), _NUM_OF_KIND)]
     if not len(rows) and not len(again):
         return found
     fits = may_fit(rest.layouts.take(rows), request, menu)
@@ -186,7 +186,7 @@ def complete(found: Found, known: Known, count: int, request: PlanRequest) -> Fo
     return replace(found, priced=joined, is_coarse=is_coarse, rest=rest.take(is_left), num_scored=num_scored)
 
 
-def _wanted(least_s: Floats, limits: Iterable[Floats], count: int) -> Ints:
+def wanted(least_s: Floats, limits: Iterable[Floats], count: int) -> Ints:
     """Return the positions of the first `count` of each kind whose bounds are below the kind's limit."""
     found = [np.zeros(0, np.int64)]
     for limit in limits:
@@ -195,13 +195,13 @@ def _wanted(least_s: Floats, limits: Iterable[Floats], count: int) -> Ints:
     return np.unique(np.concatenate(found))
 
 
-def _limits(layouts: LayoutTable, known: Known, request: PlanRequest) -> Iterator[Floats]:
+def limits_of_kinds(layouts: LayoutTable, known: Known, request: PlanRequest) -> Iterator[Floats]:
     """Yield for each kind the seconds below which a layout would be news; zero for those of no such kind."""
     own = layout_table([known.pick.layout])
     for key in KEYS:
         if key not in request.fixed:
             is_kind = may_have_another(layouts, own, key, request)
-            yield np.where(is_kind, known.best_s.get(key, np.inf), 0.0)
+            yield np.where(is_kind, known.best[key].step_s if key in known.best else np.inf, 0.0)
     yield _split_limit_s(layouts, known)
 
 
