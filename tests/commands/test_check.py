@@ -536,3 +536,34 @@ def test_the_line_of_the_model_has_the_format_that_runs(capsys: pytest.CaptureFi
         lines = summary_of(capsys, file, override)
         assert lines["model"].endswith(f", {found}")
         assert "precision.float8" in lines["note"]
+
+
+_AUTO = "layout.dp_shard=2", "layout.activation_checkpoint=auto"
+
+
+@pytest.mark.usefixtures("without_gpu")
+def test_what_blocks_save_is_noted_on_this_machine_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", job_file(), *_AUTO, "layout.memory_budget_bytes=100000000000"]) == 0
+    assert (
+        'note    layout.activation_checkpoint = "auto" is priced as none in all blocks, chosen by formulas'
+        in capsys.readouterr().out
+    )
+
+
+@pytest.mark.usefixtures("without_gpu")
+@pytest.mark.parametrize("cluster", [(), ("cluster.name=h100",)])
+def test_a_budget_that_full_recomputation_exceeds_is_refused_once(
+    capsys: pytest.CaptureFixture[str], cluster: tuple[str, ...]
+) -> None:
+    assert run(["check", job_file(), *_AUTO, "layout.memory_budget_bytes=1000", *cluster]) == 2
+    shown = capsys.readouterr()
+    assert "error: tensors take " in shown.err
+    assert "more than the budget of 1000 B" in shown.err
+    assert "budget" not in shown.out
+
+
+def test_what_blocks_save_of_an_unknown_gpu_is_left_open(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshwright.app.job.cpu_training.nvidia_driver", lambda: "580")
+    assert "note" not in summary_of(capsys, job_file(), *_AUTO)

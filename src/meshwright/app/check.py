@@ -11,6 +11,7 @@ from rich.text import Text
 from meshwright.app.arguments import JobSource, Positive, checked
 from meshwright.app.job.check_figures import CheckFigures, check_figures
 from meshwright.app.job.compile_choice import settled_on
+from meshwright.app.job.cpu_training import trains_on_cpu
 from meshwright.app.job.job_problems import check_job, run_folder
 from meshwright.app.job.jobs import all_of, inspect_job_here, raise_all
 from meshwright.app.job.settle_float8 import settle_float8_for_check
@@ -19,7 +20,7 @@ from meshwright.app.results.result import Result
 from meshwright.config.load import ResolvedJob
 from meshwright.errors import InfeasibleLayout, MeshwrightError, problems_raised_by
 from meshwright.hardware.catalogue import LOCAL
-from meshwright.hardware.choice import named_cluster
+from meshwright.hardware.choice import cluster_of_section, named_cluster
 from meshwright.planner.candidate import judge
 from meshwright.planner.explain.verdict import Verdict, verdict
 from meshwright.planner.plan import find
@@ -142,12 +143,15 @@ class CheckPrediction(NamedTuple):
 def estimate(resolved: ResolvedJob, num_ranks: int | None) -> CheckPrediction:
     """Return the step and the memory predicted on the job's cluster.
 
-    No line where the cluster is this machine, the model is a user's own, or the planner chooses the layout.
+    No line where the model is a user's own, or the planner chooses the layout. Of this machine, whose step is not
+    predicted, there is only what blocks save where the job says "auto".
     """
     job = resolved.job
     count = _count(job, num_ranks)
-    if not _is_priced(job) or job.layout.search or count is None:
+    if job.layout.search or count is None or resolve_architecture(job.model) is None:
         return CheckPrediction([])
+    if job.cluster.name == LOCAL:
+        return _recompute_here(resolved, count)
     try:
         request = _request(resolved, count)
         found = verdict(request)
@@ -162,10 +166,31 @@ def estimate(resolved: ResolvedJob, num_ranks: int | None) -> CheckPrediction:
     if not cluster.device.has_own_memory:
         memory += "; `mem` of train is the whole process on a CPU, with torch itself"
     notes = [("tight", found.tight)] if found.tight else []
-    notes += [("note", request.recompute_note)] if request.recompute_note else []
     misfit = found.problem() or request.recompute_misfit
+    notes += _recompute_notes(request, misfit)
     lines = [("step", f"{step} predicted on {cluster.name}"), ("memory", memory), *notes]
     return CheckPrediction(lines, misfit, found)
+
+
+def _recompute_here(resolved: ResolvedJob, count: int) -> CheckPrediction:
+    """Return what blocks are expected to save on this machine, where the job says "auto" and the device is known."""
+    job = resolved.job
+    is_known = job.cluster.device is not None or trains_on_cpu(job)
+    if job.layout.activation_checkpoint != "auto" or not is_known:
+        return CheckPrediction([])
+    try:
+        request = _request(resolved, count)
+    except MeshwrightError as error:
+        return CheckPrediction([("note", f'layout.activation_checkpoint = "auto" is not priced: {error}')])
+    misfit = request.recompute_misfit
+    return CheckPrediction(_recompute_notes(request, misfit), misfit)
+
+
+def _recompute_notes(request: PlanRequest, misfit: InfeasibleLayout | None) -> list[tuple[str, str]]:
+    """Return the note on what blocks save, without one that says the same as the error that follows the page."""
+    if not request.recompute_note or (misfit is not None and misfit is request.recompute_misfit):
+        return []
+    return [("note", request.recompute_note)]
 
 
 def _count(job: Job, num_ranks: int | None) -> int | None:
@@ -175,10 +200,13 @@ def _count(job: Job, num_ranks: int | None) -> int | None:
 
 def _request(resolved: ResolvedJob, count: int) -> PlanRequest:
     """Return the job's own layout on `count` devices of its cluster; raises MeshwrightError if it cannot be priced."""
-    cluster = named_cluster(resolved.job.cluster.name, count)
-    cluster = cluster.with_num_devices(count, f"a layout of {counted(count, 'rank')}")
-    settled = settled_on(_on(resolved, count), cluster)
-    request = replace(plan_request(settled, Options()), given=settled.job.layout.resolve(count))
+    on_count = _on(resolved, count)
+    section = on_count.job.cluster
+    cluster = cluster_of_section(section).with_num_devices(count, f"a layout of {counted(count, 'rank')}")
+    settled = settled_on(on_count, cluster)
+    # Of this machine only memory is read, so that an example's rates do.
+    options = Options(takes_example=section.name == LOCAL)
+    request = replace(plan_request(settled, options), given=settled.job.layout.resolve(count))
     return with_recompute(request, settled.job.layout.memory_budget_bytes)
 
 
