@@ -348,3 +348,11 @@ def test_a_precision_that_the_device_lacks_is_told_in_the_head_and_once(capsys: 
     why = "--precision float8-rowwise: a100-sxm-80gb has no float8 units; computed in bfloat16"
     assert f"bfloat16 ({why}); stack: meshwright" in text
     assert text.count(why) == 1
+
+
+def test_a_host_compiles_the_given_layout_only_where_that_pays(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["plan", str(ROOT / "examples" / "tiny.toml"), "cluster.num_devices=2"]
+    assert run([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["given"]["layout"]["compile"] is False
+    assert run([*arguments, "layout.compile=true", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["given"]["layout"]["compile"] is True

@@ -11,7 +11,7 @@ from meshwright.config.load import ResolvedJob
 from meshwright.cost.compile_time import compile_s, num_kinds, saved_s
 from meshwright.cost.layout_table import layout_table
 from meshwright.errors import ConfigError, InfeasibleLayout, MeshwrightError
-from meshwright.hardware.catalogue import CALIBRATED
+from meshwright.hardware.catalogue import CALIBRATED, with_example_rates
 from meshwright.hardware.machine import cpp_compiler, num_usable_cores
 from meshwright.log import progress
 from meshwright.planner.read_request import Options, plan_request
@@ -61,7 +61,9 @@ def settle_compile(
 
 def settled_on(resolved: ResolvedJob, cluster: Cluster) -> ResolvedJob:
     """Return the job as it would train on all devices of `cluster`."""
-    return settle_compile(resolved, cluster.num_devices, is_accelerator=cluster.device.torch_type == "cuda")[0]
+    # The device of this machine, where it is not calibrated, is that of the example which prices it.
+    device = with_example_rates(cluster).device
+    return settle_compile(resolved, cluster.num_devices, is_accelerator=device.torch_type == "cuda")[0]
 
 
 def settle_for_training(resolved: ResolvedJob, num_ranks: int, resumed: Manifest | None = None) -> ResolvedJob:
