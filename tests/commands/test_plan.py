@@ -356,3 +356,15 @@ def test_a_host_compiles_the_given_layout_only_where_that_pays(capsys: pytest.Ca
     assert json.loads(capsys.readouterr().out)["given"]["layout"]["compile"] is False
     assert run([*arguments, "layout.compile=true", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["given"]["layout"]["compile"] is True
+
+
+def test_a_given_layout_beyond_its_budget_is_shown_as_such_and_once(capsys: pytest.CaptureFixture[str]) -> None:
+    budget = "layout.activation_checkpoint=auto", "layout.memory_budget_bytes=1000"
+    arguments = ["plan", str(ROOT / "examples" / "tiny.toml"), "cluster.num_devices=2", *budget]
+    assert run(arguments) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "given: does not fit: tensors take " in text
+    assert text.count("more than the budget of 1000 B") == 1
+    assert "over budget" in text
+    assert run([*arguments, "--json"]) == 0
+    assert "budget of 1000 B" in json.loads(capsys.readouterr().out)["given_misfit"]

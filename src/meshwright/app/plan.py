@@ -289,7 +289,9 @@ def _planned(arguments: PlanArguments, resolved: ResolvedJob, request: PlanReque
     # The page's head has the note on a precision that was replaced.
     of_float8 = "" if request.precision_note else request.float8_note
     of_limit = "" if request.given is None else idle_limit_note(request.given, request.cluster)
-    notes = of_precision, of_float8, pools_note(resolved.job, device), of_limit, request.recompute_note
+    # A misfit is in the words on the given layout.
+    of_recompute = "" if request.recompute_misfit is not None else request.recompute_note
+    notes = of_precision, of_float8, pools_note(resolved.job, device), of_limit, of_recompute
     note = "; ".join(filter(None, notes))
     num_simulated = resolved.job.planner.simulate if arguments.simulate is None else arguments.simulate
     if not num_simulated:

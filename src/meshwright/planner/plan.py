@@ -98,6 +98,7 @@ def make_plan(
         fsdp_alone_refusal=fsdp_alone_refusal,
         given=given,
         given_refusal=refusal,
+        given_misfit="" if request.recompute_misfit is None else str(request.recompute_misfit),
         alternatives=tuple(page.contrasts.values()),
         rejections=tuple(rejections),
         sensitivities=tuple(sensitivities(table, request)),

@@ -80,7 +80,7 @@ def test_a_budget_that_nothing_fits_in_is_a_misfit(tmp_path: Path, monkeypatch: 
     checked = mw.check(TINY, *AUTO, "layout.memory_budget_bytes=100000", ranks=2)
     assert isinstance(checked.misfit, InfeasibleLayout)
     assert "raise layout.memory_budget_bytes to" in str(checked.misfit)
-    assert str(checked.misfit) in mw.plan(TINY, *AUTO, "layout.memory_budget_bytes=100000").note
+    assert str(checked.misfit) == mw.plan(TINY, *AUTO, "layout.memory_budget_bytes=100000").given_misfit
 
 
 def test_a_search_chooses_what_blocks_save_by_itself() -> None:

@@ -79,12 +79,13 @@ def pick_table(plan: Plan) -> Table:
     table.columns[0].no_wrap = True
     table.add_row("[bold green]pick", *_numbers(plan.pick, plan))
     if plan.given is not None:
-        table.add_row("given", *_numbers(plan.given, plan))
+        *numbers, free = _numbers(plan.given, plan)
+        table.add_row("given", *numbers, "over budget" if plan.given_misfit else free)
     return table
 
 
 def given_words(plan: Plan) -> Iterator[str]:
-    """Yield the layout that the job sets, and why it is invalid, if it is."""
+    """Yield the layout that the job sets, and why it is invalid or beyond its memory budget, if it is."""
     if plan.given is not None:
         yield f"given: {spaced(plan.given.layout)}"
         if plan.keeps_given:
@@ -92,6 +93,8 @@ def given_words(plan: Plan) -> Iterator[str]:
             yield f"given is {gain} faster than the pick: it has keys or values that are not searched; --write keeps it"
     if plan.given_refusal:
         yield f"given: invalid: {escape(plan.given_refusal)}"
+    elif plan.given_misfit:
+        yield f"given: [bold red]does not fit[/]: {escape(plan.given_misfit)}"
 
 
 def pick_notes(plan: Plan) -> Iterator[str]:

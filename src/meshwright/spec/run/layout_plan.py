@@ -167,6 +167,8 @@ class Plan(Frozen):
     """The layout that the job itself sets, where it was not left to the planner, if it is valid."""
     given_refusal: str = ""
     """Why it is not valid."""
+    given_misfit: str = ""
+    """Why it exceeds layout.memory_budget_bytes whatever its blocks recompute; "" where it does not."""
     alternatives: Annotated[tuple[Contrast, ...], Field(strict=False)] = ()
     """Why the pick wins, closest first."""
     rejections: Annotated[tuple[Rejection, ...], Field(strict=False)] = ()
@@ -191,7 +193,7 @@ class Plan(Frozen):
     def keeps_given(self) -> bool:
         """Whether the layout that the job sets fits and is faster than all that were searched: it sets other keys."""
         margin_bytes = self.memory_margin * self.usable_memory_bytes
-        given = self.given
+        given = None if self.given_misfit else self.given
         return given is not None and given.free_bytes >= margin_bytes and self.is_faster(given.step_s)
 
 
