@@ -54,6 +54,14 @@ def format_bytes(num_bytes: float) -> str:
     return f"{num_bytes:.0f} B"
 
 
+def format_bytes_apart(num_bytes: float, other_bytes: float) -> tuple[str, str]:
+    """Return two sizes in binary units, or in bytes where they differ by less than these show."""
+    texts = format_bytes(num_bytes), format_bytes(other_bytes)
+    if texts[0] != texts[1] or num_bytes == other_bytes:
+        return texts
+    return f"{num_bytes:,.0f} B", f"{other_bytes:,.0f} B"
+
+
 def format_duration(duration_s: float) -> str:
     """Return a duration in the two largest units that matter: 3725 s -> "1 h 02 min"; below a nanosecond 0 s."""
     if abs(duration_s) < 1e-9:

@@ -17,7 +17,7 @@ from meshwright.planner.search.price import memory_of_ranks, price
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.run.layout_plan import Candidate, Fix
 from meshwright.spec.step.estimate import tight_words
-from meshwright.units import format_bytes, format_duration
+from meshwright.units import format_bytes_apart, format_duration
 
 _NUM_FIXES, _NUM_FIXES_NAMED = 5, 3
 
@@ -47,9 +47,10 @@ class Verdict:
             return None
         cure = f"set {self._fix_words}" if self.fixes else "no change of one key is enough"
         who = f"pipeline rank {self.fullest_rank}" if self.candidate.layout.pp > 1 else "a rank"
+        needed, usable = format_bytes_apart(self.needed_bytes, self.usable_bytes)
         return InfeasibleLayout(
-            f"[layout] does not fit: {who} needs {format_bytes(self.needed_bytes)} of a "
-            f"device that can give {format_bytes(self.usable_bytes)}: {cure}; `meshwright plan` finds one that fits"
+            f"[layout] does not fit: {who} needs {needed} of a device that can give {usable}: {cure}; "
+            "`meshwright plan` finds one that fits"
         )
 
     @property

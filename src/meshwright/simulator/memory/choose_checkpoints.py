@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from meshwright.errors import InfeasibleLayout
 from meshwright.spec.layout.layout import ActivationCheckpoint
-from meshwright.units import format_bytes
+from meshwright.units import format_bytes_apart
 
 Checkpoints = tuple[ActivationCheckpoint, ...]
 """The policy of each block of the model."""
@@ -109,9 +109,10 @@ def _require_fit(full: Sequence[Need], budget_bytes: int) -> None:
     most = max(range(len(full)), key=lambda rank: full[rank].peak_bytes)
     if full[most].peak_bytes > budget_bytes:
         where = f" on pipeline rank {most}" if len(full) > 1 else ""
+        needed, budget = format_bytes_apart(full[most].peak_bytes, budget_bytes)
         raise InfeasibleLayout(
-            f"tensors take {format_bytes(full[most].peak_bytes)} of memory{where} even with "
-            f'layout.activation_checkpoint = "full", more than the budget of {format_bytes(budget_bytes)}: raise '
+            f"tensors take {needed} of memory{where} even with "
+            f'layout.activation_checkpoint = "full", more than the budget of {budget}: raise '
             f"layout.memory_budget_bytes to {full[most].peak_bytes} if the device has so much, lower "
             "train.seq_len, or layout.microbatch_size where it is more than 1, or raise layout.dp_shard or layout.tp"
         )

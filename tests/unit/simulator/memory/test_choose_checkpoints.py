@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import pytest
@@ -96,3 +97,14 @@ def test_what_cannot_fit_names_the_numbers_and_keys() -> None:
     model = Model(4, 4)
     with pytest.raises(InfeasibleLayout, match=r"on pipeline rank 0 .*budget of .*layout.memory_budget_bytes to 1080 "):
         choose_checkpoints(model.blocks_of_rank, 1050, model.measure)
+
+
+def test_a_budget_that_is_short_by_a_byte_is_named_in_bytes_and_the_advice_is_accepted() -> None:
+    def measure(saves: Checkpoints) -> list[Need]:
+        return [Need(2_769_000 + sum(BYTES[kind] for kind in saves), sum(WORK[kind] for kind in saves))]
+
+    with pytest.raises(InfeasibleLayout, match=r"2,769,040 B of memory .* budget of 2,769,039 B: ") as refusal:
+        choose_checkpoints([range(4)], 2_769_039, measure)
+    advised = re.search(r"layout.memory_budget_bytes to (\d+) ", str(refusal.value))
+    assert advised is not None
+    assert choose_checkpoints([range(4)], int(advised[1]), measure) == ("full",) * 4
