@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 import meshwright as mw
+from meshwright.app.reports.report import short_report
 from meshwright.cli.main import run
 from meshwright.errors import ExitCode
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.run.run import Attempt, Manifest
+from meshwright.spec.run.run import Attempt, Manifest, Run
 from meshwright.units import format_duration
 
 JOB = Job.from_dict(
@@ -139,3 +140,24 @@ def test_a_run_of_an_own_model_has_no_prediction(tmp_path: Path, capsys: pytest.
 def test_what_is_no_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["report", str(tmp_path / "none")]) == ExitCode.BAD_INPUT
     assert "is no run folder" in capsys.readouterr().err
+
+
+def test_a_run_that_was_resumed_in_another_layout_names_the_one_that_is_timed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run(tmp_path / "mine", 1000.0)
+    manifest = Manifest.from_json((folder / "manifest.json").read_text(encoding="utf-8"))
+    newest = manifest.attempts[0].replace(start_step=9, layout=Layout(tp=2, dp_shard=4, compile=True))
+    resumed = manifest.replace(attempts=[*manifest.attempts, newest])
+    assert short_report(Run(folder))
+    (folder / "manifest.json").write_text(resumed.to_json(), encoding="utf-8")
+    with (folder / "metrics.jsonl").open("a", encoding="utf-8") as rows:
+        rows.writelines(json.dumps({"step": step, "step_ms": 500.0, "attempt": 2}) + "\n" for step in (10, 11))
+    assert short_report(Run(folder)) == []
+    assert run(["report", str(folder)]) == ExitCode.DONE
+    page = " ".join(capsys.readouterr().out.split())
+    assert "Timed: attempt 1 of 2. The newest attempt trains in another layout, dp_shard=4,tp=2,compile=true" in page
+    mw.report(folder).to_html(tmp_path / "run.html")
+    assert "Timed: attempt 1 of 2." in (tmp_path / "run.html").read_text(encoding="utf-8")
+    record = json.loads(mw.report(folder).to_json())
+    assert (record["timed_attempt"], record["untimed_layout"]["tp"]) == (1, 2)

@@ -21,7 +21,7 @@ from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.run.goodput import goodput, read_step_times
 from meshwright.spec.run.run import HOW_TO_PROFILE, Run
-from meshwright.spec.run.run_report import LEAST_STEPS, RunMetrics, timed_attempt_of, timed_rows
+from meshwright.spec.run.run_report import LEAST_STEPS, RunMetrics, timed_attempt_of, timed_rows, untimed_layout
 from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.trace.timeline import Timeline
 
@@ -73,13 +73,14 @@ def report(folder: Path | str, *, simulate: bool = False) -> ReportResult:
 
 
 def short_report(run: Run) -> list[str]:
-    """Return where the steps of a run that has ended went, in a few lines; none for one with too few steps to time.
+    """Return where the steps of a run that has ended went, in a few lines; none for one with too few steps to time, all
+    of them or those of its newest layout.
 
     A run is not less done because its profile cannot be read: that is a line, too.
     """
     try:
         manifest, metrics = read_steps(run)
-        if not metrics.is_timed:
+        if not metrics.is_timed or untimed_layout(manifest, metrics) is not None:
             return []
         layout = timed_attempt_of(manifest, metrics).layout
         found = waterfall_of(ResolvedJob(manifest.job, {}, run.job), layout, _measured(run, manifest.job, metrics))

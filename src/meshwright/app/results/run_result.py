@@ -35,6 +35,9 @@ class ReportResult(PlottedResult, RunReport):
         record = {"measured_step_s": self.measured_s, "predicted": predicted, "parts": by_component}
         record["waterfall"] = self.waterfall.to_dict()
         record["goodput"] = None if self.goodput is None else self.goodput.to_dict() | {"share": self.goodput.share}
+        record["timed_attempt"] = self.metrics.timed_attempt
+        if self.untimed_layout is not None:
+            record["untimed_layout"] = self.untimed_layout.to_dict()
         return json.dumps(record | ({} if self.example is None else {"rates_of": self.example}), indent=2)
 
     def to_html(self, file: Path | str) -> None:

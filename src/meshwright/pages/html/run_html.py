@@ -7,7 +7,7 @@ from pathlib import Path
 from meshwright.pages.figures.run_figures import MEDIAN, curve_figure, measured_waterfall_figure, parts_figure
 from meshwright.pages.html.html_page import cards, paragraph, plot, section, table, write_page
 from meshwright.pages.tables.page_table import percent
-from meshwright.pages.tables.run_table import difference_words
+from meshwright.pages.tables.run_table import difference_words, untimed_words
 from meshwright.pages.tables.waterfall import NO_PEAK, NO_PEAK_OF_EXAMPLE, mfu_words
 from meshwright.pages.tables.waterfall_lines import change_words, floor_words, other_words, source_words
 from meshwright.spec.layout.layout_text import layout_text
@@ -47,6 +47,7 @@ def _head(report: RunReport) -> Iterator[str]:
     words = layout_text(layout) or "one rank"
     source = f"{job.model.source}, {format_count(report.manifest.num_parameters)} parameters"
     yield f"<p>{escape(source)}; {layout.num_ranks} ranks: {escape(words)}.</p>"
+    yield from map(paragraph, untimed_words(report))
 
 
 def _cards(report: RunReport) -> str:

@@ -23,6 +23,7 @@ from meshwright.units import counted, format_bytes, format_count, format_duratio
 def run_page(report: RunReport, how_to_profile: str) -> Iterator[RenderableType]:
     """Yield the parts of the page: the layout, the waterfall up to the measured step, what is left unexplained."""
     yield f"[bold]{report.folder}[/], {layout_text(report.layout) or 'one rank'}"
+    yield from untimed_words(report)
     yield ""
     yield from waterfall_page(report.waterfall, how_to_profile)
     if report.goodput is not None:
@@ -58,6 +59,17 @@ def goodput_words(found: Goodput) -> str:
     }
     shown = ", ".join(f"{format_duration(seconds)} {what}" for what, seconds in parts.items() if seconds)
     return f"goodput {percent(found.share)} of {format_duration(found.total_s)} since its first step: {shown}"
+
+
+def untimed_words(report: RunReport) -> Iterator[str]:
+    """Yield that an earlier attempt than the newest is timed, and the layout of the newest, where they differ."""
+    if (newest := report.untimed_layout) is None:
+        return
+    timed, attempts = report.metrics.timed_attempt, len(report.manifest.attempts)
+    yield (
+        f"Timed: attempt {timed} of {attempts}. The newest attempt trains in another layout, "
+        f"{layout_text(newest) or 'one rank'}, and has fewer than the {LEAST_STEPS} steps that a step time takes."
+    )
 
 
 def difference_words(report: RunReport) -> str:

@@ -197,6 +197,12 @@ def timed_attempt_of(manifest: Manifest, metrics: RunMetrics) -> Attempt:
     return manifest.attempts[metrics.timed_attempt - 1]
 
 
+def untimed_layout(manifest: Manifest, metrics: RunMetrics) -> Layout | None:
+    """Return the layout of the newest attempt where the medians are of an earlier one in another; None where not."""
+    newest = manifest.attempts[-1].layout
+    return None if newest == timed_attempt_of(manifest, metrics).layout else newest
+
+
 @dataclass(frozen=True)
 class RunReport:
     """What a run measured, and what formulas, a simulation or a profile say of its step."""
@@ -221,6 +227,11 @@ class RunReport:
     def layout(self) -> Layout:
         """Return the layout of the timed attempt."""
         return timed_attempt_of(self.manifest, self.metrics).layout
+
+    @property
+    def untimed_layout(self) -> Layout | None:
+        """Return the layout of the newest attempt where it did too few steps to be timed, in another than `layout`."""
+        return untimed_layout(self.manifest, self.metrics)
 
     @property
     def predicted_s(self) -> float | None:
