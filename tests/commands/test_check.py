@@ -567,3 +567,23 @@ def test_what_blocks_save_of_an_unknown_gpu_is_left_open(
 ) -> None:
     monkeypatch.setattr("meshwright.app.job.cpu_training.nvidia_driver", lambda: "580")
     assert "note" not in summary_of(capsys, job_file(), *_AUTO)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (["train.steps=60"], "train.steps = 60; must be from 1 to 60: set run.profile_start to 59, or leave"),
+        (["train.stop_after=1"], "train.stop_after = 1; must be from 1 to 1: set run.profile_start to 1, or leave"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["check", "train"])
+def test_a_profile_of_steps_after_the_last_is_refused(
+    verb: str, keys: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([verb, job_file(), "run.profile_start=61", *keys]) == 2
+    assert f"run.profile_start = 61 lies after the last step, {message}" in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_the_last_step_can_be_profiled(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "job" in summary_of(capsys, job_file(), "run.profile_start=60", "train.steps=60")

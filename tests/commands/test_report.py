@@ -161,3 +161,22 @@ def test_a_run_that_was_resumed_in_another_layout_names_the_one_that_is_timed(
     assert "Timed: attempt 1 of 2." in (tmp_path / "run.html").read_text(encoding="utf-8")
     record = json.loads(mw.report(folder).to_json())
     assert (record["timed_attempt"], record["untimed_layout"]["tp"]) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("train", "advice"),
+    [
+        ({"steps": 9}, "run.profile_start=8 two of a run"),
+        ({"steps": 1}, "run.profile_start=1 the one of a run"),
+        ({"steps": 60, "stop_after": 11}, "run.profile_start=10 two of a run"),
+    ],
+)
+def test_the_step_that_is_advised_to_be_profiled_is_one_of_the_run(
+    train: dict[str, int], advice: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run(tmp_path / "mine", 1000.0)
+    manifest = Manifest.from_json((folder / "manifest.json").read_text(encoding="utf-8"))
+    job = JOB.replace(train=JOB.train.replace(**train))
+    (folder / "manifest.json").write_text(manifest.replace(job=job).to_json(), encoding="utf-8")
+    assert run(["report", str(folder)]) == ExitCode.DONE
+    assert advice in " ".join(capsys.readouterr().out.split())

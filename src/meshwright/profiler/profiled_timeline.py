@@ -31,7 +31,7 @@ from meshwright.profiler.chrome_trace import (
 )
 from meshwright.profiler.communication_op import CommunicationOp, align_starts, axis_of, trace_name
 from meshwright.profiler.host_rank import gaps_of, outermost, spans_of_host
-from meshwright.spec.run.run import HOW_TO_PROFILE, Run
+from meshwright.spec.run.run import Run, how_to_profile
 from meshwright.spec.trace.timeline import DATA_MARK, SpanKind, Timeline, TimelineSource
 
 _TRACE = re.compile(r"step-(\d+)-rank-\d+\.json\.gz")
@@ -41,7 +41,7 @@ def profile_of_run(folder: Path, step: int | None = None) -> Timeline:
     """Return the last step of the window, or `step`; raises ConfigError without a profile."""
     files = profiled_files(folder)
     if not files:
-        raise ConfigError(f"{folder} has no profile: {HOW_TO_PROFILE}")
+        raise ConfigError(f"{folder} has no profile: {how_to_profile()}")
     return timeline_of(files, str(folder), step)
 
 

@@ -27,7 +27,7 @@ from meshwright.pages.figures.run_figures import measured_waterfall_figure
 from meshwright.pages.tables.waterfall_lines import waterfall_page
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.layout_text import layout_text
-from meshwright.spec.run.run import HOW_TO_PROFILE, Run
+from meshwright.spec.run.run import Run, how_to_profile
 from meshwright.spec.step.step_waterfall import Waterfall
 from meshwright.units import counted, format_duration
 
@@ -61,7 +61,7 @@ class ProfileResult(PlottedResult):
         ranks = counted(self.layout.num_ranks, "rank")
         yield f"[bold]{self.job}[/], {ranks}: {layout_text(self.layout.effective) or 'one rank'}"
         yield ""
-        yield from waterfall_page(self.waterfall, HOW_TO_PROFILE)
+        yield from waterfall_page(self.waterfall, how_to_profile())
         if self.folder is not None:
             yield f"Traces for ui.perfetto.dev and `meshwright compare`: {self.folder}"
 

@@ -20,7 +20,7 @@ from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.run.goodput import goodput, read_step_times
-from meshwright.spec.run.run import HOW_TO_PROFILE, Run
+from meshwright.spec.run.run import Run, how_to_profile
 from meshwright.spec.run.run_report import LEAST_STEPS, RunMetrics, timed_attempt_of, timed_rows, untimed_layout
 from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.trace.timeline import Timeline
@@ -86,7 +86,7 @@ def short_report(run: Run) -> list[str]:
         found = waterfall_of(ResolvedJob(manifest.job, {}, run.job), layout, _measured(run, manifest.job, metrics))
     except MeshwrightError as error:
         return [f"where the step goes is unknown: {error}"]
-    return [*short_lines(found, HOW_TO_PROFILE), f"all of it: meshwright report {run.folder}"]
+    return [*short_lines(found, how_to_profile(manifest.job)), f"all of it: meshwright report {run.folder}"]
 
 
 def _measured(run: Run, job: Job, metrics: RunMetrics) -> MeasuredStep:

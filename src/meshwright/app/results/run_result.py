@@ -17,7 +17,7 @@ from meshwright.pages.figures.run_figures import curve_figure, has_curve, measur
 from meshwright.pages.html.run_html import CURVES, shown_parts, write_run_html
 from meshwright.pages.tables.run_table import run_page, run_summary_table
 from meshwright.spec.layout.layout_text import layout_text
-from meshwright.spec.run.run import HOW_TO_PROFILE, Run
+from meshwright.spec.run.run import Run, how_to_profile
 from meshwright.spec.run.run_comparison import run_summary
 from meshwright.spec.run.run_report import RunMetrics, RunReport, read_metrics
 from meshwright.units import counted, format_duration
@@ -57,7 +57,7 @@ class ReportResult(PlottedResult, RunReport):
         return f"{text}, {format_duration(self.predicted_s)} predicted ({how})"
 
     def _page(self) -> Iterator[RenderableType]:
-        yield from run_page(self, HOW_TO_PROFILE)
+        yield from run_page(self, how_to_profile(self.manifest.job))
 
     def _rows(self) -> Mapping[str, Any]:
         return _columns(self.metrics)

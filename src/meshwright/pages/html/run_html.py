@@ -11,7 +11,7 @@ from meshwright.pages.tables.run_table import difference_words, untimed_words
 from meshwright.pages.tables.waterfall import NO_PEAK, NO_PEAK_OF_EXAMPLE, mfu_words
 from meshwright.pages.tables.waterfall_lines import change_words, floor_words, other_words, source_words
 from meshwright.spec.layout.layout_text import layout_text
-from meshwright.spec.run.run import HOW_TO_PROFILE, Manifest
+from meshwright.spec.run.run import Manifest, how_to_profile
 from meshwright.spec.run.run_report import RunReport
 from meshwright.spec.step.estimate import COMPONENT_NAMES, COMPONENTS, StepDecomposition
 from meshwright.spec.step.step_waterfall import MEASURED
@@ -82,7 +82,8 @@ def _curves(report: RunReport) -> Iterator[str]:
 
 def _waterfall(report: RunReport) -> str:
     found = report.waterfall
-    words = [source_words(found, HOW_TO_PROFILE), *floor_words(found), *other_words(found), *change_words(found)]
+    source = source_words(found, how_to_profile(report.manifest.job))
+    words = [source, *floor_words(found), *other_words(found), *change_words(found)]
     if report.predicted is None and found.source == "timers":
         return "".join(map(paragraph, words))
     note = ""
@@ -107,7 +108,8 @@ def _parts(report: RunReport) -> Iterator[str]:
         of_ranks += f"; the causes above are of rank {report.waterfall.rank} alone"
     note = f"By component{of_ranks}. The measured step is the median, {format_duration(report.measured_s)}."
     if MEASURED not in parts:
-        note += f" No step of this run was profiled, so only its total is measured: {HOW_TO_PROFILE}."
+        advice = how_to_profile(report.manifest.job)
+        note += f" No step of this run was profiled, so only its total is measured: {advice}."
     shown = shown_parts(parts)
     rows = [(COMPONENT_NAMES[name], *(format_duration(getattr(one, name)) for one in parts.values())) for name in shown]
     rows = [(*row, "") for row in rows]

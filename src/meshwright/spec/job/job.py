@@ -219,7 +219,13 @@ class Job(Frozen):
         return []
 
     def _step_problems(self) -> Iterator[Problem]:
-        train = self.train
+        train, start, last = self.train, self.run.profile_start, self.train.last_step
+        if start is not None and start > last:
+            key = "train.stop_after" if last == train.stop_after else "train.steps"
+            yield Problem(
+                f"run.profile_start = {start} lies after the last step, {key} = {last}; must be from 1 to {last}",
+                [{"run.profile_start": max(1, last - self.run.profile_steps + 1)}, {"run.profile_start": None}],
+            )
         if train.stop_after is not None and train.stop_after > train.steps:
             yield Problem(
                 f"train.stop_after = {train.stop_after} lies after train.steps = {train.steps}",

@@ -109,6 +109,11 @@ class TrainSection(Frozen):
     validation_batches: PositiveInt = 4
     """Global batches in one validation."""
 
+    @property
+    def last_step(self) -> int:
+        """Return the step that a start of the run ends after: train.stop_after, or the last of all."""
+        return min(self.steps, self.stop_after or self.steps)
+
 
 MomentDecay = Annotated[float, Field(ge=0, lt=1)]
 """Decay rate of a moving average; 1 would never forget, and divides by zero in AdamW's bias correction."""

@@ -10,7 +10,17 @@ from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.step.estimate import Estimate
 
-HOW_TO_PROFILE = "`meshwright profile JOB` profiles a few steps, run.profile_start=10 two of a run"
+_PROFILED_STEP = 10
+"""First step that is advised to be profiled, by which a run has warmed up; an earlier one of a shorter run."""
+
+
+def how_to_profile(job: Job | None = None) -> str:
+    """Return how steps are profiled, for a page: a step that the run of `job` has, or any where the job is unknown."""
+    start, number = "N", "two"
+    if job is not None:
+        start = str(max(1, min(_PROFILED_STEP, job.train.last_step - 1)))
+        number = "two" if job.train.last_step > 1 else "the one"
+    return f"`meshwright profile JOB` profiles a few steps, run.profile_start={start} {number} of a run"
 
 
 class Run:

@@ -82,7 +82,7 @@ def train(
             # The tracker's hooks would be compiled with the model.
             tracked_step = None if training.layout.compile else step + 1
             asked, validation_loss, first_step = None, None, step + 1
-            last_step = min(job.train.steps, job.train.stop_after or job.train.steps)
+            last_step = job.train.last_step
             while step < last_step and asked is None:
                 step += 1
                 profiler.before_step(step)
