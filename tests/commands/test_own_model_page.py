@@ -1,5 +1,6 @@
 """The example of docs/how_to/own_model.md, as a reader copies it: trained, exported, imported, trained on."""
 
+import json
 import re
 import subprocess
 import sys
@@ -32,6 +33,25 @@ def test_the_page_works_as_it_is(tmp_path: Path) -> None:
     assert their_logits(tmp_path / "exported", torch.zeros(1, 8, dtype=torch.int64)).shape == (1, 8, 257)
     both = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("exported", "exported-again")]
     assert both[0] == both[1]
+
+
+@pytest.mark.slow
+def test_the_table_of_roles_trains_as_one_rank_does(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "how_to" / "own_model.md").read_text(encoding="utf-8").partition("## Tensor parallelism")[2]
+    (tmp_path / "my_model.py").write_text(block(page, "python"), encoding="utf-8")
+    (tmp_path / "job.toml").write_text(
+        '[model]\nsource = "my_model:Sharded"\n[data]\nsource = "stdlib"\n[train]\nsteps = 3\nseq_len = 32\n'
+        "global_batch_size = 2\n[layout]\nmicrobatch_size = 2\n",
+        encoding="utf-8",
+    )
+    losses = []
+    for index, words in enumerate(("", "layout.tp=2", "layout.tp=2 layout.loss_chunks=2")):
+        meshwright(tmp_path, f"train job.toml run.dir=run{index} {words}")
+        rows = map(json.loads, (tmp_path / f"run{index}" / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+        losses.append([row["loss"] for row in rows if "loss" in row])
+    assert len(losses[0]) == 3
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert losses[2] == pytest.approx(losses[0], rel=1e-5)
 
 
 def meshwright(folder: Path, command: str) -> str:

@@ -87,8 +87,10 @@ class ChunkedNextTokenLoss(NextTokenLoss):
 
     def __call__(self, output: Tensor, targets_BS: Tensor) -> Tensor:
         """Return the loss of this rank's shard of the sequence; `output` is that of a stage with a separated head."""
-        hidden_TD = self._head.hidden_of(output).flatten(0, -2)
-        return chunked_loss(hidden_TD, self._head, targets_BS.flatten(), self._chunking)
+        hidden_BSD = self._head.hidden_of(output)
+        if self._tp_group.size() > 1:
+            _require_whole_sequence(hidden_BSD, targets_BS, self._tp_group.size())
+        return chunked_loss(hidden_BSD.flatten(0, -2), self._head, targets_BS.flatten(), self._chunking)
 
 
 def counted_share(targets: Iterable[Tensor], device: torch.device) -> Tensor:
@@ -127,17 +129,29 @@ class _AllGatherLogits(torch.autograd.Function):
         return gradient.chunk(ctx.group.size(), -1)[ctx.group.rank()], None
 
 
+def _require_whole_sequence(output: Tensor, targets_BS: Tensor, tp: int) -> None:
+    """Raise ConfigError for an output, of the model or of the layers before its head, of another number of tokens."""
+    if output.shape[:-1] == targets_BS.shape:
+        return
+    is_twice = tp > 1 and output.shape[:-1].numel() == tp * targets_BS.numel()
+    advice = (
+        "a role of a module before the last layer gathers the sequence, and so does the role head: remove one of them"
+        if is_twice
+        else "give the last layer the role head"
+    )
+    raise ConfigError(
+        f"the model's forward returned {tuple(output.shape)} on this rank for targets of "
+        f"{tuple(targets_BS.shape)}: under layout.tp it must return logits of the whole sequence for the rank's "
+        f"shard of the vocabulary; {advice} in tensor_parallel"
+    )
+
+
 def vocab_parallel_losses(logits_BSV: Tensor, targets_BS: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return losses_T: the cross-entropy of each target in nats, in float32 at least; 0 for targets of -100.
 
     No rank ever holds whole rows of logits. The ranks of `group` hold equal shards of the vocabulary, in order.
     """
-    if logits_BSV.shape[:-1] != targets_BS.shape:
-        raise ConfigError(
-            f"the model's forward returned {tuple(logits_BSV.shape)} on this rank for targets of "
-            f"{tuple(targets_BS.shape)}: under layout.tp it must return logits of the whole sequence for the rank's "
-            "shard of the vocabulary; give the last layer the role head in tensor_parallel"
-        )
+    _require_whole_sequence(logits_BSV, targets_BS, group.size())
     losses_T: Tensor = _VocabParallelLosses.apply(logits_BSV.flatten(0, -2), targets_BS.flatten(), group)  # type: ignore[no-untyped-call]
     return losses_T
 

@@ -18,6 +18,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from meshwright.errors import InfeasibleLayout, UnsupportedError
 from meshwright.log import logger
 from meshwright.models.contract import blocks_of
+from meshwright.models.gpt2 import GPT2
+from meshwright.models.llama import Llama
 from meshwright.parallelism.activation_checkpoint import checkpoints_of
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.tensor.layers import (
@@ -31,6 +33,7 @@ from meshwright.parallelism.tensor.layers import (
     VocabParallelEmbedding,
     change_class,
 )
+from meshwright.parallelism.tensor.sequence_roles import require_gathered_once
 from meshwright.parallelism.tensor.sharding_plan import ShardingPlan, ShardingRole, sharding_plan_of
 from meshwright.parallelism.torch_private.torch_compiler import has_symmetric_memory, pipeline_matmuls
 from meshwright.parallelism.torch_private.torch_nccl import new_group_like
@@ -65,8 +68,11 @@ def apply_tensor_parallel(model: nn.Module, meshes: Meshes) -> None:
     if meshes.degree("tp") == 1:
         return
     shard = _Sharder(meshes.axis("tp"))
-    for name, module, role in _roles(model, sharding_plan_of(model, meshes.layout)):
+    roles = _roles(model, sharding_plan_of(model, meshes.layout))
+    for name, module, role in roles:
         shard(name, module, role, getattr(model.get_submodule(name.rpartition(".")[0]), "head_dim", None))
+    if not isinstance(model, GPT2 | Llama):
+        require_gathered_once(model, roles)
     blocks = blocks_of(model)
     for index, checkpoint in checkpoints_of(blocks, meshes.layout):
         for part in blocks[index].modules():

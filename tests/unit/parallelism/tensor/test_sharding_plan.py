@@ -14,6 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from meshwright.errors import ConfigError, InfeasibleLayout, MeshwrightError, UnsupportedError
 from meshwright.models.build import build_architecture
+from meshwright.parallelism.loss import vocab_parallel_losses
 from meshwright.parallelism.mesh import build_meshes
 from meshwright.parallelism.tensor.tensor_parallel import apply_tensor_parallel
 from meshwright.spec.layout.layout import Layout
@@ -161,3 +162,31 @@ def test_the_nearest_degrees_are_named() -> None:
         _sharded(_llama(vocab_size=6))
     with pytest.raises(InfeasibleLayout, match=r"the 6 key/value heads of .*; set layout.tp to 2 or 3$"):
         _sharded(_llama(num_heads=12, num_kv_heads=6))
+
+
+class Ended(nn.Module):
+    """Ends with a norm and a head, which both can gather the sequence."""
+
+    def __init__(self, **roles: str) -> None:
+        super().__init__()
+        self.tensor_parallel = roles
+        # A stage of a pipeline has None for what others have.
+        self.blocks = nn.ModuleList([None])  # type: ignore[list-item]
+        self.words = nn.Embedding(8, 8)
+        self.norm, self.dropout, self.head = nn.LayerNorm(8), nn.Dropout(), nn.Linear(8, 8)
+
+
+def test_a_norm_that_gathers_before_a_head_is_named() -> None:
+    with pytest.raises(ConfigError, match="norm has the role gather_output and head after it the role head, which"):
+        _sharded(Ended(words="vocabulary", norm="gather_output", head="head"))
+    _sharded(Ended(words="vocabulary", norm="gather_output", head="column"))
+    _sharded(Ended(words="vocabulary", head="head"))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "advice"), [(16, "gathers the sequence, and so does the role head"), (2, "give the last layer the role")]
+)
+def test_logits_of_another_number_of_tokens_are_explained(tokens: int, advice: str) -> None:
+    group = build_meshes(Layout(tp=4), "cpu").group("tp")
+    with pytest.raises(ConfigError, match=advice):
+        vocab_parallel_losses(torch.zeros(1, tokens, 3), torch.zeros(1, 4, dtype=torch.int64), group)
