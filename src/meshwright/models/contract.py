@@ -18,7 +18,8 @@
                                         (1-D), and the document of each token, or None. Required for context parallelism
                                         (cp) and for data.mask_documents
     tensor_parallel = {...}             optional: sharding of each layer (tp): a role such as "column" for a pattern
-                                        of module names such as "blocks.*.up" (parallelism/tensor/sharding_plan.py). The
+                                        of module names such as "blocks.*.up" (parallelism/tensor/sharding_plan.py;
+                                        docs/how_to/own_model.md has a table with all roles that a model needs). The
                                         embedding is "vocabulary", the last layer "head"; x is [batch, sequence, width].
                                         With layout.loss_chunks the loss computes the layer "head" itself, also without
                                         tp: an nn.Linear, whose output forward returns as it is
@@ -28,8 +29,10 @@
     casts_block_inputs = False          optional: a block gets its inputs as the model passes them. Without it those in
                                         floating point are cast to precision.compute
 
-The loss must be a mean: the trainer averages it over microbatches and data-parallel ranks, which have equally many
-samples, so that the result does not depend on the number of ranks. Parameters and floating-point buffers must be
+A loss of the model's own must be a mean: the trainer averages it over microbatches and data-parallel ranks, which have
+equally many samples, so that the result does not depend on the number of ranks. The built-in loss ignores targets of
+-100: it is the mean over all other targets of the global batch, however many each microbatch has
+(parallelism/loss.py). Parameters and floating-point buffers must be
 float32 as built. A parameter has at least one dim; one that two modules share is within one block, or outside of all
 (shardable.py). After each step, persistent buffers on every rank are rank 0's. `initial` must return a Constant for
 each buffer too.
