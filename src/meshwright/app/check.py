@@ -160,8 +160,12 @@ def estimate(resolved: ResolvedJob, num_ranks: int | None) -> CheckPrediction:
     cluster = request.cluster
     step, usable = format_duration(found.candidate.estimate.step.total_s), format_bytes(found.usable_bytes)
     where = f", on pipeline rank {found.fullest_rank}" if job.layout.pp > 1 else ""
-    memory = f"{format_bytes(found.needed_bytes)} reserved of {usable} usable{where}"
-    if 0 <= found.candidate.free_bytes < found.margin_bytes:
+    memory = f"{format_bytes(found.reserved_bytes)} reserved of {usable} usable{where}"
+    if found.host is not None:
+        memory += (
+            f"; {format_bytes(found.host.needed_bytes)} of a rank's {format_bytes(found.host.usable_bytes)} on the host"
+        )
+    if 0 <= found.candidate.headroom_bytes < found.margin_bytes:
         memory += f"; layouts that the planner chooses leave {format_bytes(found.margin_bytes)} free"
     if not cluster.device.has_own_memory:
         memory += "; `mem` of train is the whole process on a CPU, with torch itself"

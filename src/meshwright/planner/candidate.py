@@ -84,7 +84,8 @@ def candidate_at(priced: Priced, row: int, request: PlanRequest, max_actions: fl
             ),
         ),
         unmeasured=unmeasured,
-        free_bytes=round(float(priced.free_bytes[row])),
+        free_bytes=round(request.cluster.device.usable_memory_bytes - float(priced.memory.reserved_bytes[row])),
+        headroom_bytes=round(float(priced.headroom_bytes[row])),
     )
     if is_replayed:
         priced.known[row] = candidate
@@ -102,7 +103,7 @@ def prepare_replays(priced: Priced, rows: Sequence[int], request: PlanRequest) -
 def judge(layout: Layout, request: PlanRequest) -> Candidate:
     """Return a layout that was set by hand with its estimate, whether it fits or not."""
     candidate = candidate_at(price(layout_table([layout]), request, only_fitting=False), 0, request)
-    return candidate.replace(layout=layout, is_tight=candidate.free_bytes < 0 and is_tight(layout, request))
+    return candidate.replace(layout=layout, is_tight=candidate.headroom_bytes < 0 and is_tight(layout, request))
 
 
 def recomputed_share(layout: Layout, request: PlanRequest) -> float:

@@ -209,7 +209,8 @@ def _pareto(priced: Priced, page: _Page, request: PlanRequest) -> list[Candidate
     """Return, fastest first, the layouts that leave more memory than all faster ones of the page, and the pick."""
     by_layout = {one.layout: one for one in (page.fastest, page.pick, *page.runners_up)}
     order, more_bytes = priced.by_time, MEMORY_STEP * request.cluster.device.usable_memory_bytes
-    best_so_far = np.maximum.accumulate(priced.free_bytes[order])
+    free_bytes = request.cluster.device.usable_memory_bytes - priced.memory.reserved_bytes
+    best_so_far = np.maximum.accumulate(free_bytes[order])
     least = page.fastest.free_bytes + more_bytes
     for _ in range(_PARETO_LENGTH):
         position = int(np.searchsorted(best_so_far, least))
@@ -243,5 +244,5 @@ def _plain_layout(request: PlanRequest) -> tuple[Candidate | None, str]:
     if not len(table):
         return None, invalid_reason(plain, free)
     priced = price(table, free, only_fitting=False)
-    fitting = [row for row in priced.by_time.tolist() if priced.free_bytes[row] >= request.margin_bytes]
-    return candidate_at(priced, fitting[0] if fitting else int(priced.free_bytes.argmax()), free), ""
+    fitting = [row for row in priced.by_time.tolist() if priced.headroom_bytes[row] >= request.margin_bytes]
+    return candidate_at(priced, fitting[0] if fitting else int(priced.headroom_bytes.argmax()), free), ""

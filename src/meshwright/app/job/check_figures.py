@@ -36,10 +36,14 @@ class CheckFigures:
     """Half width of the 80 % interval of step_s, relative."""
     mfu: float | None
     reserved_bytes: float | None
-    """What the fullest rank reserves of its device."""
+    """What the allocator of the fullest rank reserves of its device, cached blocks included."""
     usable_bytes: float | None
     """What a rank can reserve of it."""
     fullest_pipeline_rank: int | None
+    host_bytes: float | None
+    """What a rank keeps in the host's memory; None where that is nothing, as is the following."""
+    usable_host_bytes: float | None
+    """A rank's share of the host's memory."""
 
 
 def check_figures(job: Job, num_ranks: int | None, verdict: Verdict | None) -> CheckFigures:
@@ -49,6 +53,7 @@ def check_figures(job: Job, num_ranks: int | None, verdict: Verdict | None) -> C
     spec = None if architecture is None else model_spec(architecture)
     is_text = not is_object_source(job.data.source)
     estimate = None if verdict is None else verdict.candidate.estimate
+    host = None if verdict is None else verdict.host
     return CheckFigures(
         num_ranks=None if layout is None else layout.num_ranks,
         layout=None if priced is None else priced.to_dict(),
@@ -62,7 +67,9 @@ def check_figures(job: Job, num_ranks: int | None, verdict: Verdict | None) -> C
         step_s=None if estimate is None else estimate.step.total_s,
         step_relative_error=None if estimate is None else estimate.relative_error,
         mfu=None if estimate is None else estimate.mfu,
-        reserved_bytes=None if verdict is None else verdict.needed_bytes,
+        reserved_bytes=None if verdict is None else verdict.reserved_bytes,
         usable_bytes=None if verdict is None else verdict.usable_bytes,
         fullest_pipeline_rank=None if verdict is None else verdict.fullest_rank,
+        host_bytes=None if host is None else host.needed_bytes,
+        usable_host_bytes=None if host is None else host.usable_bytes,
     )

@@ -217,8 +217,11 @@ def _side(role: str, x: float, ends: Sequence[float]) -> str:
 
 def _figures(one: Shown, plan: Plan) -> str:
     step_s, free = one.candidate.estimate.step.total_s, one.candidate.free_bytes
+    headroom = one.candidate.headroom_bytes
     change = step_s / plan.pick.estimate.step.total_s - 1
     memory = f"{format_bytes(abs(free))} {'free' if free >= 0 else 'missing'}"
+    if headroom < 0 <= free:
+        memory = f"{format_bytes(-headroom)} of the host's memory missing"
     return f"{format_duration(step_s)}, {100 * change:+.1f} %, {memory}"
 
 

@@ -56,8 +56,8 @@ def _kept_out_s(plan: Plan) -> dict[str, float]:
     """Return the steps of layouts that cannot be used, by their change from the pick and the reason."""
     steps = {f"{one.change} ({one.reason})": one.step_s for one in plan.rejections if one.step_s is not None}
     alone = plan.fsdp_alone
-    if alone is not None and alone.free_bytes < 0:
-        steps[f"FSDP alone ({format_bytes(-alone.free_bytes)} are missing)"] = alone.step_s
+    if alone is not None and alone.headroom_bytes < 0:
+        steps[f"FSDP alone ({format_bytes(-alone.headroom_bytes)} are missing)"] = alone.step_s
     return steps
 
 

@@ -106,11 +106,13 @@ def pick_notes(plan: Plan) -> Iterator[str]:
     yield from unsearched_words(plan)
     if plan.pick.unmeasured:
         yield f"[yellow]not backed by a measured run[/]: {escape(', '.join(plan.pick.unmeasured))}"
-    if plan.given is not None and 0 <= plan.given.free_bytes < plan.memory_margin * plan.usable_memory_bytes:
-        share = percent(plan.given.free_bytes / plan.usable_memory_bytes)
-        yield f"given leaves {share} of the memory free, picks {percent(plan.memory_margin)} (planner.memory_margin)"
+    if plan.given is not None and 0 <= plan.given.headroom_bytes < plan.memory_margin * plan.usable_memory_bytes:
+        left = f"{format_bytes(plan.given.headroom_bytes)} of the host's memory"
+        if not plan.given.is_limited_by_host(plan.usable_memory_bytes):
+            left = f"{percent(plan.given.headroom_bytes / plan.usable_memory_bytes)} of the memory"
+        yield f"given leaves {left} free, picks {percent(plan.memory_margin)} (planner.memory_margin)"
     if plan.given is not None and plan.given.is_tight:
-        needed_bytes = plan.usable_memory_bytes - plan.given.free_bytes
+        needed_bytes = plan.given.estimate.memory.needed_bytes
         yield f"given: [bold yellow]tight[/]: {tight_words(needed_bytes, plan.usable_memory_bytes)}"
 
 

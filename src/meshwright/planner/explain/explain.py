@@ -11,7 +11,7 @@ from meshwright.planner.candidate import candidate_at, layout_at
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.finalists import SHORT_PIPELINE
 from meshwright.planner.search.menu import LOSS_CHUNKS, Menu, pipeline_options
-from meshwright.planner.search.price import Priced, price
+from meshwright.planner.search.price import Priced, host_use, price
 from meshwright.planner.search.rules import is_valid
 from meshwright.planner.search.space import is_needless, vary
 from meshwright.spec.layout.auto_choices import auto_reduces_each_microbatch, auto_reshards
@@ -34,7 +34,6 @@ KEYS = (
 )
 """Columns of a table whose other values a plan compares with."""
 _BLOCKS = "activation_checkpoint_blocks"
-_ON_HOST = {"cpu_offload": "state", "activation_offload": "activations"}
 _FEW_CHUNKS = 4
 """A quarter of the logits is often little enough, and its matmuls are as fast as that of all tokens."""
 _NUM_FIXES = 3
@@ -61,7 +60,7 @@ def _fitting_neighbours(layout: Layout, request: PlanRequest, menu: Menu) -> Pri
     Each layout's are priced by themselves: one that says what each block saves has columns that others lack.
     """
     priced = price(neighbours(layout, request, menu), request, only_fitting=False)
-    return priced.take(np.flatnonzero(priced.free_bytes >= request.margin_bytes))
+    return priced.take(np.flatnonzero(priced.headroom_bytes >= request.margin_bytes))
 
 
 def _nearby_misfits(pick: Candidate, request: PlanRequest, menu: Menu) -> list[Candidate]:
@@ -69,7 +68,7 @@ def _nearby_misfits(pick: Candidate, request: PlanRequest, menu: Menu) -> list[C
     nearby = price(neighbours(pick.layout, request, menu), request, only_fitting=False)
     fastest: dict[tuple[str, ...], int] = {}
     for row in np.argsort(nearby.total_s):
-        if nearby.free_bytes[row] < request.margin_bytes:
+        if nearby.headroom_bytes[row] < request.margin_bytes:
             keys = tuple(changes(pick.layout, layout_at(nearby.layouts, int(row), request)))
             fastest.setdefault(keys[:1], int(row))
     candidates = [
@@ -234,19 +233,19 @@ def listed(changed: Mapping[str, object]) -> str:
 def _excess(candidate: Candidate, usual: MemoryUse, request: PlanRequest) -> str:
     """Return how much is missing, and which class of tensors takes so much more than in the pick."""
     memory, usable_bytes = candidate.estimate.memory, request.cluster.device.usable_memory_bytes
-    on_host = [name for key, name in _ON_HOST.items() if getattr(candidate.layout, key)]
-    if on_host and candidate.free_bytes < min(0, usable_bytes - memory.needed_bytes):
-        missing = format_bytes(-candidate.free_bytes)
-        return f"the host's memory cannot hold the {' and '.join(on_host)}: {missing} a rank are missing"
+    host = host_use(candidate.layout, request)
+    if host is not None and candidate.headroom_bytes < 0 and candidate.is_limited_by_host(usable_bytes):
+        missing = format_bytes(-candidate.headroom_bytes)
+        return f"the host's memory cannot hold {' and '.join(host.kept)}: {missing} a rank are missing"
     more = {name: getattr(memory, name) - getattr(usual, name) for name in MemoryUse.model_fields}
     # A layout that is compared with itself breaks at what is largest.
     worst = max(more, key=lambda name: (more[name], getattr(memory, name)))
     taken = f"takes {format_bytes(getattr(memory, worst))} of {MEMORY_CLASSES[worst]}"
     taken += f", {format_bytes(memory.needed_bytes)} in all"
-    if candidate.free_bytes >= 0:
-        missing = format_bytes(request.margin_bytes - candidate.free_bytes)
+    if candidate.headroom_bytes >= 0:
+        missing = format_bytes(request.margin_bytes - candidate.headroom_bytes)
         return f"{taken}: {missing} of planner.memory_margin are missing"
-    return f"{taken}: {format_bytes(-candidate.free_bytes)} are missing"
+    return f"{taken}: {format_bytes(-candidate.headroom_bytes)} are missing"
 
 
 def _text(value: object) -> str:

@@ -70,7 +70,7 @@ def faster_backends(finalists: LayoutTable, request: PlanRequest) -> Iterator[Wh
     rows, limit = 1 + np.arange(len(possible)), 1 - _LEAST_GAIN
     is_better = np.zeros(len(priced), np.bool_)
     is_better[rows] = priced.total_s[rows] < limit * np.minimum(priced.total_s[0], priced.total_s[rows + len(possible)])
-    fitting = priced.fastest(is_better & (priced.free_bytes >= request.margin_bytes))
+    fitting = priced.fastest(is_better & (priced.headroom_bytes >= request.margin_bytes))
     if len(fitting):
         best = candidate_at(priced, int(fitting[0]), request)
         backend = best.layout.attention_backend

@@ -5,19 +5,21 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from meshwright.cost.layout_table import LayoutTable, layout_table
-from meshwright.errors import InfeasibleLayout
+from meshwright.errors import ConfigError, InfeasibleLayout
 from meshwright.hardware.catalogue import device_names, load_device
+from meshwright.hardware.choice import named_cluster
 from meshwright.planner.explain.layout_rules import invalid_reason, rules_broken_by, with_keys
 from meshwright.planner.explain.managed_states import with_managed_states
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.bounds import leanest
 from meshwright.planner.search.menu import Menu, divisors, memory_options, menu_of, without_memory_keys
-from meshwright.planner.search.price import weigh
+from meshwright.planner.search.price import host_use, weigh
 from meshwright.planner.search.rules import is_valid
 from meshwright.planner.search.space import layout_space, model_splits, splits, with_memory_options
 from meshwright.spec.job.validity import split_problems
@@ -150,12 +152,18 @@ def _no_split(request: PlanRequest) -> list[Problem]:
 def _too_large(request: PlanRequest, menu: Menu) -> str:
     """Return which class of tensors is too large, and the smallest cluster and the devices that would do."""
     offloaded = _offloaded(request, menu) if len(menu.cpu_offload) > 1 else ""
-    memory, headroom = weigh(_leanest(request, menu, cpu_offload=menu.cpu_offload[0]), request)
+    leanest_ones = _leanest(request, menu, cpu_offload=menu.cpu_offload[0])
+    memory, headroom = weigh(leanest_ones, request)
     row = int(headroom.argmax())
+    usable = request.cluster.device.usable_memory_bytes
+    is_host_full = headroom[row] < usable - memory.needed_bytes[row] - 1
+    host = host_use(leanest_ones.layout(row), request) if is_host_full else None
+    if host is not None:
+        remedies = _remedies(request, float(usable - headroom[row]), is_host_full=True)
+        return f"{_asked(request)} fits in no layout: with the leanest, {host.words}: {remedies}{_kept(request)}"
     parts = {name.removesuffix("_bytes"): float(values[row]) for name, values in vars(memory).items()}
     parts.pop("context")
     worst = max(parts, key=lambda name: parts[name])
-    usable = request.cluster.device.usable_memory_bytes
     needed = format_bytes(usable - headroom[row])
     margin = f" less planner.memory_margin = {request.memory_margin:g} of it" if request.memory_margin else ""
     return (
@@ -180,8 +188,9 @@ def _leanest(request: PlanRequest, menu: Menu, **changes: Any) -> LayoutTable:
     return leanest(with_memory_options(splits(request, menu), [option]), menu)
 
 
-def _remedies(request: PlanRequest, needed_bytes: float) -> str:
-    found = []
+def _remedies(request: PlanRequest, needed_bytes: float, *, is_host_full: bool = False) -> str:
+    """Return what would make a layout fit, actions first; larger devices have no larger host."""
+    found, after = [], ""
     spare = 1 - needed_bytes / request.cluster.device.usable_memory_bytes
     if spare >= 0:
         found.append(f"set planner.memory_margin to {math.floor(100 * spare) / 100:g} or less")
@@ -194,10 +203,10 @@ def _remedies(request: PlanRequest, needed_bytes: float) -> str:
     elif count := _smallest_count(request):
         found.append(f"take {count} devices")
     else:
-        found.append(f"no number of these devices up to {format_count(_MAX_DEVICES)} would do")
-    if devices := _larger_devices(needed_bytes, request):
-        found.append(f"or as many devices with more memory ({', '.join(devices)})")
-    return ", ".join(found)
+        after = f"no number of these devices up to {format_count(_MAX_DEVICES)} would do"
+    if not is_host_full and (devices := _larger_devices(needed_bytes, request)):
+        found.append(f"{'or' if found else 'take'} as many devices with more memory ({', '.join(devices)})")
+    return "; ".join(part for part in (", ".join(found), after) if part)
 
 
 def _other_pools(request: PlanRequest) -> Iterator[tuple[str, str]]:
@@ -231,12 +240,23 @@ def _fits(request: PlanRequest) -> bool:
 
 
 def _larger_devices(needed_bytes: float, request: PlanRequest) -> list[str]:
-    """Return the names of the smallest devices of the catalogue that hold `needed_bytes`."""
+    """Return the names of the smallest devices of the catalogue that hold `needed_bytes`, of those that `--cluster
+    NAME:COUNT` takes.
+    """
     devices = [load_device(name) for name in device_names() if name != request.cluster.device.name]
     least_bytes = needed_bytes / (1 - request.memory_margin)
     enough = [device for device in devices if device.usable_memory_bytes >= least_bytes and device.has_own_memory]
     enough.sort(key=lambda device: device.memory_bytes.value)
-    return [f"{device.name}, {format_bytes(device.memory_bytes.value)}" for device in enough[:_NUM_DEVICES_NAMED]]
+    available = islice((one for one in enough if _is_available(one.name, request.num_devices)), _NUM_DEVICES_NAMED)
+    return [f"{device.name}, {format_bytes(device.memory_bytes.value)}" for device in available]
+
+
+def _is_available(device: str, num_devices: int) -> bool:
+    """Return whether a cluster is usual for the device and takes so many of them."""
+    try:
+        return named_cluster(device, num_devices).takes(num_devices)
+    except ConfigError:
+        return False
 
 
 def invalid_neighbours(layout: Layout, request: PlanRequest) -> Iterator[Rejection]:

@@ -55,7 +55,7 @@ def memory_advice(job: Job, layout: Layout, pp_rank: int, missing_bytes: float, 
     request = plan_request(resolved, Options(takes_example=True))
     now = judge(layout, request)
     memory_bytes = now.estimate.memory.needed_bytes
-    most_bytes = memory_bytes - max(missing_bytes, -now.free_bytes, 1.0)
+    most_bytes = memory_bytes - max(missing_bytes, memory_bytes - request.cluster.device.usable_memory_bytes, 1.0)
     changes_that_free = (_smaller(now, request, most_bytes), _managed(layout, request, most_bytes))
     found = [one for one in changes_that_free if one is not None]
     return MemoryAdvice(

@@ -13,7 +13,7 @@ from meshwright.planner.explain.explain import changes, listed, neighbours
 from meshwright.planner.explain.managed_states import MANAGED_STATES, with_managed_states
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.menu import menu_of
-from meshwright.planner.search.price import memory_of_ranks, price
+from meshwright.planner.search.price import HostUse, host_use, memory_of_ranks, price
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.run.layout_plan import Candidate, Fix
 from meshwright.spec.step.estimate import tight_words
@@ -33,25 +33,38 @@ class Verdict:
     """What tensors can take of one device."""
     margin_bytes: float
     """What a layout that the planner chooses would leave free."""
+    host: HostUse | None
+    """What waits in the host's memory; None where nothing does."""
     fixes: tuple[Fix, ...]
     """The changes of one key with which it fits, those that cost least time first; empty if it fits."""
 
     @property
     def needed_bytes(self) -> float:
-        """Return what the fullest rank takes of its device."""
-        return self.usable_bytes - self.candidate.free_bytes
+        """Return what the fullest rank must have of its device; it reserves cached blocks, too, where there is room."""
+        return self.candidate.estimate.memory.needed_bytes
+
+    @property
+    def reserved_bytes(self) -> float:
+        """Return what the allocator of that rank reserves (torch.cuda.max_memory_reserved)."""
+        return self.candidate.estimate.memory.reserved_bytes
 
     def problem(self) -> InfeasibleLayout | None:
         """Return the error of a layout that does not fit; None if it does."""
         if self.candidate.fits:
             return None
         cure = f"set {self._fix_words}" if self.fixes else "no change of one key is enough"
+        return InfeasibleLayout(
+            f"[layout] does not fit: {self._excess}: {cure}; `meshwright plan` searches all layouts for one that fits"
+        )
+
+    @property
+    def _excess(self) -> str:
+        """Return which memory is too small, with what is needed of it and what it has."""
+        if self.host is not None and self.candidate.is_limited_by_host(self.usable_bytes):
+            return self.host.words
         who = f"pipeline rank {self.fullest_rank}" if self.candidate.layout.pp > 1 else "a rank"
         needed, usable = format_bytes_apart(self.needed_bytes, self.usable_bytes)
-        return InfeasibleLayout(
-            f"[layout] does not fit: {who} needs {needed} of a device that can give {usable}: {cure}; "
-            "`meshwright plan` finds one that fits"
-        )
+        return f"{who} needs {needed} of a device that can give {usable}"
 
     @property
     def tight(self) -> str:
@@ -72,12 +85,13 @@ def verdict(request: PlanRequest) -> Verdict:
     assert request.given is not None, "no layout is set"
     candidate = judge(request.given, request)
     ranks = [memory.needed_bytes for memory in memory_of_ranks(request.given, request)]
-    missing = -candidate.free_bytes
+    missing = -candidate.headroom_bytes
     return Verdict(
         candidate=candidate,
         fullest_rank=ranks.index(max(ranks)),
         usable_bytes=request.cluster.device.usable_memory_bytes,
         margin_bytes=request.margin_bytes,
+        host=host_use(request.given, request),
         fixes=memory_fixes(request.given, request, missing) if missing > 0 else (),
     )
 
@@ -89,7 +103,7 @@ def memory_fixes(layout: Layout, request: PlanRequest, missing_bytes: float) -> 
     free = replace(request, fixed={})
     nearby = neighbours(layout, free, menu_of(free))
     priced = price(concatenate([layout_table([layout]), nearby]), free, only_fitting=False)
-    freed = priced.free_bytes - priced.free_bytes[0]
+    freed = priced.headroom_bytes - priced.headroom_bytes[0]
     fixes: dict[tuple[str, ...], Fix] = {}
     for row in priced.by_time.tolist():
         if row and freed[row] >= missing_bytes and len(fixes) < _NUM_FIXES:
@@ -104,6 +118,6 @@ def memory_fixes(layout: Layout, request: PlanRequest, missing_bytes: float) -> 
             fixes[keys] = Fix(change=change, step_s=step_s)
     if (managed := with_managed_states(request)) is not None and not layout.cpu_offload:
         moved = judge(layout, managed)
-        if moved.free_bytes - priced.free_bytes[0] >= missing_bytes:
+        if moved.headroom_bytes - priced.headroom_bytes[0] >= missing_bytes:
             fixes[MANAGED_STATES,] = Fix(change=MANAGED_STATES, step_s=moved.step_s)
     return tuple(sorted(fixes.values(), key=lambda fix: fix.step_s))

@@ -184,9 +184,9 @@ def _num_memory_keys(layouts: LayoutTable) -> Ints:
 
 def _roomiest(priced: Priced, rows: Ints, best: Candidate, limit_s: float, request: PlanRequest) -> Candidate:
     """Return the layout of `rows` that is as fast as `best` and leaves most memory; `best` if none leaves more."""
-    least = best.free_bytes + MEMORY_STEP * request.cluster.device.usable_memory_bytes
-    rows = rows[(priced.free_bytes[rows] >= least) & (priced.total_s[rows] <= limit_s)]
-    order = np.lexsort((priced.total_s[rows], -priced.free_bytes[rows]))
+    least = best.headroom_bytes + MEMORY_STEP * request.cluster.device.usable_memory_bytes
+    rows = rows[(priced.headroom_bytes[rows] >= least) & (priced.total_s[rows] <= limit_s)]
+    order = np.lexsort((priced.total_s[rows], -priced.headroom_bytes[rows]))
     return next(_replayed(priced, rows[order].tolist(), limit_s, request), best)
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from meshwright.cost.memory.footprint import (
     memory_use,
     runs_at_limit,
 )
-from meshwright.cost.memory.host_memory import host_headroom_bytes, host_update
+from meshwright.cost.memory.host_memory import HOST_BYTES, host_headroom_bytes, host_update
 from meshwright.cost.step import StepTerms
 from meshwright.cost.step_times import step_times
 from meshwright.cost.training_setup import Configurations
@@ -29,6 +29,7 @@ from meshwright.planner.search.bubble import ReplayInputs, with_bubbles
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.run.layout_plan import Candidate
 from meshwright.spec.step.estimate import MemoryUse
+from meshwright.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,9 @@ class Priced:
 
     layouts: LayoutTable
     memory: Footprint
-    free_bytes: Floats
-    """What the fullest rank leaves of the usable memory; negative where a layout does not fit."""
+    headroom_bytes: Floats
+    """What the fullest rank can still take of its device or of its share of the host's memory, whichever has less, with
+    cached blocks given back; negative where a layout does not fit."""
     step: StepTerms
     known: dict[int, Candidate] = field(default_factory=dict, repr=False, compare=False)
     """The candidates that were made of layouts, by position: to replay a pipeline takes much longer than to look."""
@@ -56,7 +58,7 @@ class Priced:
     @cached_property
     def by_time(self) -> Ints:
         """Return the positions of the layouts, fastest first; of equally fast ones the one that leaves more memory."""
-        return np.lexsort((-self.free_bytes, self.total_s))
+        return np.lexsort((-self.headroom_bytes, self.total_s))
 
     def fastest(self, is_one: Bools) -> Ints:
         """Return the positions of the layouts that `is_one` of, fastest first."""
@@ -64,7 +66,9 @@ class Priced:
 
     def take(self, rows: Any) -> Priced:
         """Return the layouts at `rows` (positions or a mask)."""
-        return Priced(self.layouts.take(rows), self.memory.take(rows), self.free_bytes[rows], _take(self.step, rows))
+        return Priced(
+            self.layouts.take(rows), self.memory.take(rows), self.headroom_bytes[rows], _take(self.step, rows)
+        )
 
     def memory_use(self, row: int) -> MemoryUse:
         """Return the memory of one layout's fullest rank by tensor class."""
@@ -135,13 +139,14 @@ def _timed(configs: Configurations, constants: Constants | None = None) -> StepT
 def weigh(
     layouts: LayoutTable, request: PlanRequest, least_headroom_bytes: float | None = None
 ) -> tuple[Footprint, Floats]:
-    """Return the memory of each layout's fullest rank, and what that leaves of the device's usable memory, bytes.
+    """Return the memory of each layout's fullest rank, and what that can still take of its device or of its share of
+    the host's memory, whichever has less, bytes.
 
     With `least_headroom_bytes`, the rank of a layout that leaves less may be another one that leaves less.
     """
     configs, usable_bytes = request.configs(_with_cuts(layouts, request)), request.cluster.device.usable_memory_bytes
     most_bytes = math.inf if least_headroom_bytes is None else usable_bytes - least_headroom_bytes
-    memory = footprint(configs, most_bytes)
+    memory = _with_room_for_cached(footprint(configs, most_bytes), usable_bytes)
     return memory, np.minimum(usable_bytes - memory.needed_bytes, _host_headroom_bytes(configs, request))
 
 
@@ -149,7 +154,14 @@ def memory_of_ranks(layout: Layout, request: PlanRequest) -> tuple[MemoryUse, ..
     """Return the memory of each pipeline rank of one layout; the fullest is what `price` says of it."""
     configs = request.configs(_with_cuts(layout_table([layout] * layout.pp), request))
     memory = footprint_of_rank(configs, np.arange(layout.pp))
+    memory = _with_room_for_cached(memory, request.cluster.device.usable_memory_bytes)
     return tuple(memory_use(memory, rank) for rank in range(layout.pp))
+
+
+def _with_room_for_cached(memory: Footprint, usable_bytes: float) -> Footprint:
+    """Return the memory with no more cached blocks than a device has room for: it reserves no more than it has."""
+    room_bytes = np.maximum(0.0, usable_bytes - memory.needed_bytes)
+    return replace(memory, cached_bytes=np.minimum(memory.cached_bytes, room_bytes))
 
 
 def is_tight(layout: Layout, request: PlanRequest) -> bool:
@@ -161,6 +173,43 @@ def is_tight(layout: Layout, request: PlanRequest) -> bool:
     is_over = bool((memory.needed_bytes > request.cluster.device.usable_memory_bytes).any())
     has_host_room = (_host_headroom_bytes(configs, request) >= 0).all()
     return is_over and bool(runs_at_limit(memory, configs).all() and has_host_room)
+
+
+class HostUse(NamedTuple):
+    """What one layout keeps in the host's memory."""
+
+    needed_bytes: float
+    """Of a rank."""
+    usable_bytes: float
+    """A rank's share: the host's memory by its devices."""
+    kept: tuple[str, ...]
+    """What waits there, with the key of the job that moves it."""
+
+    @property
+    def words(self) -> str:
+        """Return what does not fit in the host's memory, and what makes it."""
+        return (
+            f"a rank needs {format_bytes(self.needed_bytes)} of the host's memory for {' and '.join(self.kept)}, and "
+            f"its share of that is {format_bytes(self.usable_bytes)} (more devices keep less each, and fewer "
+            "devices of a node have more each)"
+        )
+
+
+def host_use(layout: Layout, request: PlanRequest) -> HostUse | None:
+    """Return what a layout keeps in the host's memory; None where that is nothing."""
+    setup = request.setup
+    keys = {
+        "state (layout.cpu_offload)": layout.cpu_offload,
+        "activations (layout.activation_offload)": layout.activation_offload,
+        'the embedding (memory.embedding = "uvm")': setup.pools_embedding and not layout.cpu_offload,
+        'optimizer state (memory.optimizer_state = "uvm")': setup.pools_optimizer_state and not layout.cpu_offload,
+    }
+    kept = tuple(words for words, is_there in keys.items() if is_there)
+    if not kept:
+        return None
+    configs = request.configs(_with_cuts(layout_table([layout]), request))
+    share_bytes = HOST_BYTES / request.cluster.devices_per_node
+    return HostUse(share_bytes - float(_host_headroom_bytes(configs, request)[0]), share_bytes, kept)
 
 
 def _host_headroom_bytes(configs: Configurations, request: PlanRequest) -> Floats:
@@ -190,7 +239,7 @@ def join(parts: list[Priced]) -> Priced:
         names = [column.name for column in fields(tables[0])]
         return type(tables[0])(**{one: np.concatenate([getattr(table, one) for table in tables]) for one in names})
 
-    headroom = np.concatenate([part.free_bytes for part in parts])
+    headroom = np.concatenate([part.headroom_bytes for part in parts])
     layouts = concatenate([part.layouts for part in parts])
     return Priced(layouts, joined("memory"), headroom, joined("step"), dict(first.known))
 

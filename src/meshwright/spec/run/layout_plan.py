@@ -33,7 +33,10 @@ class Candidate(Frozen):
     estimate: Estimate
     """Its step time and memory."""
     free_bytes: int
-    """What its fullest rank leaves of the device's usable memory, bytes; negative where it lacks some."""
+    """What its fullest rank does not reserve of its device's usable memory, bytes; negative where it lacks some."""
+    headroom_bytes: int
+    """What that rank can still take: of its device, which gives back cached blocks then, or of its share of the host's
+    memory where less is left of that, bytes; negative where it does not fit."""
     is_tight: bool = False
     """Whether it fits all the same, of a layout that was set by hand: at the device's limit the allocator gives back
     what it caches."""
@@ -45,7 +48,12 @@ class Candidate(Frozen):
     @property
     def fits(self) -> bool:
         """Return whether it is predicted to run on its devices."""
-        return self.free_bytes >= 0 or self.is_tight
+        return self.headroom_bytes >= 0 or self.is_tight
+
+    def is_limited_by_host(self, usable_bytes: float) -> bool:
+        """Return whether less is left of the host's memory than of the device's `usable_bytes`."""
+        # Headroom is rounded to bytes.
+        return self.headroom_bytes < round(usable_bytes - self.estimate.memory.needed_bytes) - 1
 
     @property
     def step_s(self) -> float:
@@ -194,7 +202,7 @@ class Plan(Frozen):
         """Whether the layout that the job sets fits and is faster than all that were searched: it sets other keys."""
         margin_bytes = self.memory_margin * self.usable_memory_bytes
         given = None if self.given_misfit else self.given
-        return given is not None and given.free_bytes >= margin_bytes and self.is_faster(given.step_s)
+        return given is not None and given.headroom_bytes >= margin_bytes and self.is_faster(given.step_s)
 
 
 class Reliability(Frozen):

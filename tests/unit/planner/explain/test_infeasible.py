@@ -189,3 +189,23 @@ def test_what_each_block_saves_is_not_searched(key: str) -> None:
 def test_stages_that_some_schedule_takes_give_a_plan(fixed: dict[str, Any]) -> None:
     pick = make_plan(ask("llama3-8b", 8, **fixed), num_runners_up=1, min_scored=0).pick.layout
     assert {key: getattr(pick, key) for key in fixed} == fixed
+
+
+def test_a_full_host_is_named_where_the_state_must_wait_there() -> None:
+    question = ask("llama3-405b", 8, batch=16, cluster="b300-ib800", cpu_offload=True)
+    with pytest.raises(InfeasibleLayout) as raised:
+        find(question)
+    message = str(raised.value)
+    assert "of the host's memory for state (layout.cpu_offload)" in message
+    assert "on a device that can give" not in message
+    assert "devices with more memory" not in message, "larger devices have no larger host"
+    assert ": take 32 devices; set by you" in message
+
+
+def test_only_devices_with_a_cluster_are_offered_and_what_does_not_help_comes_last() -> None:
+    question = ask("llama3-405b", 2, batch=16, cluster="h100-ib400", dp_shard=1, dp_replicate=1, cp=1, pp=1, ep=1)
+    with pytest.raises(InfeasibleLayout) as raised:
+        find(question)
+    message = str(raised.value)
+    assert "tpu" not in message
+    assert "would do, " not in message

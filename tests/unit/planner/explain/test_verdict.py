@@ -9,9 +9,10 @@ import pytest
 from meshwright.planner.candidate import judge
 from meshwright.planner.explain.verdict import memory_fixes, verdict
 from meshwright.planner.recompute_choice import with_recompute
+from meshwright.planner.search.price import memory_of_ranks
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.layout_text import parse_layout
-from meshwright.units import GiB
+from meshwright.units import GiB, format_bytes
 from questions import ask
 
 LAYOUT = Layout(dp_shard=16, microbatch_size=2)
@@ -112,3 +113,46 @@ def test_fixed_segments_give_no_pages_back() -> None:
     assert chosen.given is not None
     assert judge(chosen.given, chosen).is_tight
     assert not judge(chosen.given, fixed).fits
+
+
+def test_a_full_host_is_named_and_not_its_devices() -> None:
+    question = ask("llama3-70b", 8, seq_len=4096, batch=16, cluster="b300-ib800")
+    offloaded = Layout(dp_shard=8, microbatch_size=2, cpu_offload=True, activation_checkpoint="full")
+    found = verdict(replace(question, given=offloaded))
+    assert found.problem() is None
+    assert found.candidate.free_bytes == pytest.approx(found.usable_bytes - found.reserved_bytes, abs=1)
+    assert found.reserved_bytes < 40 * GiB, "state on the host takes nothing of the device"
+    assert found.host is not None
+    assert found.host.needed_bytes == pytest.approx(16 * question.setup.model.num_parameters / 8)
+    full = verdict(replace(ask("llama3-405b", 8, batch=16, cluster="b300-ib800"), given=offloaded))
+    assert full.host is not None
+    assert full.host.needed_bytes > full.host.usable_bytes
+    problem = str(full.problem())
+    assert f"{format_bytes(full.host.needed_bytes)} of the host's memory for state (layout.cpu_offload)" in problem
+    assert f"its share of that is {format_bytes(full.host.usable_bytes)}" in problem
+    assert "of a device" not in problem
+
+
+def test_cached_blocks_are_reserved_not_free_and_no_reason_for_a_misfit() -> None:
+    question = ask("llama3-8b", 8, seq_len=2048, batch=64)
+    layout = Layout(dp_shard=8, microbatch_size=1, compile=True, activation_checkpoint="full")
+    found = verdict(replace(question, given=layout))
+    memory = found.candidate.estimate.memory
+    assert memory.cached_bytes > 0
+    assert found.reserved_bytes == found.needed_bytes + memory.cached_bytes
+    assert found.candidate.free_bytes == pytest.approx(found.usable_bytes - found.reserved_bytes, abs=1)
+    assert memory_of_ranks(layout, question)[0] == memory
+
+
+def test_no_more_is_cached_than_a_device_has_room_for() -> None:
+    question = ask("llama3-8b", 8, seq_len=2048, batch=64)
+    layout = Layout(dp_shard=8, microbatch_size=1, compile=True, activation_checkpoint="full")
+    needed_bytes = judge(layout, question).estimate.memory.needed_bytes
+    device = question.cluster.device
+    less = device.memory_bytes.value - device.usable_memory_bytes + needed_bytes + 1
+    memory_bytes = device.memory_bytes.model_copy(update={"value": less})
+    cluster = question.cluster.replace(device=device.replace(memory_bytes=memory_bytes))
+    candidate = judge(layout, question.with_setup(cluster=cluster))
+    assert candidate.fits
+    assert candidate.free_bytes >= 0
+    assert candidate.estimate.memory.reserved_bytes <= cluster.device.usable_memory_bytes + 1

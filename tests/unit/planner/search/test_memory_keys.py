@@ -82,7 +82,7 @@ def test_the_fastest_of_all_with_their_memory_keys_is_found_without_scoring_all(
     every = price(layout_space(question, menu_of(question)), question)
     found = find(question, min_scored=0)
     assert found.num_scored < len(layout_space(question, menu_of(question)))
-    assert (found.priced.free_bytes >= question.margin_bytes).all()
+    assert (found.priced.headroom_bytes >= question.margin_bytes).all()
     assert found.priced.total_s.min() <= every.total_s.min() * 1.002
     plain = search(question, without_memory_keys(menu_of(question)), min_scored=0)
     assert found.priced.total_s.min() < plain.priced.total_s.min(initial=np.inf)

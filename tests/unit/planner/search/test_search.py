@@ -45,7 +45,7 @@ def everything(name: str) -> Priced:
 
 def fits(priced: Priced, question: PlanRequest) -> Bools:
     """Return which layouts leave the margin free."""
-    return np.asarray(priced.free_bytes >= question.margin_bytes)
+    return np.asarray(priced.headroom_bytes >= question.margin_bytes)
 
 
 KEY = (
@@ -73,7 +73,7 @@ def test_the_fastest_of_all_is_found_without_scoring_all(name: str) -> None:
     question, every = QUESTIONS[name], everything(name)
     found = search(question, menu_of(question), min_scored=0)
     assert found.num_scored <= len(every)
-    assert (found.priced.free_bytes >= question.margin_bytes).all()
+    assert (found.priced.headroom_bytes >= question.margin_bytes).all()
     assert found.priced.total_s.min() <= every.total_s[fits(every, question)].min() * 1.002
 
 
@@ -114,7 +114,7 @@ def test_finalists_are_in_the_order_of_their_replayed_steps_and_differ() -> None
 def test_of_equally_fast_layouts_the_one_that_leaves_more_memory_is_first() -> None:
     question = QUESTIONS["8b on 8"]
     twice = price(layout_table([Layout(dp_shard=8, activation_checkpoint="full")] * 2), question)
-    lean = replace(twice, free_bytes=np.array([1.0, 2.0]))
+    lean = replace(twice, headroom_bytes=np.array([1.0, 2.0]))
     assert lean.by_time.tolist() == [1, 0]
 
 

@@ -82,7 +82,7 @@ def test_memory_decides_between_equally_simple_layouts_that_are_as_fast() -> Non
     usable_bytes = question.cluster.device.usable_memory_bytes
     fastest_s = priced.total_s[is_alike].min()
     assert fastest_s < _total_s(pick) < 1.01 * fastest_s
-    roomier = is_alike & (priced.free_bytes > pick.free_bytes + MEMORY_STEP * usable_bytes)
+    roomier = is_alike & (priced.headroom_bytes > pick.headroom_bytes + MEMORY_STEP * usable_bytes)
     assert priced.total_s[roomier].min(initial=np.inf) > 1.01 * fastest_s
 
 
