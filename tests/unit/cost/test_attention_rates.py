@@ -106,6 +106,7 @@ def test_a_plan_names_the_kernel_and_a_faster_backend() -> None:
     plan = make_plan(request)
     (found,) = [one for one in plan.what_ifs if "attention_backend" in one.change]
     assert found.best.layout.attention_backend in ("varlen", "flex")
+    assert found.change.startswith(f"layout.attention_backend={found.best.layout.attention_backend}")
     assert found.best.step_s < plan.pick.step_s
     assert plan.attention == attention_words(plan.pick.layout, request)
     own_words = attention_words(found.best.layout, request)

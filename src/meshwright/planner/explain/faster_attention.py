@@ -75,8 +75,8 @@ def faster_backends(finalists: LayoutTable, request: PlanRequest) -> Iterator[Wh
         best = candidate_at(priced, int(fitting[0]), request)
         backend = best.layout.attention_backend
         others = changes(layout_at(finalists, 0, request), best.layout)
-        del others["attention_backend"]
-        change = ", ".join([f"attention_backend {backend}", *([listed(others)] if others else [])])
+        changed = {"attention_backend": backend, **others}
+        change = listed({f"layout.{key}": value for key, value in changed.items()})
         note = f"layout.attention_backend: no run of ours has timed {backend} on {request.cluster.device.name}"
         yield WhatIf(change=change, best=best, note=note)
 
