@@ -341,7 +341,8 @@ def test_a_precision_that_the_device_has_no_rate_for_is_a_problem(capsys: pytest
     file = job_file('[cluster]\nname = "v100-opa400"\n[precision]\ncompute = "bfloat16"\n')
     shown = refusal(capsys, file)
     assert shown.startswith("error: job.toml:4: device v100-sxm-32gb has no bfloat16 matmul rate in the catalogue")
-    assert 'set precision.compute to "float32", or plan for other software with --precision float16, or add' in shown
+    others = "or price other software with `meshwright plan --precision float16`, or add"
+    assert f'set precision.compute to "float32", {others}' in shown
     assert "step" in summary_of(capsys, file, "precision.compute=float32")
     assert run(["plan", file]) == 2
     assert shown.removeprefix("error: job.toml:4: ") in capsys.readouterr().err
@@ -587,3 +588,26 @@ def test_a_profile_of_steps_after_the_last_is_refused(
 
 def test_the_last_step_can_be_profiled(capsys: pytest.CaptureFixture[str]) -> None:
     assert "job" in summary_of(capsys, job_file(), "run.profile_start=60", "train.steps=60")
+
+
+def test_a_layout_that_does_not_fit_is_not_called_valid(capsys: pytest.CaptureFixture[str]) -> None:
+    text = '[model]\nsource = "llama3-70b"\n[cluster]\nname = "h100-ib400"\n[layout]\ndp_shard = 8\n'
+    assert run(["check", job_file(text)]) == 2
+    shown = capsys.readouterr()
+    assert shown.out.startswith("job     job.toml: keys valid, layout does not fit\n")
+    assert "configuration valid" not in shown.out
+    assert "`meshwright plan` searches all layouts for one that fits" in shown.err
+
+
+def test_a_budget_that_formulas_refuse_is_said_to_be_theirs(capsys: pytest.CaptureFixture[str]) -> None:
+    text = '[model]\nsource = "llama3-8b"\n[cluster]\nname = "h100-ib400"\n[layout]\ndp_shard = 8\n'
+    keys = ["layout.activation_checkpoint=auto", "layout.memory_budget_bytes=1000000000"]
+    assert run(["check", job_file(text), *keys]) == 2
+    assert "train and simulate choose by a trace, which may need up to 5 % more" in capsys.readouterr().err
+
+
+def test_an_interval_of_recomputation_beyond_the_blocks_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = [job_file(), "layout.activation_checkpoint=full"]
+    assert "note" not in summary_of(capsys, *keys, "layout.activation_checkpoint_every=2")
+    note = summary_of(capsys, *keys, "layout.activation_checkpoint_every=99")["note"]
+    assert note.startswith("layout.activation_checkpoint_every = 99 is more than the model's num_layers = ")

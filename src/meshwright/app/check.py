@@ -54,7 +54,7 @@ class Checked(Result):
         return json.dumps({**record, "lines": self.lines, "figures": asdict(self.figures)}, indent=2)
 
     def _summary(self) -> str:
-        return f"Check {dict(self.lines)['job']}{'' if self.misfit is None else ', does not fit'}"
+        return f"Check {dict(self.lines)['job']}"
 
     def _page(self) -> Iterator[Text]:
         # Not wrapped: lines of a log are searched.
@@ -94,8 +94,22 @@ def check(
     predicted, misfit, found_verdict = estimate(resolved, ranks)
     settled, note = settle_float8_for_check(resolved, ranks)
     notes = [("note", text) for text in (note, resume_note(resolved) if resume else None) if text]
+    notes += [("note", text) for text in _interval_note(resolved.job)]
     lines = (*summary(settled, ranks), *predicted, *notes)
+    if misfit is not None:
+        first = ("job", f"{resolved.path}: keys valid, layout does not fit")
+        lines = (first, *(line for line in lines if line[0] != "job"))
     return Checked(lines, misfit, check_figures(settled.job, ranks, found_verdict))
+
+
+def _interval_note(job: Job) -> Iterator[str]:
+    """Yield that blocks are recomputed at a distance that the model's blocks do not reach."""
+    every, architecture = job.layout.activation_checkpoint_every, resolve_architecture(job.model)
+    if architecture is not None and every > architecture.num_layers:
+        yield (
+            f"layout.activation_checkpoint_every = {every} is more than the model's num_layers = "
+            f"{architecture.num_layers}: the first block of each stage alone is recomputed"
+        )
 
 
 def resume_note(resolved: ResolvedJob) -> str | None:

@@ -24,6 +24,8 @@ from meshwright.spec.model.model_spec import ModelSpec
 
 _SHARE_OF_DEVICE = 0.95
 """Of a device's usable memory: the rest is for what the allocator rounds up and cannot use."""
+_TRACE_ERROR = 0.05
+"""Bound of allocated bytes, formula against trace (tests/fake_ranks/agreement/test_reserved_memory.py)."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,11 @@ def choose_recompute(layout: Layout, request: PlanRequest, asked_bytes: int | No
     try:
         return RecomputeChoice(with_checkpoints(layout, choose_checkpoints(blocks, budget_bytes, measure)))
     except InfeasibleLayout as misfit:
-        return RecomputeChoice(layout.replace(activation_checkpoint="full"), misfit)
+        words = (
+            f"{misfit}. Formulas say so; train and simulate choose by a trace, which may need up to "
+            f"{100 * _TRACE_ERROR:g} % more: allow for that in the budget"
+        )
+        return RecomputeChoice(layout.replace(activation_checkpoint="full"), InfeasibleLayout(words))
 
 
 def with_recompute(request: PlanRequest, asked_bytes: int | None) -> PlanRequest:

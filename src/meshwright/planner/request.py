@@ -146,7 +146,7 @@ def _advice(device: Device, is_option: bool) -> str:
     others = [name for name in priced if name not in of_jobs]
     set_to = " or ".join(f'"{name}"' for name in of_jobs)
     ways = [f"set precision.compute to {set_to}"] if of_jobs else []
-    ways += [f"plan for other software with --precision {' or '.join(others)}"] if others else []
+    ways += [f"price other software with `meshwright plan --precision {' or '.join(others)}`"] if others else []
     return "".join(f"{way}, or " for way in ways)
 
 
