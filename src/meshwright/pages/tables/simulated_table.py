@@ -81,8 +81,7 @@ def fastest_words(plan: Plan) -> str:
 
 def _memory_needed(plan: Plan) -> str:
     """Return how much more or less memory the fastest layout needs than the pick."""
-    fastest, pick = plan.fastest.estimate.memory, plan.pick.estimate.memory
-    more_bytes = fastest.needed_bytes - pick.needed_bytes
+    more_bytes = plan.pick.headroom_bytes - plan.fastest.headroom_bytes
     if not more_bytes:
         return "needs as much memory"
     return f"needs {format_bytes(abs(more_bytes))} {'more' if more_bytes > 0 else 'less'}"

@@ -93,7 +93,7 @@ def test_a_pick_that_is_as_simple_as_the_fastest_layout_is_not_called_simpler() 
     pick, fastest = roomier.pick, roomier.fastest
     assert (pick.layout.microbatch_size, fastest.layout.microbatch_size) == (1, 2)
     assert complexity_of(pick) == complexity_of(fastest)
-    assert pick.free_bytes > fastest.free_bytes
+    assert pick.headroom_bytes > fastest.headroom_bytes
     assert not roomier.is_simpler
     assert make_plan(ask("llama3-8b", 8, seq_len=8192, batch=128)).is_simpler
 
