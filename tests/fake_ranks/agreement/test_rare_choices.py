@@ -44,11 +44,21 @@ CASES = (
     "model.options.num_layers=6 layout.pp=2 layout.tp=4 train.global_batch_size=4 optimizer.state_dtype=bfloat16",
 )
 QUICK = CASES[0]
+TIED = "model.source=qwen3-0.6b model.options.num_layers=2 train.seq_len=512 layout.dp_shard=1 layout.compile=true"
+"""One device, a head tied to the embedding, and microbatches too short to hide its gradients."""
 
 
 @pytest.mark.timeout(300)
 def test_a_block_with_eager_attention_agrees(tmp_path: Path) -> None:
     _compare(tmp_path, QUICK)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("graphs", ["true", "false"])
+def test_what_casts_and_adds_up_in_each_microbatch_is_counted(tmp_path: Path, graphs: str) -> None:
+    both = predict_both(tmp_path, JOB, f"{TIED} layout.cuda_graphs={graphs}")
+    both.require_equal_steps(MOST_OFF_STEP)
 
 
 @pytest.mark.long

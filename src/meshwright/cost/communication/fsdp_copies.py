@@ -8,6 +8,7 @@
     kept        2 bytes for each byte of the copy that a group of ranks keeps of what it frees
     reductions  a microbatch's gradients cast, added up and copied into the reduction's input
     added       shards of gradients that are reduced in each microbatch, next to what computes (ours)
+    tied        autograd's sum of the two gradients of a tied embedding, in each microbatch (ours)
 
 Counted from traces of FSDP2. Ignored: that kernels next to those that compute take bandwidth from them.
 """
@@ -42,6 +43,7 @@ class FsdpCopies:
         # Multipliers of other software were fitted to whole steps with copies that nothing slows.
         slower = np.where(self.parallel.is_own, slow.compute * slow.overhead, 1.0)
         backward = backward + kernel_s * fsdp_kernels(self.parallel, position.row)
+        backward = backward + tied_bytes(self.parallel, position.row) / memory_rate
         # A model's graph has one stream; what is reduced last is added up when nothing is left to compute.
         is_exposed = self.parallel.layouts.compiles_model | (position.kind != BLOCK)
         backward = backward + is_exposed * added_s(self.parallel, position.row, memory_rate, kernel_s)
@@ -144,9 +146,13 @@ def _adds_reduced(dp: DataParallel) -> Bools:
 
 
 def fsdp_kernels(dp: DataParallel, row: Ints) -> Floats:
-    """Return the kernels that add up one row's whole gradients after each microbatch: ours, one for each tensor."""
-    adds = dp.is_own & dp.shards_parameters & (dp.num_microbatches > 1) & ~_adds_reduced(dp)
-    return np.where(adds, dp.work.blocks.num_tensors[row], 0.0)
+    """Return the kernels that add up one row's whole gradients after each microbatch: ours, one for each tensor. Graphs
+    also cast each tensor and its gradient, and add in a step's only microbatch, too.
+    """
+    is_graph = dp.layouts.cuda_graphs & ~dp.layouts.compiles_model
+    adds = dp.is_own & dp.shards_parameters & ((dp.num_microbatches > 1) | is_graph) & ~_adds_reduced(dp)
+    each = np.where(is_graph & (dp.element_bytes < _MASTER_BYTES), 3.0, 1.0)
+    return np.where(adds, each * dp.work.blocks.num_tensors[row], 0.0)
 
 
 def reordered_experts(dp: DataParallel, row: Ints) -> Floats:
@@ -164,7 +170,8 @@ def _bytes_of_whole(dp: DataParallel) -> Floats:
     A model's graph casts parameters in forward and again in backward, and gradients; what is summed over replicas in
     it is copied out of a bucket, and the gradients of several microbatches are added up. FSDP2 still casts parameters
     and copies them, takes each microbatch's gradients into a sum, and copies that three times: into its buffer,
-    divided, and out of it. Without it autograd adds up the gradients of several microbatches.
+    divided, and out of it. Without it autograd adds up the gradients of several microbatches. Microbatches that are
+    graphs have no FSDP2 (parallelism/graph/cuda_graph.py): of_graphs.
     """
     last, element, reduce = 1.0 / dp.num_microbatches, dp.element_bytes, dp.reduce_bytes
     parameters = last * (_MASTER_BYTES + 3 * element)
@@ -177,7 +184,26 @@ def _bytes_of_whole(dp: DataParallel) -> Floats:
     is_joined = (dp.layouts.dp_replicate > 1) & (dp.num_microbatches == 1)
     of_graph = 2 * (_MASTER_BYTES + element) + element + reduce + (1 - last) * 3 * reduce + is_joined * 2 * reduce
     of_sums = np.where(dp.sums_in_place, (1 - last) * 3 * reduce, of_hooks)
+    # Each graph casts parameters and gradients again, and adds to buffers that are zeroed once a step.
+    of_graphs = 2 * _cast_bytes(dp) + 3 * _MASTER_BYTES + last * _MASTER_BYTES
+    of_sums = np.where(dp.layouts.cuda_graphs, of_graphs, of_sums)
     return np.asarray(np.where(dp.layouts.compiles_model, of_graph, of_sums))
+
+
+def _cast_bytes(dp: DataParallel) -> Floats:
+    """Return the bytes that a cast between a parameter's own format and that of matmuls moves; 0 where they are one."""
+    return np.where(dp.element_bytes < _MASTER_BYTES, _MASTER_BYTES + dp.element_bytes, 0.0)
+
+
+def tied_bytes(dp: DataParallel, row: Ints) -> Floats:
+    """Return the bytes that are moved to add the gradient of a tied head to that of the embedding, before anything else
+    reads them. In graphs each of the two casts the parameter and its own gradient, so that the sum is in the
+    parameter's format. A model's graph does it in kernels that it has anyway; a pipeline's stages hold copies.
+    """
+    layouts = dp.layouts
+    moved = np.where(layouts.cuda_graphs, 2 * _cast_bytes(dp) + 3 * _MASTER_BYTES, 3 * dp.element_bytes)
+    adds = dp.is_own & (layouts.pp == 1) & ~layouts.compiles_model
+    return np.where(adds, dp.work.blocks.tied_parameters[row] * moved, 0.0)
 
 
 def _bytes_of_embedding(dp: DataParallel) -> Floats:

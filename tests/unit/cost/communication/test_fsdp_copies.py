@@ -9,7 +9,7 @@ from cost_configs import configs, training_setup
 from meshwright.cost.block_positions import block_positions
 from meshwright.cost.communication.contention import computing_shares
 from meshwright.cost.communication.data_parallel import DataParallel
-from meshwright.cost.communication.fsdp_copies import FsdpCopies, added_s, fsdp_copies_s, fsdp_kernels
+from meshwright.cost.communication.fsdp_copies import FsdpCopies, added_s, fsdp_copies_s, fsdp_kernels, tied_bytes
 from meshwright.cost.stack_factors import StackFactors
 from meshwright.cost.work import BLOCK, work_of
 from meshwright.spec.layout.layout import Layout
@@ -68,6 +68,33 @@ def test_whole_gradients_are_added_up_where_a_step_is_reduced_once() -> None:
     # One microbatch of four casts its gradients, others add theirs, and one copies the sums: 4 bytes each way.
     of_four = (2 + 4) + 3 * (2 + 4 + 4) + (4 + 4)
     assert bytes_of_block(layout, 4) == pytest.approx((4, 4 + of_four / 4))
+
+
+def test_graphs_cast_in_each_microbatch_and_add_to_buffers_that_are_zeroed_once() -> None:
+    layout = Layout(cuda_graphs=True)
+    # Parameters and gradients are cast, 2 and 4 bytes; two float32 numbers are read and one is written.
+    for num_microbatches in (1, 4):
+        expected = (0, 2 * (2 + 4) + 3 * 4 + 4 / num_microbatches)
+        assert bytes_of_block(layout, num_microbatches) == pytest.approx(expected)
+    assert fsdp_kernels(*parallel_of(layout, 1)).tolist() == [3 * 9]
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
+        (Layout(), 3 * 2),
+        (Layout(dp_shard=8), 3 * 2),
+        (Layout(cuda_graphs=True), 2 * (2 + 4) + 3 * 4),
+        (Layout(compile="model"), 0),
+        (Layout(pp=2), 0),
+    ],
+)
+def test_the_gradients_of_a_tied_head_are_added_to_those_of_the_embedding(layout: Layout, expected: float) -> None:
+    case = configs(training_setup("qwen3-0.6b", stack="meshwright", global_batch_size=layout.dp), layout)
+    parallel = DataParallel(case, work_of(case))
+    tied = parallel.work.blocks.tied_parameters
+    head = np.flatnonzero(tied)
+    assert tied_bytes(parallel, head) / tied[head] == pytest.approx(expected)
 
 
 def test_each_tensor_is_added_by_a_kernel_of_its_own() -> None:
