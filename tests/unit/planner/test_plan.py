@@ -175,6 +175,17 @@ def test_lower_precision_is_only_a_what_if() -> None:
 
 
 @pytest.mark.slow
+def test_a_lower_precision_saves_what_a_plan_with_it_finds() -> None:
+    # In bfloat16 parameters have to be on the host, in float8 there is room for them.
+    asked = ask("llama3.2-3b", 4, cluster="rtx-4090-node", seq_len=8192, batch=16)
+    found = make_plan(asked, min_scored=0)
+    lower = asked.with_setup(workload=asked.workload.replace(precision="float8-tensorwise"))
+    assert found.pick.layout.cpu_offload
+    what_if = next(one for one in found.what_ifs if one.change == "precision.float8=tensorwise")
+    assert what_if.best.step_s == pytest.approx(make_plan(lower, min_scored=0).fastest.step_s, rel=1e-6)
+
+
+@pytest.mark.slow
 def test_memory_is_told_for_every_pipeline_rank_and_the_fullest_is_the_picks() -> None:
     ranks = plan().memory_by_pipeline_rank
     assert len(ranks) == plan().pick.layout.pp

@@ -12,9 +12,10 @@ from meshwright.planner.candidate import candidate_at, layout_at
 from meshwright.planner.explain.explain import KEYS, change_of
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.finalists import best_of
+from meshwright.planner.search.menu import memory_options, menu_of
 from meshwright.planner.search.price import Priced, price, steps_of_each_s
-from meshwright.planner.search.rules import is_valid
-from meshwright.planner.search.space import keeps_alike, reduces_alike
+from meshwright.planner.search.rules import is_valid, shares_batch
+from meshwright.planner.search.space import keeps_alike, reduces_alike, vary, with_memory_options, with_ways
 from meshwright.spec.frozen import Frozen
 from meshwright.spec.job.float8_ladder import obstacle
 from meshwright.spec.job.sections import Float8Recipe
@@ -164,6 +165,9 @@ _CHANGES: tuple[tuple[str, Callable[[Cluster, float], Cluster], float], ...] = (
 LATENCIES = ("collective_s", "exchange_s", "send_s")
 """The constants of the cost model that a collective or a send takes however small it is."""
 _LATENCY_CHANGE = 1.0
+_NUM_VARIED = 4
+"""Finalists whose ways to spend memory are all priced in a lower precision; all of ten take as long as a tenth of a
+plan."""
 _LOW_PRECISIONS: tuple[tuple[str, Precision], ...] = (("float8", "float8-tensorwise"), ("float4", "nvfp4"))
 
 
@@ -196,7 +200,9 @@ def _sensitivity(
 
 
 def what_ifs(finalists: LayoutTable, request: PlanRequest) -> Iterator[WhatIf]:
-    """Yield the best of `finalists` in each lower precision that the device has and the job does not ask for."""
+    """Yield the best of `finalists`, also with other ways to spend memory, in each lower precision that the device has
+    and the job does not ask for.
+    """
     if request.workload.precision != "bfloat16":
         return
     for dtype, precision in _LOW_PRECISIONS:
@@ -208,7 +214,7 @@ def what_ifs(finalists: LayoutTable, request: PlanRequest) -> Iterator[WhatIf]:
         lower = request.with_setup(workload=request.workload.replace(precision=precision))
         # Some precisions go with no async_tp.
         plain = replace(finalists, async_tp=np.zeros(len(finalists), np.bool_))
-        possible = concatenate([finalists, plain])
+        possible = concatenate([finalists, plain, _with_other_memory(plain, request)])
         possible = possible.take(is_valid(possible, lower))
         if len(possible) and len(priced := price(possible, lower)):
             best = candidate_at(priced, int(priced.by_time[0]), lower)
@@ -216,6 +222,14 @@ def what_ifs(finalists: LayoutTable, request: PlanRequest) -> Iterator[WhatIf]:
             if not is_ours:
                 note += ", and the trainer does not compute it yet: a figure for other software"
             yield WhatIf(change=words, best=best, note=note, is_runnable=is_ours)
+
+
+def _with_other_memory(finalists: LayoutTable, request: PlanRequest) -> LayoutTable:
+    """Return the first of `finalists` with every microbatch and way to spend memory: another precision needs less."""
+    menu = menu_of(request)
+    table = vary(finalists.take(np.arange(min(len(finalists), _NUM_VARIED))), {"microbatch_size": menu.microbatch_size})
+    table = table.take(shares_batch(table, request))
+    return with_memory_options(with_ways(table, menu), memory_options(menu))
 
 
 def _setting(precision: Precision, request: PlanRequest) -> tuple[str, bool]:
