@@ -179,7 +179,7 @@ class RankFootprint(RankGaps):
     def _last_reduction(self) -> Moment:
         """Return what reducing the gradients of what stands outside of blocks adds, when all others are reduced."""
         is_sum = self.accumulates & ~self.reduces_each
-        last = self.lasting + self.memory.ends.first * self.is_first * self.is_graph
+        last = (self.lasting + self.memory.ends.first * self.is_first * self.is_graph) * ~self.is_captured
         own = self.copies * last.whole * np.where(is_sum, self.reduce_bytes, self.compute_bytes)
         gathered = np.where(self.stays_gathered, self.gathered(self.all_blocks), 0.0)
         shards, divided = self.new_shards(self.elements.shared), self.divided(last)
@@ -190,7 +190,7 @@ class RankFootprint(RankGaps):
         wide = self.casts_sums * self.reduces_each * last.shared * self.reduce_bytes
         return self._moment(
             elsewhere=shards + divided,
-            unsharded_parameters_bytes=gathered + np.maximum(own - freed, divided),
+            unsharded_parameters_bytes=gathered + np.maximum(own - freed, divided) + self.captured_gradients(),
             gradients_bytes=shards + wide,
             communication_buffers_bytes=read,
             gaps=freed,

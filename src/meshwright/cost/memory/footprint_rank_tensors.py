@@ -31,6 +31,8 @@ class RankTensors:
         self.outside = memory.ends.first * self.is_first + self.after_blocks
         self.is_graph = layouts.compiles_model
         """Whether the model is one graph, which gathers and reduces each parameter where it is used, on one stream."""
+        self.is_captured = layouts.cuda_graphs & ~self.is_graph
+        """Whether microbatches are CUDA graphs, without FSDP2: they cast gradients, and reduce nothing."""
         is_one_unit = ~self.is_graph & (not stack.shards_ends_apart)
         self.head = memory.ends.with_tied_head * self.is_last
         """What stands after the blocks, a tied head included, though its parameter is the embedding's."""
@@ -107,6 +109,14 @@ class RankTensors:
         """Return the bytes of the head's gradients, which a microbatch has from its loss to the last reduction."""
         tied = self.head.whole - self.after_blocks.whole
         return self.is_sharded * np.where(self.is_graph, tied, self.lasting_head.whole) * self.compute_bytes
+
+    def captured_gradients(self) -> Floats:
+        """Return the bytes of the embedding's gradients in CUDA graphs: as computed and cast; of a tied one the two
+        that autograd adds to a third, all cast.
+        """
+        tied = self.lasting_head.whole - self.after_blocks.whole
+        each = np.where(tied > 0, 3 * self.reduce_bytes, self.compute_bytes + self.reduce_bytes)
+        return np.asarray(self.is_captured * self.copies * self.memory.ends.first.whole * self.is_first * each)
 
     def graph_reduction(self) -> Floats:
         """Return the bytes of the gradients of a head that is not tied, which one graph reduces meanwhile, and of their
