@@ -234,11 +234,13 @@ HOST = load_cluster("cpu-local").device.replace(
 def test_on_a_host_operators_take_what_was_measured() -> None:
     product = signature("aten.mm.default", [(64, 64)] * 2, (64, 64), dtype="float32")
     added = signature("aten.add.Tensor", [(1000,)] * 2, (1000,), dtype="float32")
+    rolled = signature("aten.roll.default", [(1000,)], (1000,), dtype="float32")
     empty = signature("aten.empty.memory_format", [], (1000,), dtype="float32")
     gathered = signature("c10d._allgather_base_.default", [(1000,)], (2000,), dtype="float32")
-    seconds = op_seconds([product, added, empty, gathered], HOST)
-    # The one that nobody met has the median of starts and of rates: on a host even an allocation takes its time.
-    assert seconds == pytest.approx([1e-5 + 2 * 64**3 / 1e11, 2e-5 + 12000 / 1e10, 2.5e-5 + 4000 / 2e10, 0.0])
+    seconds = op_seconds([product, added, rolled, empty, gathered], HOST)
+    # One that was not measured has the median of starts and of rates; an allocation starts, too, and moves no bytes.
+    of_others = [2.5e-5 + 8000 / 2e10, 2.5e-5]
+    assert seconds == pytest.approx([1e-5 + 2 * 64**3 / 1e11, 2e-5 + 12000 / 1e10, *of_others, 0.0])
 
 
 def test_flops_that_nobody_measured_on_a_host_are_refused() -> None:
