@@ -139,7 +139,7 @@ def test_a_spike_is_skipped(tmp_path: Path) -> None:
     assert dict(losses_of(run))[24] < guarded[1]
 
 
-@pytest.mark.parametrize("stop_after", [5, 7, 8, 14])
+@pytest.mark.parametrize("stop_after", [7, *(pytest.param(step, marks=pytest.mark.long) for step in (5, 8, 14))])
 def test_a_run_that_was_stopped_decides_as_one_that_was_not(tmp_path: Path, stop_after: int) -> None:
     keys = (SKIP, "guards.spike_deviations=8.0", "guards.window=8")
     whole = Case(tmp_path, 6, 9).train("whole", *keys)
