@@ -11,6 +11,7 @@ from unittest.mock import patch
 from benchmarks.peers.turns import Turns
 from meshwright.config.load import load_job
 from meshwright.data.loader import Microbatch
+from meshwright.fault_tolerance.step_guard import Decision
 from meshwright.fault_tolerance.step_ledger import StepLedger
 from meshwright.trainer.launch.rank import RankConfig
 from meshwright.trainer.launch.worker import train_as_rank
@@ -33,9 +34,9 @@ def main() -> None:
         speed: loop.PeakFlops,
         recorder: RunRecorder | None,
         ledger: StepLedger | None = None,
-    ) -> None:
+    ) -> Decision:
         turns.next()
-        take_step(training, step, speed, recorder, ledger)
+        return take_step(training, step, speed, recorder, ledger)
 
     def watched_step(self: TrainStep, step: int, microbatches: Sequence[Microbatch]) -> StepResult:
         result = step_of(self, step, microbatches)
