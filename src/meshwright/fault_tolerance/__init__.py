@@ -1,1 +1,1 @@
-"""Guards against silent errors, heartbeats, and the diagnosis of hangs."""
+"""Guards against silent errors, heartbeats, the diagnosis and the end of hangs, and faults to inject."""

@@ -5,7 +5,6 @@ That a fault has happened is on disk before it happens, so that the attempt afte
 
 import ctypes
 import faulthandler
-import json
 import os
 import signal
 import threading
@@ -14,11 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
+from meshwright.checkpoint.format.durable import temporary_sibling, write_durably
 from meshwright.errors import Retryable
 from meshwright.fault_tolerance.hang_watch import HangWatch
 from meshwright.fault_tolerance.step_ledger import StepLedger
 from meshwright.spec.fault import Fault, FaultKind, Faults
 from meshwright.spec.layout.schedule.action import ACTION_MARK, parse_action
+from meshwright.spec.run.chaos_report import Injection
 from meshwright.spec.run.run import Run
 
 _MANY_S: Final = 10**6
@@ -87,12 +88,8 @@ class Injector:
     def _note(self, number: int, step: int, mark: str) -> None:
         file = self._run.injected_fault(number)
         file.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"time_s": time.time(), "step": step, "mark": mark})
-        temporary = file.with_suffix(".tmp")
-        with temporary.open("w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
+        temporary = temporary_sibling(file)
+        write_durably(temporary, Injection(time_s=time.time(), step=step, mark=mark).to_json())
         temporary.replace(file)
 
 

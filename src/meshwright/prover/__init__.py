@@ -1,1 +1,1 @@
-"""Proves layouts: trains a small model of the same architecture and compares it with one process, tensor by tensor."""
+"""Proves layouts, tensor by tensor against one process, and that a job under faults ends as the job without."""
