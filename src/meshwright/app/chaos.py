@@ -54,7 +54,7 @@ class ChaosResult(Result, ChaosReport):
 def chaos(
     job: JobSource,
     *overrides: str,
-    faults: Path | Sequence[Fault] | None = None,
+    faults: Path | str | Sequence[Fault] | None = None,
     random: Positive | None = None,
     seed: int = 0,
     ranks: Positive | None = None,
@@ -70,6 +70,8 @@ def chaos(
     """
     if (faults is None) == (random is None):
         raise ConfigError("give either faults (--faults, a file or a list) or a number of random ones (--random)")
+    if faults is not None and not faults:
+        raise ConfigError("faults = []: give one or more, or a number of random ones (--random)")
     if keep is not None and keep.exists():
         raise ConfigError(f"--keep {keep} exists already: name a new folder")
     folder = Path(tempfile.mkdtemp(prefix="meshwright-chaos-"))
@@ -78,8 +80,8 @@ def chaos(
         if faults is None:
             assert random is not None
             faults = random_faults(random, seed, num_ranks=num_ranks, num_steps=resolved.job.train.steps)
-        elif isinstance(faults, Path):
-            faults = read_faults(faults)
+        elif isinstance(faults, Path | str):
+            faults = read_faults(Path(faults))
         raise_problems(resolved.path, injection_problems(faults, num_ranks, resolved.job.train.steps))
         with kept_garbage():
             from meshwright.prover.chaos import ChaosRequest

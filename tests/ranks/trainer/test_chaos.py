@@ -107,6 +107,8 @@ def test_the_fewest_faults_that_fail_are_found(tmp_path: Path) -> None:
         ({}, "give either faults"),
         ({"random": 2, "faults": [Fault(kind="crash", rank=0)]}, "give either faults"),
         ({"random": 9}, "9 random faults in 8 steps"),
+        ({"faults": []}, r"faults = \[\]: give one or more"),
+        ({"faults": "none.toml"}, r"none\.toml: No such file"),
         ({"faults": [Fault(kind="crash", rank=2, step=1)]}, "rank = 2, and there are 2"),
     ],
 )
@@ -115,7 +117,8 @@ def test_what_cannot_be_done_is_said_before_any_rank_starts(asked: dict[str, obj
         mw.chaos(JOB, *SMALL, **asked, ranks=2)
 
 
-def test_a_job_that_fails_by_itself_is_no_chaos(tmp_path: Path) -> None:
+def test_a_job_that_fails_by_itself_is_no_chaos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     faults = [Fault(kind="crash", rank=0, step=2)]
     with pytest.raises(MeshwrightError, match="already the run without faults ended with exit code 70"):
         mw.chaos(JOB, *SMALL, "optimizer.learning_rate=1e30", faults=faults, ranks=1)
