@@ -25,6 +25,7 @@ from meshwright.spec.layout.attention_backend import CUDA_BACKENDS
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.run import Run
 from meshwright.spec.step.estimate import Estimate
+from meshwright.trainer.launch.fork_server import fork_server
 from meshwright.trainer.launch.rank import RankConfig, train_rank
 from meshwright.units import counted, format_duration
 
@@ -200,7 +201,8 @@ def settled(
     num_ranks = num_ranks_of(resolved.job, ranks)
     on_device = _on_device(resolved) if resolved.job.layout.attention_backend in CUDA_BACKENDS else resolved
     raise_all(on_device, check_job(on_device, num_ranks, resume=resume, overwrite=overwrite), num_ranks)
-    # Only now: it imports torch, which takes seconds that a mistake in the job should not.
+    # Only now: both import torch, which takes seconds that a mistake in the job should not.
+    fork_server()
     from meshwright.trainer.launch.ranks import require_devices
 
     require_devices(resolved.job.run, num_ranks)

@@ -1,10 +1,14 @@
-"""Stop request by a signal, honoured after the current step."""
+"""Stop request by a signal: honoured by a rank after the current step, passed on by a launcher."""
 
 import ctypes
 import math
+import os
+import select
 import signal
 import sys
+import threading
 import time
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -42,6 +46,53 @@ class StopRequest:
             self.asked_at_s = time.monotonic()
 
 
+class StopSignals:
+    """Context manager of a launcher, which passes on the signals that ask it to stop; the main thread receives them.
+
+    In another thread it does nothing: Python handles signals in the main thread only.
+    """
+
+    def __init__(self) -> None:
+        self.first: signal.Signals | None = None
+        """The first that `take` returned."""
+        self._previous: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> Self:
+        self.descriptor, self._write_end = os.pipe()
+        """Can be read when a signal has arrived."""
+        os.set_blocking(self.descriptor, False)
+        os.set_blocking(self._write_end, False)
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+                if number != signal.SIGHUP or not ignores_hangup():
+                    self._previous[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        os.close(self.descriptor)
+        os.close(self._write_end)
+
+    def take(self) -> list[signal.Signals]:
+        """Return the signals that have arrived since the last call, oldest first."""
+        try:
+            taken = [signal.Signals(number) for number in os.read(self.descriptor, 4096)]
+        except BlockingIOError:
+            return []
+        self.first = self.first or taken[0]
+        return taken
+
+    def sleep(self, seconds: float) -> None:
+        """Return after `seconds`, or as soon as a signal has arrived."""
+        select.select([self.descriptor], [], [], seconds)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        # A full pipe means that thousands wait already.
+        with suppress(BlockingIOError):
+            os.write(self._write_end, bytes([number]))
+
+
 def ignore_stops() -> None:
     """Ignore signals, so that none changes the exit code of a process that has finished."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -54,6 +105,9 @@ def ignores_hangup() -> bool:
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to send this process SIGTERM when its launcher dies, so that no rank is orphaned (Linux only)."""
+    """Ask the kernel to send this process SIGTERM when its parent dies, so that no rank is orphaned (Linux only).
+
+    Of a rank that torchrun started, that is the launcher; of one that is forked, the fork server.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

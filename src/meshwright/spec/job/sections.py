@@ -265,6 +265,8 @@ class RunSection(Frozen):
     """Whether CUDA uses only kernels that give the same bits every time, slower ones included; a CPU always does."""
     max_restarts: NonNegativeInt = 0
     """Times that the launcher restarts all ranks from the newest checkpoint after one of them died."""
+    restart_backoff_s: NonNegativeFloat = 1.0
+    """Seconds before a restart once two attempts reached no new step; doubled each time, up to 60; 0: never wait."""
     grace_s: PositiveFloat = 120.0
     """Seconds from SIGTERM to the kill by the scheduler: ranks save if they can in this time, and are then ended."""
     timeout_s: PositiveFloat = 600.0

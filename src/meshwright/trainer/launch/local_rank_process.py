@@ -1,8 +1,6 @@
 """One rank of run_ranks: what happens in its process, from the fork to its answer."""
 
-import contextlib
 import faulthandler
-import multiprocessing
 import os
 import pickle
 import signal
@@ -10,7 +8,6 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -20,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from meshwright.trainer.launch.fork_server import accept_signals, wait_for_caller
 from meshwright.trainer.launch.host_process import prepare_host_process
 
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
@@ -52,9 +50,10 @@ class Failure(NamedTuple):
 def rank_main(order: Order, rank: int, connection: Connection, output: Path) -> None:
     """Run the order as `rank` and send back its pickled result, or a Failure."""
     os.setpgrp()
+    accept_signals()
     _redirect_output(output)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    threading.Thread(target=_end_with_parent, name="end_with_parent", daemon=True).start()
+    threading.Thread(target=_end_with_caller, name="end_with_caller", daemon=True).start()
     try:
         connection.send(pickle.dumps(_call(order, rank)))
     except BaseException as error:
@@ -100,21 +99,7 @@ def _redirect_output(output: Path) -> None:
         os.dup2(target, stream.fileno())
 
 
-def _end_with_parent() -> None:
+def _end_with_caller() -> None:
     """Leave no rank behind when the caller itself is killed and cannot end the ranks."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
+    wait_for_caller()
     os._exit(1)
-
-
-@contextlib.contextmanager
-def hidden_script() -> Iterator[None]:
-    """Keep a process that starts from importing the caller's script: without a __main__ guard it would run again."""
-    script = sys.modules["__main__"]
-    kept: dict[str, Any] = {name: vars(script).pop(name) for name in ("__file__", "__spec__") if name in vars(script)}
-    script.__spec__ = None
-    try:
-        yield
-    finally:
-        vars(script).update(kept)

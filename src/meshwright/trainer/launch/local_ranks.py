@@ -6,8 +6,6 @@ warning filters.
 """
 
 import contextlib
-import functools
-import multiprocessing
 import os
 import pickle
 import signal
@@ -21,10 +19,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from meshwright.trainer.launch.local_rank_process import Failure, Order, hidden_script, rank_main
+from meshwright.trainer.launch.fork_server import fork_server, hidden_script
+from meshwright.trainer.launch.local_rank_process import Failure, Order, rank_main
 from meshwright.units import counted
 
-_PRELOAD = "meshwright.trainer.launch.preload"
 # Ranks that wait for a failed one learn it from their closed connections; this is how long they get to say so.
 _GRACE_S = 2.0
 _NUM_OUTPUT_LINES = 40
@@ -97,18 +95,8 @@ def _require_named(fn: Callable[..., Any]) -> None:
         )
 
 
-@functools.cache
-def _fork_server(preload: tuple[str, ...]) -> multiprocessing.context.ForkServerContext:
-    """Return the context whose server has torch and the package's run half imported."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([_PRELOAD, *preload])
-    # Threads do not survive a fork, and ranks that each start one thread per core slow each other down.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    return context
-
-
 def _start(order: Order, number: int, preload: tuple[str, ...]) -> _Rank:
-    context = _fork_server(preload)
+    context = fork_server(preload)
     ours, theirs = context.Pipe(duplex=False)
     output = Path(order.folder) / f"rank-{number}.log"
     process = context.Process(target=rank_main, args=(order, number, theirs, output), name=f"rank-{number}")

@@ -1,8 +1,11 @@
-"""python -m meshwright.trainer.launch.rank FILE: a rank of `meshwright train`, which wrote its RankConfig to FILE."""
+"""A rank of a run: what it starts from, and what its process does from the fork to its exit code."""
 
 import os
 import signal
 import sys
+import threading
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -18,6 +21,7 @@ from meshwright.spec.job.job import Job
 from meshwright.spec.machine.allocator_settings import set_allocator
 from meshwright.spec.run.run import Run
 from meshwright.spec.step.estimate import Estimate
+from meshwright.trainer.launch.fork_server import SentDescriptor, accept_signals, wait_for_caller
 
 
 class RankConfig(Frozen):
@@ -44,10 +48,51 @@ class RankConfig(Frozen):
         return Run(Path(self.run_dir))
 
 
-def main() -> None:
-    """Train as the rank that the environment names (RANK, WORLD_SIZE, LOCAL_RANK) and exit with its code."""
+@dataclass(frozen=True)
+class RankStart:
+    """What the launcher sends to a process that is forked as a rank."""
+
+    config: str
+    """The RankConfig as JSON."""
+    environment: dict[str, str]
+    """All variables of the process, those that name its rank included."""
+    num_threads: int
+    grace_s: float
+    """Seconds that it may still run when its launcher has died."""
+    ignores_hangup: bool
+    stdout: SentDescriptor
+    stderr: SentDescriptor
+
+
+def rank_process(start: RankStart) -> None:
+    """Train as the rank that `start` names, and end this forked process with its exit code."""
+    # As its own session, it gets signals from the launcher only, not from the terminal.
+    os.setsid()
+    start.stdout.replace(1)
+    start.stderr.replace(2)
+    os.environ.clear()
+    os.environ.update(start.environment)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN if start.ignores_hangup else signal.SIG_DFL)
     preempt_on_sigterm()
-    leave(exit_code_of(lambda: train_rank(RankConfig.from_json(Path(sys.argv[1]).read_text(encoding="utf-8")))))
+    threading.Thread(target=_end_with_launcher, args=(start.grace_s,), name="end_with_launcher", daemon=True).start()
+    leave(exit_code_of(lambda: _train(start)))
+
+
+def _train(start: RankStart) -> ExitCode:
+    accept_signals()
+    # Forked, it has the number of its server.
+    import torch
+
+    torch.set_num_threads(start.num_threads)
+    return train_rank(RankConfig.from_json(start.config))
+
+
+def _end_with_launcher(grace_s: float) -> None:
+    """Save and stop when the launcher has died, as after SIGTERM, and end in any case after `grace_s`."""
+    wait_for_caller()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(grace_s)
+    os._exit(ExitCode.RETRY)
 
 
 def train_rank(config: RankConfig) -> ExitCode:
@@ -69,7 +114,3 @@ def preempt_on_sigterm() -> None:
 
 def _preempt(number: int, frame: FrameType | None) -> None:
     raise Preempted("SIGTERM before training began: nothing was changed")
-
-
-if __name__ == "__main__":
-    main()

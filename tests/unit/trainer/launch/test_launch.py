@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.errors import ExitCode
+from meshwright.fault_tolerance.stop_request import StopSignals
 from meshwright.spec.job.job import Job
 from meshwright.trainer.launch import launch
 from meshwright.trainer.launch.rank import RankConfig
@@ -37,7 +38,7 @@ def test_a_lost_rank_is_started_again_from_the_newest_checkpoint(
 ) -> None:
     resumes: list[bool] = []
 
-    def launch_nothing(config: RankConfig, num_ranks: int, killed: set[int]) -> ExitCode:
+    def launch_nothing(config: RankConfig, num_ranks: int, stops: StopSignals, killed: set[int]) -> ExitCode:
         # The step that train.stop_after = 2 asks for.
         config.run.checkpoint(2).mkdir(parents=True, exist_ok=True)
         resumes.append(config.resume)
