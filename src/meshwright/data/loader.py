@@ -5,7 +5,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -66,6 +66,13 @@ class Loader:
             "global_batch_size": self._share.global_batch_size,
         }
 
+    def set_share(self, share: Share) -> None:
+        """Take other slots of every global batch from the next request on."""
+        self._share = share
+        if self._ahead is not None:
+            self._ahead[1].cancel()
+            self._ahead = None
+
     @property
     def num_validation_batches(self) -> int:
         """Return the number of global batches without repeated validation samples, at least 1 if there are any."""
@@ -91,9 +98,11 @@ class Loader:
         assert not self._is_closed, "the loader is closed"
         assert self._dataset.num_validation_samples, "validation without validation samples"
         order = SampleOrder(self._dataset.num_validation_samples, seed=0, shuffle=False)
-        samples = order.samples_at(self._share.positions(batch_index))
+        # Each of several independent replicas evaluates all of them.
+        share = replace(self._share, member=0, num_members=1)
+        samples = order.samples_at(share.positions(batch_index))
         # In the thread: a user's class need not be thread-safe.
-        return self._submit(partial(self._stack, samples, self._dataset.validation_sample)).result()
+        return self._submit(partial(self._stack, samples, share.slots, self._dataset.validation_sample)).result()
 
     def close(self) -> None:
         """Stop the thread after its current sample; wait a few seconds at most."""
@@ -123,11 +132,12 @@ class Loader:
                 future.set_exception(error)
 
     def _make(self, step: int) -> list[Microbatch]:
-        return self._stack(self._order.samples_at(self._share.positions(step)), self._dataset.sample)
+        share = self._share
+        return self._stack(self._order.samples_at(share.positions(step)), share.slots, self._dataset.sample)
 
-    def _stack(self, samples: Indices, read: Callable[[int], Sample]) -> list[Microbatch]:
+    def _stack(self, samples: Indices, slots: Indices, read: Callable[[int], Sample]) -> list[Microbatch]:
         batches = []
-        for row, first_slot in zip(samples, self._share.slots[:, 0], strict=True):
+        for row, first_slot in zip(samples, slots[:, 0], strict=True):
             pairs = [read(int(index)) for index in row if not self._is_closed]
             if self._is_closed:
                 break

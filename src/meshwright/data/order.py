@@ -51,9 +51,13 @@ class Share:
     microbatch_size: int = 1
     dp_rank: int = 0
     dp_degree: int = 1
+    member: int = 0
+    """Place among independent replicas, which deal out the microbatches of these ranks in turn."""
+    num_members: int = 1
 
     def __post_init__(self) -> None:
         assert 0 <= self.dp_rank < self.dp_degree, f"dp_rank {self.dp_rank} of {self.dp_degree}"
+        assert 0 <= self.member < self.num_members, f"member {self.member} of {self.num_members}"
         # Job.num_microbatches has raised for users.
         assert self.global_batch_size % (self.microbatch_size * self.dp_degree) == 0, f"uneven {self}"
 
@@ -61,10 +65,12 @@ class Share:
     def slots(self) -> Indices:
         """Return this rank's slots, shaped [num_microbatches, microbatch_size].
 
-        Microbatch m of rank r takes microbatch_size slots from (m * dp_degree + r) * microbatch_size on.
+        Microbatch m of rank r takes microbatch_size slots from (m * dp_degree + r) * microbatch_size on. Of these,
+        independent replicas deal out m, so that no two numbers of them differ by more than one.
         """
         all_slots = np.arange(self.global_batch_size, dtype=np.int64)
-        return all_slots.reshape(-1, self.dp_degree, self.microbatch_size)[:, self.dp_rank]
+        of_rank = all_slots.reshape(-1, self.dp_degree, self.microbatch_size)[:, self.dp_rank]
+        return of_rank[self.member :: self.num_members]
 
     def positions(self, step: int) -> Indices:
         """Return the global positions of this rank's slots in `step`, shaped as `slots`."""

@@ -45,7 +45,7 @@ class HangWatch:
         self._heartbeat = HeartbeatFile(run, rank, num_ranks)
         self._record = StepRecord()
         self._modules: dict[int, str] = {}
-        self.after_mark: Callable[[int, str], None] = _ignore
+        self.after_marks: list[Callable[[int, str], None]] = []
         """Called in the loop's thread with the step and the phase of every mark, when it is written."""
         self._loop_thread = threading.get_ident()
         self._stop = threading.Event()
@@ -70,7 +70,7 @@ class HangWatch:
         """Record that the loop starts `phase`."""
         self._record.enter_phase(phase)
         self._heartbeat.mark(phase, waits_for_rank=waits_for_rank)
-        self.after_mark(self._heartbeat.step, phase)
+        self._after_mark(self._heartbeat.step, phase)
 
     def begin_step(self, step: int) -> None:
         """Record that the loop starts `step`, with phase "data"."""
@@ -78,7 +78,11 @@ class HangWatch:
         self._num_steps += 1
         self._record.enter_phase("data")
         self._heartbeat.mark("data", step)
-        self.after_mark(step, "data")
+        self._after_mark(step, "data")
+
+    def _after_mark(self, step: int, phase: str) -> None:
+        for call in self.after_marks:
+            call(step, phase)
 
     def follow(self, stages: Stages) -> None:
         """Set the model whose modules are named in stacks."""
@@ -171,16 +175,3 @@ class HangWatch:
         return None
 
 
-def _ignore(step: int, phase: str) -> None:
-    pass
-
-
-def _one_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
-def show_stacks_on_signal(path: Path) -> None:
-    """Make SIGUSR1 write the stacks of all threads to `path`, even if a thread hangs while holding the GIL."""
-    # Never closed: the signal may come at any time.
-    faulthandler.register(signal.SIGUSR1, path.open("w"), all_threads=True)

@@ -36,7 +36,7 @@ def under_faults(run: Run, rank: int, faults: Faults | None, watch: HangWatch) -
         yield None
         return
     with StepLedger(run, rank) as ledger:
-        watch.after_mark = Injector(run, rank, faults, ledger.last_step).enter
+        watch.after_marks.append(Injector(run, rank, faults, ledger.last_step).enter)
         yield ledger
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from meshwright.errors import NonFiniteError
 from meshwright.spec.job.guards_section import GuardsSection
 
-Decision = Literal["take", "skip", "roll back"]
+Decision = Literal["take", "skip", "roll back", "again"]
 
 
 class StepGuard:

@@ -34,6 +34,8 @@ class Meshes:
     dense: DeviceMesh
     batch: DeviceMesh
     experts: DeviceMesh
+    has_outer_replicas: bool = False
+    """Whether gradients are also summed over replicas that are no part of this process group."""
     _axes: dict[str, DeviceMesh] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -68,21 +70,22 @@ class Meshes:
     def sharding(self, shard_axis: str, *, keeps_sums: bool = False) -> DeviceMesh:
         """Return the mesh that FSDP2 shards over: (fsdp) or (expert_dp_shard), with dp_replicate before it for HSDP.
 
-        With `keeps_sums` also for one replica: FSDP2 then keeps sums over microbatches in the format of reductions.
+        With `keeps_sums`, and with replicas outside, also for one replica: FSDP2 then keeps sums over microbatches in
+        the format of reductions, and knows a last reduction of a step.
         """
         view: DeviceMesh = getattr(self, _VIEW_OF_AXIS[shard_axis])
-        has_replicas = self.layout.dp_replicate > 1 or keeps_sums
+        has_replicas = self.layout.dp_replicate > 1 or keeps_sums or self.has_outer_replicas
         return view["dp_replicate", shard_axis] if has_replicas else view[shard_axis]
 
 
-def build_meshes(layout: Layout, device_type: str) -> Meshes:
+def build_meshes(layout: Layout, device_type: str, *, has_outer_replicas: bool = False) -> Meshes:
     """Return the meshes of `layout` over all ranks of the process group; a collective."""
     world = init_device_mesh(device_type, (layout.num_ranks,), mesh_dim_names=("world",))
     views = {
         name: world._unflatten(0, tuple(getattr(layout, axis) for axis in axes), axes, **_limits(layout, axes))
         for name, axes in _VIEWS.items()
     }
-    return Meshes(layout, **views)
+    return Meshes(layout, **views, has_outer_replicas=has_outer_replicas)
 
 
 def _limits(layout: Layout, axes: Sequence[str]) -> dict[str, Any]:

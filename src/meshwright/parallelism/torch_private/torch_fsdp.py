@@ -88,6 +88,15 @@ def fsdp_placement(dim: int, of_others: Sequence[tuple[Placement, int]]) -> Plac
     return _StridedShard(dim, split_factor=factor) if factor > 1 else Shard(dim)
 
 
+def sum_shards_with(root: FSDPModule, sum_: Callable[[Tensor], object]) -> None:
+    """Call `sum_` with the sharded gradients of each unit, flat, once they are reduced over this process group.
+
+    In the format of reductions, before they are cast, in the last backward of a step; it changes them in place.
+    """
+    for group in _all_groups(root):
+        group._all_reduce_hook = sum_
+
+
 def change_gradients(root: FSDPModule, change: Callable[[list[Tensor]], object]) -> None:
     """Call `change` with a unit's gradients of one backward on this rank, before FSDP2 adds them to any other."""
     for group in _all_groups(root):

@@ -13,6 +13,7 @@ from meshwright.spec.job.exact_rules import exact_problems
 from meshwright.spec.job.guards_section import GuardsSection, guards_problems
 from meshwright.spec.job.memory_section import MemorySection
 from meshwright.spec.job.optimizer_rules import optimizer_problems
+from meshwright.spec.job.replicas_section import ReplicasSection, replicas_problems
 from meshwright.spec.job.sections import (
     DEFAULT_WARMUP_STEPS,
     CheckpointSection,
@@ -65,6 +66,7 @@ class Job(Frozen):
     planner: PlannerSection = PlannerSection()
     checkpoint: CheckpointSection = CheckpointSection()
     guards: GuardsSection = GuardsSection()
+    replicas: ReplicasSection = ReplicasSection()
     run: RunSection = RunSection()
 
     @property
@@ -142,6 +144,7 @@ class Job(Frozen):
                 *optimizer_problems(job.optimizer, job.precision),
                 *guards_problems(job.guards, job.optimizer, job.checkpoint),
                 *exact_problems(job),
+                *replicas_problems(job),
                 *job._checkpoint_problems(),
                 *job._budget_problems(),
                 *of_layout,
@@ -166,6 +169,11 @@ class Job(Frozen):
                     change = Problem(problem.what, [fix]).removeprefix(f"{problem.what}: ")
                     return Problem(problem.what, otherwise=f"{change} and start {counted(number, 'rank')}")
         return problem
+
+    def layout_of_ranks(self, num_ranks: int) -> Layout:
+        """Return the layout of ranks that share one process group: all of them, or those of an independent replica."""
+        layout = self.layout.replace(dp_replicate=1) if self.replicas.independent else self.layout
+        return layout.resolve(num_ranks)
 
     def num_microbatches(self, layout: Layout) -> int:
         """Return the microbatches that each data-parallel rank runs in one step; raises ConfigError if uneven."""

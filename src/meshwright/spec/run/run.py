@@ -71,6 +71,10 @@ class Run:
         """Return the file that exists once a fault of a chaos run has happened, by its number from 0."""
         return self.folder / "faults" / f"fault-{number}.json"
 
+    def of_replica(self, replica: int) -> "Run":
+        """Return the folder with what belongs to one of several independent replicas: heartbeats, hangs and logs."""
+        return Run(self.folder / "replicas" / str(replica))
+
     def ledger(self, rank: int) -> Path:
         """Return the file in which one rank of a chaos run says what each finished step was made of."""
         return self.folder / "ledger" / f"rank-{rank}.jsonl"

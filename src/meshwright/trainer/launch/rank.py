@@ -19,6 +19,7 @@ from meshwright.spec.fault import Faults
 from meshwright.spec.frozen import Frozen
 from meshwright.spec.job.job import Job
 from meshwright.spec.machine.allocator_settings import set_allocator
+from meshwright.spec.run.quorum import ReplicaPlace
 from meshwright.spec.run.run import Run
 from meshwright.spec.step.estimate import Estimate
 from meshwright.trainer.launch.fork_server import SentDescriptor, accept_signals, wait_for_caller
@@ -39,8 +40,17 @@ class RankConfig(Frozen):
     """What the planner expects, where it chose the layout."""
     log_level: LogLevel = "INFO"
     """Least level of what rank 0 prints."""
+    replica: ReplicaPlace | None = None
+    """The independent replica that this rank is part of; None where all ranks share one process group."""
+    warms_up: bool = False
+    """Whether the replica is to join others that train already."""
     faults: Faults | None = Field(None, strict=False)
     """What befalls a chaos run, whose ranks keep a ledger of their steps; None for any other."""
+
+    @property
+    def has_terminal(self) -> bool:
+        """Return whether rank 0 prints to the terminal: of independent replicas only one of the first processes."""
+        return self.replica is None or (self.replica.replica == 0 and not self.warms_up)
 
     @property
     def run(self) -> Run:

@@ -52,11 +52,13 @@ def train_as_rank(config: RankConfig) -> ExitCode:
         if ranks.device.type == "cpu":
             prepare_host_process(os.environ)
         try:
-            with Terminal(ranks, run) as terminal:
-                _claim_together(ranks, job, run, resume=config.resume, overwrite=config.overwrite)
-                terminal.leave_to_rank_0()
-                show_stacks_on_signal(run.stack(ranks.rank))
-                code = train(job, run, ranks, resume=config.resume, estimate=config.estimate, faults=config.faults)
+            own = run if config.replica is None else run.of_replica(config.replica.replica)
+            with Terminal(ranks, own) as terminal:
+                if config.replica is None:
+                    _claim_together(ranks, job, run, resume=config.resume, overwrite=config.overwrite)
+                terminal.leave_to_rank_0(is_first=ranks.is_first and config.has_terminal)
+                show_stacks_on_signal(own.stack(ranks.rank))
+                code = train(config.replace(job=job), ranks)
                 ignore_stops()
                 return code
         except MeshwrightError:
@@ -95,9 +97,9 @@ class Terminal:
         self._stderr = os.dup(2)
         return self
 
-    def leave_to_rank_0(self) -> None:
+    def leave_to_rank_0(self, *, is_first: bool) -> None:
         """Redirect the output of this rank to its log, unless it is rank 0."""
-        if self._ranks.is_first:
+        if is_first:
             return
         try:
             self._redirect((1, 2))

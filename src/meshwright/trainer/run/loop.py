@@ -16,6 +16,7 @@ from meshwright.checkpoint.parameter_hash import parameter_hash
 from meshwright.errors import ExitCode
 from meshwright.fault_tolerance.hang_watch import HangWatch
 from meshwright.fault_tolerance.injector import under_faults
+from meshwright.fault_tolerance.replicas.replica_group import ReplicaGroup
 from meshwright.fault_tolerance.step_guard import Decision
 from meshwright.fault_tolerance.step_ledger import StepLedger
 from meshwright.fault_tolerance.stop_request import StopRequest
@@ -24,41 +25,44 @@ from meshwright.hardware.machine import peak_resident_bytes
 from meshwright.log import logger
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters
 from meshwright.profiler.window import ProfilerWindow
-from meshwright.spec.fault import Faults
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.model.gpt2_architecture import dropout_note
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.model.model_spec import model_spec
 from meshwright.spec.run.run import Run
-from meshwright.spec.step.estimate import Estimate
 from meshwright.spec.step.workload import MATMUL_DTYPE
 from meshwright.spec.trace.timeline import DATA_MARK, STEP_MARK
 from meshwright.trainer.launch.compile_cache import load_cache
+from meshwright.trainer.launch.rank import RankConfig
 from meshwright.trainer.launch.ranks import Ranks
-from meshwright.trainer.run.compile_watch import CompileWatch, explained_compilation
+from meshwright.trainer.run.compile_watch import explained_compilation
 from meshwright.trainer.run.memory_post_mortem import MemoryPostMortem
-from meshwright.trainer.run.open_run import open_recorder
+from meshwright.trainer.run.recording import Recording
+from meshwright.trainer.run.replica_training import ReplicaTraining
 from meshwright.trainer.run.run_checkpoints import RunCheckpoints
 from meshwright.trainer.run.run_recorder import RunRecorder, StepMetrics
 from meshwright.trainer.step.training import Training
 from meshwright.units import counted, format_count
 
 
-def train(
-    job: Job, run: Run, ranks: Ranks, *, resume: bool, estimate: Estimate | None = None, faults: Faults | None = None
-) -> ExitCode:
+def train(config: RankConfig, ranks: Ranks) -> ExitCode:
     """Train to train.steps or until a stop request and return the exit code; a collective.
 
-    `estimate` is the planner's prediction for the layout, for the manifest; `faults` are injected, and a ledger is
-    kept. Checkpoints committed to `run` stay valid however this ends.
+    Checkpoints committed to the run stay valid however this ends.
     """
+    job, run, place = config.job, config.run, config.replica
+    own, number = (
+        (run, ranks.rank)
+        if place is None
+        else (run.of_replica(place.replica), place.number_of(ranks.rank, ranks.num_ranks))
+    )
     compiles = CompileWatch()
     with (
         StopRequest() as stop,
-        HangWatch(run, ranks.rank, ranks.num_ranks, job.run) as watch,
-        MemoryPostMortem(job, run, ranks) as post_mortem,
-        under_faults(run, ranks.rank, faults, watch) as ledger,
+        HangWatch(own, ranks.rank, ranks.num_ranks, job.run) as watch,
+        MemoryPostMortem(job, own, ranks) as post_mortem,
+        under_faults(run, number, config.faults, watch) as ledger,
     ):
         cached = load_cache(job, run, ranks) if job.layout.compiles_anything else None
         training = Training.build(job, ranks)
@@ -66,16 +70,17 @@ def train(
         watch.follow(training.model)
         training.step.report_to(watch.mark)
         watch.mark("restore")
-        step = training.load_newest(run) if resume else 0
+        replicas = None if place is None else join_others(place, job, watch)
+        step = begin(training, config, replicas)
         speed = PeakFlops.of(job, ranks)
-        recorder = open_recorder(training, run, step, estimate)
         profiler = ProfilerWindow(run.timelines, ranks.rank, job.run.profile_start, job.run.profile_steps)
         with (
-            recorder or nullcontext(),
+            Recording(training, run, replicas, config.estimate) as recording,
             profiler,
             RunCheckpoints(training, run) as checkpoints,
             explained_compilation(stop),
         ):
+            recording.follow(step)
             announce(training, step, speed.peak_name)
             if cached is not None:
                 logger.info("%s", cached)
@@ -88,43 +93,73 @@ def train(
                 profiler.before_step(step)
                 watch.begin_step(step)
                 with watch.tracking(training.model) if step == tracked_step else nullcontext():
-                    decision = take_step(training, step, speed, recorder, ledger)
+                    decision = take_step(training, step, speed, recording.recorder, ledger)
                 compiles.after_step(training, step)
                 profiler.after_step(step)
+                if decision == "again":
+                    step, asked = agree(ranks, replicas, step - 1, stop)
+                    recording.follow(step)
+                    continue
                 if decision == "roll back":
                     watch.mark("restore")
                     step = roll_back(training, run, checkpoints, step)
                     continue
                 if step == first_step:
                     checkpoints.prepare(last_step - step)
-                if (news := checkpoints.report()) and recorder is not None:
-                    recorder.add_results(**news)
+                recording.add_results(checkpoints.report())
                 validation_loss = None
                 if is_due(step, job.train.validation_interval):
                     watch.mark("validation")
-                    validation_loss = validate(training, step, recorder)
+                    validation_loss = validate(training, step, recording.recorder)
                     compiles.after_validation()
                 watch.mark("agree")
-                asked = ranks.agree_on(stop.signal)
-                if asked is None and (step == last_step or is_save_due(training, step)):
+                step, asked = agree(ranks, replicas, step, stop)
+                recording.follow(step)
+                if asked is None and recording.is_ours and (step == last_step or is_save_due(training, step)):
                     watch.mark("checkpoint")
                     checkpoints.save(step, validation_loss)
             watch.mark("finish" if asked is None else "checkpoint")
             if asked is not None:
                 if step < job.train.steps:
                     logger.info("%s: stopping after step %d, with a checkpoint", asked.name, step)
-                news = checkpoints.save_before_kill(step, validation_loss, stop.asked_at_s + job.run.grace_s)
+                deadline_s = stop.asked_at_s + job.run.grace_s
+                news = checkpoints.save_before_kill(step, validation_loss, deadline_s) if recording.is_ours else {}
             else:
                 news = checkpoints.finish()
-            if news and recorder is not None:
-                recorder.add_results(**news)
+            recording.add_results(news)
             code = exit_code(job, step, asked)
             # After a signal there may be little time left.
             digest = final_hash(training) if asked is None else None
-            if recorder is not None:
-                recorder.finish(step, code, parameter_hash=digest)
+            if recording.recorder is not None:
+                recording.recorder.finish(step, code, parameter_hash=digest)
+        if replicas is not None:
+            replicas.leave()
         training.loader.close()
         return code
+
+
+def join_others(place: ReplicaPlace, job: Job, watch: HangWatch) -> ReplicaGroup:
+    """Return this rank's connection to other replicas, who hear of phases that take long."""
+    replicas = ReplicaGroup(place, job.run.timeout_s)
+    watch.after_marks.append(replicas.note_phase)
+    return replicas
+
+
+def begin(training: Training, config: RankConfig, replicas: ReplicaGroup | None) -> int:
+    """Return the step of the state that training starts from: a checkpoint's, or other replicas'; a collective."""
+    if replicas is None:
+        return training.load_newest(config.run) if config.resume else 0
+    training.join_replicas(replicas)
+    return replicas.join(ReplicaTraining(training, config.run), warms_up=config.warms_up)
+
+
+def agree(
+    ranks: Ranks, replicas: ReplicaGroup | None, step: int, stop: StopRequest
+) -> tuple[int, signal.Signals | None]:
+    """Return the steps that the state has once all are ready for the next, and what all stop for; a collective."""
+    if replicas is None:
+        return step, ranks.agree_on(stop.signal)
+    return replicas.agree(step, stop.signal)
 
 
 def announce(training: Training, step: int, peak_name: str | None) -> None:
@@ -188,7 +223,7 @@ def take_step(
         ledger.add(step, (one.inputs for one in microbatches))
     if guard is not None and result.decision != "take":
         logger.warning("step %d was skipped: %s", step, guard.reason)
-    if recorder is None:
+    if recorder is None or result.decision == "again":
         return result.decision
     recorder.step(
         StepMetrics(

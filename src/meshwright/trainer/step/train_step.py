@@ -14,6 +14,7 @@ from torch import distributed as dist
 
 from meshwright.data.loader import Microbatch
 from meshwright.errors import ConfigError, NonFiniteError, UnsupportedError
+from meshwright.fault_tolerance.replicas.replica_group import ReplicaGroup
 from meshwright.fault_tolerance.step_guard import Decision, StepGuard
 from meshwright.parallelism.context.context_parallel import sequence_indices
 from meshwright.parallelism.data.fully_sharded import reshard_model
@@ -62,6 +63,8 @@ class TrainStep:
         self.positions_S = self._own_positions()
         self.observe_gradients: Callable[[nn.Module], None] | None = None
         """Called with the model once per step, with the gradients of the mean loss before clipping."""
+        self.replicas: ReplicaGroup | None = None
+        """Independent replicas that share the batch; None where all of it is on these ranks."""
         self.guard = StepGuard(job.guards) if job.guards.skips_any else None
         self._has_checked_gradients = False
         self._observe: Observe = ignore
@@ -88,12 +91,18 @@ class TrainStep:
             named = (each for each in canonical_parameters(self.model) if each[1] not in updated)
             require_all_gradients(named, self.job.model.source)
             self._has_checked_gradients = True
-        self.gradients.finish(len(microbatches))
+        num_microbatches = len(microbatches) if self.replicas is None else self.job.num_microbatches(self.meshes.layout)
+        self.gradients.finish(num_microbatches)
         if self.observe_gradients is not None:
             self.gradients.apply_scale()
             self.observe_gradients(self.model)
         grad_norm = self.gradients.clip(self.job.optimizer.max_grad_norm)
-        loss = self._mean_loss(total_loss, len(microbatches))
+        if self.replicas is not None:
+            self.replicas.sum(total_loss)
+        loss = self._mean_loss(total_loss, num_microbatches)
+        if self.replicas is not None and not self.replicas.commits():
+            self.optimizer.zero_grad()
+            return StepResult(loss, grad_norm.item(), rate, decision="again")
         outcome = _SKIPPED if self.in_backward is None else _UPDATED
         if self.job.guards.not_finite == "stop":
             require_finite(step, loss, grad_norm.item(), partial(self._advice, step), outcome)
@@ -109,10 +118,15 @@ class TrainStep:
         return StepResult(loss, grad_norm.item(), rate, experts, decision)
 
     def _buffers_before(self) -> dict[str, Tensor]:
-        """Return copies of what no forward may change where sums are exact, in the first step."""
-        if self._has_checked_gradients or not self.job.train.exact_elastic:
+        """Return copies of what no forward may change in the first step: exact sums, and replicas, do not see it."""
+        if self._has_checked_gradients or not (self.job.train.exact_elastic or self.replicas is not None):
             return {}
         return {name: buffer.clone() for name, buffer in persistent_buffers(self.model).items()}
+
+    def warm_up(self, microbatches: Sequence[Microbatch]) -> None:
+        """Run forward and backward once, for what a first time is slow to do, and drop the gradients; a collective."""
+        self.pipeline.step(self._stage_inputs(1, microbatches))
+        self.optimizer.zero_grad()
 
     @torch.no_grad()
     def validate(self, batches: Sequence[Sequence[Microbatch]]) -> float:
@@ -224,8 +238,8 @@ def require_unchanged(before: Mapping[str, Tensor], after: Mapping[str, Tensor],
     if changed := [name for name, buffer in before.items() if not torch.equal(buffer, after[name])]:
         raise UnsupportedError(
             f"the forward of model.source = {source!r} changes the buffer {first_of(changed)} by the samples of one "
-            "rank, such as running statistics, so it depends on the number of ranks: set train.exact_elastic to false, "
-            "or take a layer that keeps none, such as a layer norm"
+            "rank, such as running statistics, so it depends on the number of ranks: set train.exact_elastic and "
+            "replicas.independent to false, or take a layer that keeps none, such as a layer norm"
         )
 
 

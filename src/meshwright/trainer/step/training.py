@@ -7,6 +7,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from meshwright.checkpoint.checkpoint import load_earlier, load_newest
 from meshwright.checkpoint.hf.hf_model import BuiltInModel, HfModel
@@ -18,6 +19,7 @@ from meshwright.data.dataset import Dataset, build_dataset
 from meshwright.data.loader import Loader
 from meshwright.data.order import Share, check_resumable
 from meshwright.errors import ConfigError, InfeasibleLayout, NonFiniteError
+from meshwright.fault_tolerance.replicas.replica_group import ReplicaGroup
 from meshwright.memory.memory_pools import memory_pools
 from meshwright.models.build import build_model
 from meshwright.models.contract import blocks_of, require_shardable
@@ -31,6 +33,7 @@ from meshwright.parallelism.loss import make_loss
 from meshwright.parallelism.mesh import Meshes, build_meshes
 from meshwright.parallelism.pipeline.pipeline import Pipeline
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters, copies_by_name, persistent_buffers
+from meshwright.parallelism.torch_private.torch_fsdp import sum_shards_with
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import ModelSection
 from meshwright.spec.job.user_object import import_object
@@ -107,6 +110,11 @@ class Training:
         if found is None:
             return 0
         step, metadata = found
+        self.take_over(metadata)
+        return step
+
+    def take_over(self, metadata: dict[str, Any]) -> None:
+        """Take over the rest of a state whose tensors were loaded or received; a collective."""
         if (changed := differing_fields(metadata.get(MODEL_FIELDS), resolve_architecture(self.job.model))) is not None:
             raise ConfigError(
                 f"the model is not that of the checkpoint: {changed}: a run keeps its model, so set it back, or start "
@@ -116,7 +124,6 @@ class Training:
         check_resumable(metadata["position"], self.loader.position)
         if self.step.guard is not None:
             self.step.guard.restore(metadata.get("guard", {}))
-        return step
 
     def roll_back(self, run: Run, step: int) -> int:
         """Return to the newest regular checkpoint, leave out the data up to that of `step`, and return its step.
@@ -144,6 +151,22 @@ class Training:
             "optimizer": optimizer_state(self.model, self.optimizer),
         }
 
+    def join_replicas(self, replicas: ReplicaGroup) -> None:
+        """Sum gradients and losses over independent replicas from now on."""
+        self.step.replicas = replicas
+        for stage in self.model:
+            assert isinstance(stage, FSDPModule)
+            sum_shards_with(stage, replicas.sum)
+
+    def share(self, member: int, num_members: int) -> None:
+        """Take the samples of a member of so many independent replicas from now on."""
+        layout = self.layout
+        share = Share(
+            self.job.global_batch_size, layout.microbatch_size, self.meshes.dp_rank, layout.dp, member, num_members
+        )
+        self.loader.set_share(share)
+        self.step.pipeline.set_schedule(build_schedule(layout, len(share.slots), read_schedule(layout)))
+
     def changing_names(self) -> list[str]:
         """Return the names in a checkpoint of tensors that a forward may change, such as running statistics."""
         return [f"model/{BUFFER}{name}" for name in persistent_buffers(self.model)]
@@ -158,11 +181,11 @@ def build_pipeline(job: Job, ranks: Ranks, microbatches: Sequence[int] | None = 
     require_positions(job, whole)
     require_updatable(job.optimizer, whole)
     num_parameters = sum(parameter.numel() for parameter in whole.parameters())
-    layout = with_stage_boundaries(job, job.layout.resolve(ranks.num_ranks), whole)
+    layout = with_stage_boundaries(job, job.layout_of_ranks(ranks.num_ranks), whole)
     require_valid(job, layout)
     require_attention(job, layout, ranks.device.type)
     described = described_for_hf(job, whole)
-    meshes = build_meshes(layout, ranks.device.type)
+    meshes = build_meshes(layout, ranks.device.type, has_outer_replicas=job.replicas.independent)
     schedule = build_schedule(layout, job.num_microbatches(layout), read_schedule(layout))
     if microbatches is not None:
         schedule = schedule.of_microbatches(microbatches)

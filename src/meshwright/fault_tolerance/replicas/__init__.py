@@ -1,0 +1,1 @@
+"""Independent replicas of a model: a coordinator, quorums for each step, sums that survive a lost replica, recovery."""

@@ -1,0 +1,242 @@
+"""Coordinator: where the ranks of all replicas say that they are ready, and are answered with quorums.
+
+It runs in the launcher, which outlives them, and listens on one port, on which only ends that know the job's token are
+listened to. A rank that ends closes its connection: so a killed replica is known at once, not after a heartbeat. One
+that hangs or is frozen keeps it, and is given up after the limit (silence.py), killed and replaced.
+"""
+
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+from pydantic import ValidationError
+
+from meshwright.fault_tolerance.replicas.roll_call import RollCall
+from meshwright.fault_tolerance.replicas.silence import Pulse, Silence
+from meshwright.fault_tolerance.replicas.wire import Channel, ChannelClosed
+from meshwright.log import logger
+from meshwright.spec.run.quorum import Quorum, Readiness
+
+_TICK_S: Final = 0.1
+_TICKS_OF_SIGN: Final = 10
+"""Ticks after which ranks that wait hear that the coordinator is still there."""
+_MOST_STRANGERS: Final = 64
+"""Connections that have not proven anything yet; more are refused."""
+
+
+@dataclass
+class _Replica:
+    """A replica that is connected."""
+
+    incarnation: str
+    num_ranks: int
+    channels: dict[int, Channel] = field(default_factory=dict)
+    ready: dict[int, Readiness] = field(default_factory=dict)
+    """By rank."""
+    pulse: Pulse = field(default_factory=Pulse)
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message to all of its ranks."""
+        for channel in list(self.channels.values()):
+            # A rank that is gone is noticed where it is listened to.
+            with suppress(ChannelClosed):
+                channel.send(message)
+
+    @property
+    def readiness(self) -> Readiness | None:
+        """Return what its ranks say together, None until all do."""
+        if len(self.ready) < self.num_ranks:
+            return None
+        all_ready = list(self.ready.values())
+        return all_ready[0].replace(
+            stop=max(one.stop for one in all_ready), has_failed=any(one.has_failed for one in all_ready)
+        )
+
+
+class Coordinator:
+    """A server in threads of its own; use it in a `with`."""
+
+    def __init__(self, address: str, token: str, roll_call: RollCall, silence: Silence, patience_s: float) -> None:
+        """Wait `patience_s` for replicas that are missing."""
+        self._token, self._roll_call, self._silence, self._patience_s = token, roll_call, silence, patience_s
+        self._server = socket.create_server((address, 0))
+        self.address: tuple[str, int] = (address, self._server.getsockname()[1])
+        """Where it listens."""
+        self.give_up: Callable[[int, str], None] = _ignore
+        """Called with a replica that holds up the others, and why: kill it."""
+        self._changed = threading.Condition()
+        self._replicas: dict[int, _Replica] = {}
+        self._left: set[int] = set()
+        self._store: dict[str, str] = {}
+        self._epoch = self._broken_epoch = -1
+        self._asked_s: float | None = None
+        self._decided_s: float | None = None
+        self._num_strangers = 0
+        self._is_closed = False
+
+    def __enter__(self) -> Self:
+        for name, target in (("coordinator", self._accept), ("coordinator-watch", self._watch)):
+            threading.Thread(target=target, name=name, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_closed = True
+        self._server.close()
+        with self._changed:
+            for replica in list(self._replicas):
+                self._remove(replica)
+
+    @property
+    def quorum(self) -> Quorum | None:
+        """Return the newest quorum."""
+        return self._roll_call.last
+
+    def _accept(self) -> None:
+        while not self._is_closed:
+            try:
+                connection, _ = self._server.accept()
+            except OSError:
+                return
+            if self._num_strangers >= _MOST_STRANGERS:
+                connection.close()
+                continue
+            self._num_strangers += 1
+            threading.Thread(target=self._serve, args=(connection,), name="coordinator-rank", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        """Listen to one rank until it is gone; whatever it sends ends no more than its connection."""
+        try:
+            channel, hello = Channel.accept(connection, self._token)
+            number, rank = int(hello["replica"]), int(hello["rank"])
+            incarnation, num_ranks = str(hello["incarnation"]), int(hello["num_ranks"])
+        except (ChannelClosed, OSError, KeyError, ValueError, TypeError):
+            connection.close()
+            return
+        finally:
+            self._num_strangers -= 1
+        with self._changed:
+            replica = self._joined(number, incarnation, num_ranks)
+            replica.channels[rank] = channel
+        try:
+            while True:
+                self._take(number, replica, rank, channel, channel.receive())
+        except (ChannelClosed, ValidationError, KeyError, TypeError, ValueError) as error:
+            if not isinstance(error, ChannelClosed):
+                logger.warning("replica %d, rank %d: a message that is none of ours: %s", number, rank, error)
+        finally:
+            channel.close()
+            with self._changed:
+                if self._replicas.get(number) is replica:
+                    self._remove(number)
+
+    def _joined(self, number: int, incarnation: str, num_ranks: int) -> _Replica:
+        known = self._replicas.get(number)
+        if known is not None and known.incarnation == incarnation:
+            return known
+        if known is not None:
+            self._remove(number)
+        self._replicas[number] = replica = _Replica(incarnation, num_ranks)
+        self._left.discard(number)
+        return replica
+
+    def _remove(self, number: int) -> None:
+        """Count a replica as gone, and let those that form connections with it know; call it under the lock."""
+        replica = self._replicas.pop(number)
+        last = self._roll_call.last
+        if last is not None and number in last.members:
+            self._broken_epoch = last.epoch
+        for channel in replica.channels.values():
+            channel.close()
+        self._decide()
+        self._changed.notify_all()
+
+    def _take(self, number: int, replica: _Replica, rank: int, channel: Channel, message: dict[str, Any]) -> None:
+        """Do what one message asks for."""
+        match message.pop("kind", None):
+            case "beat":
+                replica.pulse.beat(rank, message.get("phase"))
+            case "ready":
+                with self._changed:
+                    replica.pulse.beat(rank, None)
+                    replica.ready[rank] = Readiness.from_dict(message["ready"])
+                    self._asked_s = self._asked_s or time.monotonic()
+                    self._decide()
+            case "leave":
+                with self._changed:
+                    self._left.add(number)
+            case "set":
+                with self._changed:
+                    self._store[str(message["key"])] = str(message["value"])
+                    self._changed.notify_all()
+            case "get":
+                channel.send({"value": self._wait_for(str(message["key"]), int(message["epoch"]))})
+            case other:
+                raise ValueError(f"kind {other!r}")
+
+    def _wait_for(self, key: str, epoch: int) -> str | None:
+        """Return the value of a key once it is set; None where a replica of its epoch is lost, or for too long."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: key in self._store or epoch <= self._broken_epoch or self._is_closed, self._patience_s
+            )
+            return self._store.get(key) if epoch > self._broken_epoch else None
+
+    def _decide(self) -> None:
+        """Let go those that stop, and answer the others if they make a quorum; call it under the lock."""
+        for number, replica in self._replicas.items():
+            said = replica.readiness
+            if said is not None and said.stop:
+                replica.ready = {}
+                self._left.add(number)
+                replica.send(
+                    {"quorum": self._roll_call.let_go(number, said, self._replicas.keys() - self._left).to_dict()}
+                )
+        ready = {number: said for number, one in self._replicas.items() if (said := one.readiness) is not None}
+        is_late = self._asked_s is not None and time.monotonic() - self._asked_s > self._patience_s
+        quorum = self._roll_call.decide(ready, self._replicas.keys() - self._left, is_late=is_late)
+        if quorum is None:
+            return
+        now_s = time.monotonic()
+        if self._decided_s is not None and not quorum.sources and not quorum.restores:
+            self._silence.add_step(now_s - self._decided_s)
+        self._decided_s, self._asked_s = now_s, None
+        if quorum.epoch != self._epoch:
+            # Its members write only after this answer.
+            self._epoch = quorum.epoch
+            self._store.clear()
+        answer = {"quorum": quorum.to_dict()}
+        for number in quorum.members:
+            replica = self._replicas[number]
+            replica.ready = {}
+            replica.pulse.restart_count()
+            replica.send(answer)
+
+    def _watch(self) -> None:
+        for tick in itertools.count(1):
+            time.sleep(_TICK_S)
+            if self._is_closed:
+                return
+            with self._changed:
+                self._decide()
+                if tick % _TICKS_OF_SIGN == 0:
+                    for replica in self._replicas.values():
+                        if replica.ready:
+                            replica.send({"wait": True})
+                last = self._roll_call.last
+                members = () if last is None else last.members
+                live = {number: self._replicas[number] for number in members if number in self._replicas}
+                ready = {number: one for number, one in live.items() if one.readiness is not None}
+                culprits = self._silence.culprits({number: one.pulse for number, one in live.items()}, ready)
+                for number in culprits:
+                    self._remove(number)
+            for number, silent_s in culprits.items():
+                self.give_up(number, f"it has held up the others for {silent_s:.1f} s")
+
+
+def _ignore(replica: int, why: str) -> None:
+    """Do nothing."""

@@ -1,0 +1,107 @@
+"""Lane: this rank and the ranks in its place in the other replicas, and the sums among them.
+
+A sum never raises: with a replica gone it leaves its tensor as it is and is remembered as failed, so that a backward
+that is under way ends as always, and its step is dropped and done again. It always waits: a sum that is still under way
+when the optimizer reads it gives each replica other parameters (torchft 0.2.0's PureDistributedDataParallel, measured).
+
+Through gloo, also for tensors on GPUs: a lost peer is an error there, and not the end of the process.
+"""
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from meshwright.errors import LostPeer
+from meshwright.fault_tolerance.replicas.member import Member, MemberStore
+from meshwright.log import logger
+from meshwright.spec.run.quorum import Quorum
+
+
+class Lane:
+    """The lane of one rank, made anew with each epoch."""
+
+    def __init__(self, member: Member, rank: int, timeout_s: float) -> None:
+        self._member, self._rank, self._timeout_s = member, rank, timeout_s
+        self._group: dist.ProcessGroup | None = None
+        self._epoch = 0
+        self._quorum: Quorum | None = None
+        self.has_failed = False
+        """Whether a sum, or the connection, failed since `form`."""
+
+    def form(self, quorum: Quorum) -> None:
+        """Connect to the ranks in this place in all members of a quorum, if that is a new set of them."""
+        self._quorum = quorum
+        if quorum.epoch == self._epoch and not self.has_failed:
+            return
+        self._group, self._epoch, self.has_failed = None, quorum.epoch, False
+        if len(quorum.members) == 1:
+            return
+        store = dist.PrefixStore(f"lane-{self._rank}", MemberStore(self._member, quorum.epoch))
+        self._try(lambda: self._connect(store, quorum))
+
+    def sum(self, tensor: Tensor) -> None:
+        """Sum a tensor over the lane, in place, and wait; without effect once something has failed."""
+        self._member.beat()
+        if self._quorum is None or len(self._quorum.members) == 1 or self.has_failed:
+            return
+        self._try(lambda: self._required.allreduce([tensor], dist.AllreduceOptions()).wait())
+
+    def abandon(self) -> None:
+        """Fail, and end the connections, so that others in this lane fail, too, and do not wait for this rank."""
+        self.has_failed = True
+        group, self._group = self._group, None
+        if group is not None and hasattr(group, "abort"):
+            group.abort()
+
+    def send(self, tensors: list[Tensor], replica: int) -> None:
+        """Send tensors to this rank's place in another replica."""
+        if self.has_failed:
+            return
+        index = self._index(replica)
+        self._try(lambda: [self._required.send([_on_host(tensor)], index, 0).wait() for tensor in tensors])
+
+    def receive(self, tensors: list[Tensor], replica: int) -> None:
+        """Receive what a replica `send`s, in the same order, in place."""
+        if self.has_failed:
+            return
+        index = self._index(replica)
+        self._try(lambda: [_receive(self._required, tensor, index) for tensor in tensors])
+
+    @property
+    def _required(self) -> dist.ProcessGroup:
+        if self._group is None:
+            raise RuntimeError("the lane is not connected")
+        return self._group
+
+    def _index(self, replica: int) -> int:
+        assert self._quorum is not None
+        return self._quorum.index(replica)
+
+    def _connect(self, store: dist.Store, quorum: Quorum) -> None:
+        index, size = quorum.index(self._member.place.replica), len(quorum.members)
+        self._group = dist.ProcessGroupGloo(store, index, size, timedelta(seconds=self._timeout_s))
+
+    def _try(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except LostPeer:
+            raise
+        except RuntimeError as error:
+            self.abandon()
+            logger.debug("replica %d: %s", self._member.place.replica, error)
+
+
+def _receive(group: dist.ProcessGroup, tensor: Tensor, index: int) -> None:
+    # Straight into memory where that is possible: no copy, and no second state in memory.
+    is_direct = tensor.device.type == "cpu" and tensor.is_contiguous()
+    received = tensor if is_direct else torch.empty(tensor.shape, dtype=tensor.dtype)
+    group.recv([received], index, 0).wait()
+    if not is_direct:
+        tensor.copy_(received)
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu").contiguous()

@@ -1,0 +1,103 @@
+"""Member: a rank's connection to the coordinator, and the store in which ranks of a new quorum find each other."""
+
+import base64
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import Store
+
+from meshwright.errors import LostPeer
+from meshwright.fault_tolerance.replicas.wire import Channel, ChannelClosed
+from meshwright.spec.run.quorum import Quorum, Readiness, ReplicaPlace
+
+
+class Member:
+    """One rank among those that the coordinator knows."""
+
+    def __init__(self, place: ReplicaPlace, rank: int, num_ranks: int, timeout_s: float) -> None:
+        """Raises LostPeer where no coordinator of this job is."""
+        self.place = place
+        hello = {"replica": place.replica, "incarnation": place.incarnation, "rank": rank, "num_ranks": num_ranks}
+        try:
+            self._channel = Channel.connect((place.host, place.port), place.token, hello, timeout_s)
+        except ChannelClosed as error:
+            raise LostPeer(f"replica {place.replica}, rank {rank}: {error}") from error
+        # Within it a coordinator that is there gives signs of it.
+        self._channel.set_timeout(timeout_s)
+
+    def beat(self, phase: str | None = None) -> None:
+        """Say that this rank begins a sum over replicas or, with `phase`, something that takes longer."""
+        self._send({"kind": "beat"} if phase is None else {"kind": "beat", "phase": phase})
+
+    def ready(self, step: int | None, *, stop: int = 0, has_failed: bool = False) -> Quorum:
+        """Return the quorum of the next step once all have said that they are ready; a collective of all replicas."""
+        said = Readiness(
+            replica=self.place.replica,
+            incarnation=self.place.incarnation,
+            step=step,
+            stop=stop,
+            has_failed=has_failed,
+        )
+        self._send({"kind": "ready", "ready": said.to_dict()})
+        return Quorum.from_dict(self._answer()["quorum"])
+
+    def leave(self) -> None:
+        """Say that this rank ends in good order."""
+        self._send({"kind": "leave"})
+
+    def close(self) -> None:
+        """End the connection."""
+        self._channel.close()
+
+    def set(self, key: str, value: bytes) -> None:
+        """Let other ranks `get` a value."""
+        self._send({"kind": "set", "key": key, "value": base64.b64encode(value).decode()})
+
+    def get(self, key: str, epoch: int) -> bytes:
+        """Return a value once it is set; raises RuntimeError where a replica of its epoch is lost."""
+        self._send({"kind": "get", "key": key, "epoch": epoch})
+        value = self._answer()["value"]
+        if value is None:
+            raise RuntimeError(f"a replica of quorum {epoch} is lost")
+        return base64.b64decode(value)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        try:
+            self._channel.send(message)
+        except ChannelClosed as error:
+            raise self._lost(error) from error
+
+    def _answer(self) -> dict[str, Any]:
+        try:
+            while "wait" in (answer := self._channel.receive()):
+                pass
+        except ChannelClosed as error:
+            raise self._lost(error) from error
+        return answer
+
+    def _lost(self, error: Exception) -> LostPeer:
+        place = self.place
+        return LostPeer(
+            f"replica {place.replica} lost the coordinator at {place.host}:{place.port}, or was given up by it: {error}"
+        )
+
+
+class MemberStore(Store):
+    """What process groups of one epoch ask of a store, over a member's connection."""
+
+    def __init__(self, member: Member, epoch: int) -> None:
+        super().__init__()
+        self._member, self._epoch = member, epoch
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Set a value of this epoch."""
+        self._member.set(f"{self._epoch}/{key}", value.encode() if isinstance(value, str) else bytes(value))
+
+    def get(self, key: str) -> bytes:
+        """Return a value of this epoch once it is set."""
+        return self._member.get(f"{self._epoch}/{key}", self._epoch)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Return once all keys are set."""
+        for key in keys:
+            self.get(key)

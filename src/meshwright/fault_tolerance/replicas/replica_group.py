@@ -1,0 +1,199 @@
+"""ReplicaGroup: one rank's part in a run of independent replicas; what the training loop and the step know of others.
+
+    join        before the first step: get the state from a replica that has it, or from the newest checkpoint
+    agree       after each step: who takes part in the next, whether all stop
+    sum         in backward: gradients and losses of all members
+    commits     before the update: whether this replica has all sums; if not, the step is dropped and done again
+
+A replica updates its parameters only with the sum of all members of the quorum. One whose sums failed while another's
+did not is a step behind then, and receives the state of that other one.
+"""
+
+import json
+import signal
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from meshwright.errors import LostPeer
+from meshwright.fault_tolerance.hang_limit import LONG_PHASES
+from meshwright.fault_tolerance.replicas.lanes import Lane
+from meshwright.fault_tolerance.replicas.member import Member
+from meshwright.log import logger
+from meshwright.spec.run.quorum import Quorum, ReplicaPlace
+
+_MOST_TRIES: Final = 10
+"""Quorums in a row of which none led to a step."""
+
+
+class ReplicaState(Protocol):
+    """What a replica group needs of the training on its rank."""
+
+    def restore(self) -> int:
+        """Load the newest checkpoint, if there is one, and return its step, 0 without; a collective of the replica."""
+
+    def tensors(self) -> list[Tensor]:
+        """Return this rank's tensors of the state, in one order in all replicas."""
+
+    def metadata(self, step: int) -> dict[str, Any]:
+        """Return the rest of the state, as JSON holds it."""
+
+    def take_over(self, metadata: dict[str, Any]) -> None:
+        """Take over the rest, after the tensors were received; a collective of the replica."""
+
+    def share(self, index: int, num_members: int) -> None:
+        """Take the samples of a member's place from now on."""
+
+    def warm_up(self) -> None:
+        """Do once what the first step would be slow to do, without effect on the state that is received."""
+
+
+class ReplicaGroup:
+    """Replicas as one rank sees them."""
+
+    def __init__(self, place: ReplicaPlace, timeout_s: float) -> None:
+        """Call it where the replica's own process group is joined; raises LostPeer without a coordinator."""
+        self.replica = place.replica
+        self._num_ranks = dist.get_world_size()
+        self._member = Member(place, dist.get_rank(), self._num_ranks, timeout_s)
+        self._lane = Lane(self._member, dist.get_rank(), timeout_s)
+        self._state: ReplicaState | None = None
+        self._num_tries = 0
+        self.quorum: Quorum | None = None
+        """Who takes part in the step; None before the first."""
+
+    @property
+    def is_writer(self) -> bool:
+        """Return whether this replica writes metrics and checkpoints."""
+        return self.quorum is not None and self.quorum.writer == self.replica
+
+    def join(self, state: ReplicaState, *, warms_up: bool) -> int:
+        """Return the step that this replica has after it got the state that the others have; a collective.
+
+        With `warms_up` it does what is slow beforehand, so that the others do not wait for it.
+        """
+        self._state = state
+        if warms_up:
+            state.warm_up()
+        self._enter(None, 0)
+        return self._required.step
+
+    def agree(self, step: int, wish: signal.Signals | None = None) -> tuple[int, signal.Signals | None]:
+        """Return the steps that the state has, and the strongest stop signal that any rank of any replica got.
+
+        Once all are ready for a next step; before, the state has `step` steps, and has others where it was received or
+        loaded meanwhile. Afterwards `quorum` is that of the next step. A collective.
+        """
+        self._enter(step, wish or 0)
+        quorum = self._required
+        return quorum.step, signal.Signals(quorum.stop) if quorum.stop else None
+
+    def sum(self, tensor: Tensor) -> None:
+        """Sum a tensor over the ranks in this place in all members, in place."""
+        self._lane.sum(tensor)
+
+    def commits(self) -> bool:
+        """Return whether all sums of this step came about on all ranks of this replica; a collective of it."""
+        has_failed = self._is_any(self._lane.has_failed)
+        if has_failed:
+            self._lane.abandon()
+            logger.warning("replica %d: another was lost in this step, which is done again", self.replica)
+        return not has_failed
+
+    def note_phase(self, step: int, phase: str) -> None:
+        """Let others know of a phase that may take longer than a step, which is no reason to give the replica up."""
+        if phase in LONG_PHASES:
+            self._member.beat(phase)
+
+    def leave(self) -> None:
+        """Say that this rank ends in good order."""
+        self._member.leave()
+        self._member.close()
+
+    @property
+    def _required(self) -> Quorum:
+        assert self.quorum is not None
+        return self.quorum
+
+    def _enter(self, step: int | None, stop: int) -> None:
+        """Ask for quorums until one is connected and all its members have the state."""
+        assert self._state is not None
+        previous = self.quorum
+        while True:
+            self.quorum = quorum = self._member.ready(step, stop=stop, has_failed=self._lane.has_failed)
+            if quorum.too_few:
+                left = len(quorum.members)
+                raise LostPeer(
+                    f"{left} of at least replicas.minimum replicas were left, and no other came within run.timeout_s: "
+                    "start again with --resume"
+                )
+            if quorum.stop:
+                return
+            if quorum.restores:
+                self.note_phase(0, "restore")
+                step = self._state.restore()
+                continue
+            step = self._receive_state(quorum, step)
+            if step is not None and not self._lane.has_failed:
+                break
+            self._try_again()
+        self._num_tries = 0
+        if previous is None or previous.members != quorum.members:
+            self._state.share(quorum.index(self.replica), len(quorum.members))
+            if previous is not None:
+                logger.warning("step %d begins with replicas %s", quorum.step + 1, _listed(quorum.members))
+
+    def _receive_state(self, quorum: Quorum, step: int | None) -> int | None:
+        """Connect to the members and pass the state on to those that lack it; return this replica's step, or None."""
+        assert self._state is not None
+        self._lane.form(quorum)
+        own_source = quorum.sources.get(self.replica)
+        if own_source is not None:
+            tensors = self._state.tensors()
+            rest = _received_json(self._lane, own_source)
+            self._lane.receive(tensors, own_source)
+            if self._is_any(self._lane.has_failed):
+                self._lane.abandon()
+                return None
+            self._state.take_over(rest)
+            return quorum.step
+        for replica in sorted(replica for replica, source in quorum.sources.items() if source == self.replica):
+            _send_json(self._lane, self._state.metadata(quorum.step), replica)
+            self._lane.send(self._state.tensors(), replica)
+        if self._is_any(self._lane.has_failed):
+            self._lane.abandon()
+        return step
+
+    def _try_again(self) -> None:
+        self._num_tries += 1
+        if self._num_tries >= _MOST_TRIES:
+            raise LostPeer(f"replica {self.replica}: {_MOST_TRIES} times in a row another was lost before a step")
+
+    def _is_any(self, flag: bool) -> bool:
+        """Return whether a flag is set on any rank of this replica; a collective of it."""
+        if self._num_ranks == 1:
+            return flag
+        number = torch.tensor(int(flag))
+        dist.all_reduce(number, op=dist.ReduceOp.MAX)
+        return bool(number)
+
+
+def _send_json(lane: Lane, values: dict[str, Any], replica: int) -> None:
+    data = torch.frombuffer(bytearray(json.dumps(values).encode()), dtype=torch.uint8)
+    lane.send([torch.tensor(len(data)), data], replica)
+
+
+def _received_json(lane: Lane, replica: int) -> dict[str, Any]:
+    """Return what `_send_json` sent; {} where the lane has failed."""
+    size = torch.tensor(0)
+    lane.receive([size], replica)
+    data = torch.zeros(int(size), dtype=torch.uint8)
+    lane.receive([data], replica)
+    values: dict[str, Any] = {} if lane.has_failed else json.loads(data.numpy().tobytes())
+    return values
+
+
+def _listed(members: tuple[int, ...]) -> str:
+    return ", ".join(map(str, members))

@@ -1,0 +1,88 @@
+"""Silence: which replica holds up the others, from what their ranks have begun.
+
+Rank k of each replica sums with rank k of the others, in one order. When nothing has moved for the limit, a replica
+that has begun fewer sums than another, in any of its ranks, is the one that is waited for: its own hung rank, or ranks
+of it that wait for that one. A replica that is merely waiting is never behind, since it waits only for others.
+"""
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+_USUAL_STEPS: Final = 20.0
+_NUM_WARM_UP: Final = 3
+"""Steps of a replica's life for which only the long limit counts: it compiles, and allocates."""
+
+
+@dataclass
+class Pulse:
+    """What one replica has begun, by rank."""
+
+    begun: dict[int, int] = field(default_factory=dict)
+    num_steps: int = 0
+    """Quorums that it was part of."""
+    is_in_long_phase: bool = False
+    """Whether it saves, validates or restores, which takes what it takes."""
+    moved_s: float = field(default_factory=time.monotonic)
+
+    def beat(self, rank: int, phase: str | None) -> None:
+        """Note that a rank begins a sum or, with `phase`, what takes longer."""
+        self.begun[rank] = self.begun.get(rank, 0) + 1
+        self.is_in_long_phase = phase is not None
+        self.moved_s = time.monotonic()
+
+    def restart_count(self) -> None:
+        """Count from 0 again, as all members of a quorum do."""
+        self.begun = dict.fromkeys(self.begun, 0)
+        self.num_steps += 1
+        self.is_in_long_phase = False
+        self.moved_s = time.monotonic()
+
+
+class Silence:
+    """The limit of a run, and who has exceeded it."""
+
+    def __init__(self, limit_s: float | None, least_s: float, longest_s: float) -> None:
+        """A `limit_s` of None is 20 usual steps, `least_s` or more; `longest_s` counts in phases that may be long."""
+        self._limit_s, self._least_s, self._longest_s = limit_s, least_s, longest_s
+        self._steps_s: deque[float] = deque(maxlen=20)
+
+    def add_step(self, step_s: float) -> None:
+        """Note how long a step took."""
+        self._steps_s.append(step_s)
+
+    @property
+    def limit_s(self) -> float:
+        """Return the limit in a step now."""
+        if self._limit_s is not None:
+            return min(self._limit_s, self._longest_s)
+        usual_s = statistics.median(self._steps_s) if self._steps_s else 0.0
+        return min(max(_USUAL_STEPS * usual_s, self._least_s), self._longest_s)
+
+    def culprits(self, pulses: Mapping[int, Pulse], ready: Mapping[int, object]) -> dict[int, float]:
+        """Return the replicas that hold up the others, with the seconds since anything moved; none where all wait."""
+        if not pulses:
+            return {}
+        silent_s = time.monotonic() - max(pulse.moved_s for pulse in pulses.values())
+        behind = {replica for replica in pulses if replica not in ready} if ready else self._behind(pulses)
+        return {
+            replica: silent_s
+            for replica in behind
+            if len(behind) < len(pulses) and silent_s > self._limit_of(pulses[replica])
+        }
+
+    def _limit_of(self, pulse: Pulse) -> float:
+        is_long = pulse.is_in_long_phase or pulse.num_steps <= _NUM_WARM_UP
+        return self._longest_s if is_long else self.limit_s
+
+    def _behind(self, pulses: Mapping[int, Pulse]) -> set[int]:
+        ranks = {rank for pulse in pulses.values() for rank in pulse.begun}
+        furthest = {rank: max(pulse.begun.get(rank, 0) for pulse in pulses.values()) for rank in ranks}
+        return {
+            replica
+            for replica, pulse in pulses.items()
+            if any(pulse.begun.get(rank, 0) < most for rank, most in furthest.items())
+        }

@@ -1,0 +1,55 @@
+"""Recording: the record of a run by whoever writes it: rank 0, of independent replicas that of the one that writes."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
+
+from meshwright.fault_tolerance.replicas.replica_group import ReplicaGroup
+from meshwright.spec.run.run import Run
+from meshwright.spec.step.estimate import Estimate
+from meshwright.trainer.run.open_run import open_recorder
+from meshwright.trainer.run.run_recorder import RunRecorder
+from meshwright.trainer.step.training import Training
+
+
+class Recording:
+    """Of one rank; use it in a `with`."""
+
+    def __init__(self, training: Training, run: Run, replicas: ReplicaGroup | None, estimate: Estimate | None) -> None:
+        self._training, self._run, self._replicas, self._estimate = training, run, replicas, estimate
+        self._stack = ExitStack()
+        self._is_open = False
+        self.recorder: RunRecorder | None = None
+        """What writes, on one rank of all."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    @property
+    def is_ours(self) -> bool:
+        """Return whether this process group writes the run's files: its only one, or the replica that does."""
+        return self._replicas is None or self._replicas.is_writer
+
+    def follow(self, step: int) -> None:
+        """Open the record from `step` on where these ranks come to write it, close it where others do; a collective.
+
+        An attempt of the manifest begins with each that comes to write.
+        """
+        if self.is_ours and not self._is_open:
+            self.recorder = open_recorder(self._training, self._run, step, self._estimate)
+            if self.recorder is not None:
+                self._stack.enter_context(self.recorder)
+        elif self._is_open and not self.is_ours:
+            self._stack.close()
+            self.recorder = None
+        self._is_open = self.is_ours
+
+    def add_results(self, news: dict[str, Any]) -> None:
+        """Add to the manifest's results, on the rank that writes them."""
+        if news and self.recorder is not None:
+            self.recorder.add_results(**news)

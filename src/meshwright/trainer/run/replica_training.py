@@ -1,0 +1,50 @@
+"""ReplicaTraining: a rank's training as its replica group sees it, and who of the replicas writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from meshwright.checkpoint.shards import flatten
+from meshwright.parallelism.data.fully_sharded import reshard_model
+from meshwright.parallelism.torch_private.torch_compat import local_box
+from meshwright.spec.run.run import Run
+from meshwright.trainer.step.training import Training
+
+
+class ReplicaTraining:
+    """The state of one rank of an independent replica."""
+
+    def __init__(self, training: Training, run: Run) -> None:
+        self._training, self._run = training, run
+
+    def restore(self) -> int:
+        """Load the newest checkpoint, if there is one, and return its step, 0 without; a collective of the replica."""
+        # Not only with --resume: all replicas of a run that begins may be lost, and what they saved is its own.
+        return self._training.load_newest(self._run)
+
+    def tensors(self) -> list[Tensor]:
+        """Return this rank's tensors of the state, in one order in all replicas."""
+        flat = flatten(self._training.state())
+        return [local_box(copy)[0] for name in sorted(flat) for copy in flat[name]]
+
+    def metadata(self, step: int) -> dict[str, Any]:
+        """Return the rest of the state, as JSON holds it."""
+        return self._training.metadata(step)
+
+    def take_over(self, metadata: dict[str, Any]) -> None:
+        """Take over the rest, after the tensors were received; a collective of the replica."""
+        self._training.take_over(metadata)
+
+    def share(self, index: int, num_members: int) -> None:
+        """Take the samples of a member's place from now on."""
+        self._training.share(index, num_members)
+
+    def warm_up(self) -> None:
+        """Do once what the first step would be slow to do, without effect on the state that is received."""
+        training = self._training
+        # One microbatch: shared as finely as the batch allows.
+        training.share(0, training.job.num_microbatches(training.layout))
+        training.step.warm_up(training.loader.microbatches(0))
+        reshard_model(training.model)
