@@ -175,3 +175,12 @@ class HangWatch:
         return None
 
 
+def _one_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def show_stacks_on_signal(path: Path) -> None:
+    """Make SIGUSR1 write the stacks of all threads to `path`, even if a thread hangs while holding the GIL."""
+    # Never closed: the signal may come at any time.
+    faulthandler.register(signal.SIGUSR1, path.open("w"), all_threads=True)

@@ -175,6 +175,8 @@ class Coordinator:
                     self._changed.notify_all()
             case "get":
                 channel.send({"value": self._wait_for(str(message["key"]), int(message["epoch"]))})
+            case "has":
+                channel.send({"has": str(message["key"]) in self._store})
             case other:
                 raise ValueError(f"kind {other!r}")
 

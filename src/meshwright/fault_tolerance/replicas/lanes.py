@@ -26,6 +26,7 @@ class Lane:
     def __init__(self, member: Member, rank: int, timeout_s: float) -> None:
         self._member, self._rank, self._timeout_s = member, rank, timeout_s
         self._group: dist.ProcessGroup | None = None
+        self._store: MemberStore | None = None
         self._epoch = 0
         self._quorum: Quorum | None = None
         self.has_failed = False
@@ -39,8 +40,7 @@ class Lane:
         self._group, self._epoch, self.has_failed = None, quorum.epoch, False
         if len(quorum.members) == 1:
             return
-        store = dist.PrefixStore(f"lane-{self._rank}", MemberStore(self._member, quorum.epoch))
-        self._try(lambda: self._connect(store, quorum))
+        self._try(lambda: self._connect(quorum))
 
     def sum(self, tensor: Tensor) -> None:
         """Sum a tensor over the lane, in place, and wait; without effect once something has failed."""
@@ -80,7 +80,10 @@ class Lane:
         assert self._quorum is not None
         return self._quorum.index(replica)
 
-    def _connect(self, store: dist.Store, quorum: Quorum) -> None:
+    def _connect(self, quorum: Quorum) -> None:
+        # Kept: what C++ calls of it must not be collected as garbage.
+        self._store = MemberStore(self._member, quorum.epoch)
+        store = dist.PrefixStore(f"lane-{self._rank}", self._store)
         index, size = quorum.index(self._member.place.replica), len(quorum.members)
         self._group = dist.ProcessGroupGloo(store, index, size, timedelta(seconds=self._timeout_s))
 

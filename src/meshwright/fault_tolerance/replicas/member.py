@@ -61,6 +61,11 @@ class Member:
             raise RuntimeError(f"a replica of quorum {epoch} is lost")
         return base64.b64decode(value)
 
+    def has(self, key: str) -> bool:
+        """Return whether a value is set."""
+        self._send({"kind": "has", "key": key})
+        return bool(self._answer()["has"])
+
     def _send(self, message: dict[str, Any]) -> None:
         try:
             self._channel.send(message)
@@ -96,6 +101,10 @@ class MemberStore(Store):
     def get(self, key: str) -> bytes:
         """Return a value of this epoch once it is set."""
         return self._member.get(f"{self._epoch}/{key}", self._epoch)
+
+    def check(self, keys: list[str]) -> bool:
+        """Return whether all keys are set."""
+        return all(self._member.has(f"{self._epoch}/{key}") for key in keys)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Return once all keys are set."""

@@ -21,6 +21,10 @@ from meshwright.units import format_duration
 
 def train_locally(config: RankConfig, num_ranks: int, after_attempt: Callable[[], None] = lambda: None) -> ExitCode:
     """Launch training, and again from the newest checkpoint after a lost rank, run.max_restarts times at most."""
+    if config.job.replicas.independent:
+        from meshwright.trainer.launch.replica_launch import train_replicas
+
+        return train_replicas(config, num_ranks, after_attempt)
     run, section = config.run, config.job.run
     backoff = RestartBackoff(section.restart_backoff_s, furthest_step(run))
     with LauncherWatch(run, section) as watch, StopSignals() as stops:
@@ -75,20 +79,20 @@ def launch(config: RankConfig, num_ranks: int, stops: StopSignals, killed: Colle
     `killed` grows by the process ids of ranks that have been reported and killed already. Signals of `stops` are passed
     on to the ranks, which stop after their step; raises KeyboardInterrupt or Preempted once they have.
     """
-    _raise_stop(stops, "the ranks had ended")
+    raise_stop(stops, "the ranks had ended")
     threads = threads_of_rank(config.job, num_ranks)
     with RankGroup.start(config, num_ranks, {"OMP_NUM_THREADS": str(threads)}, num_threads=threads) as group:
         while not group.poll():
             if wait_for_ends([group], [stops.descriptor]):
                 for number in stops.take():
                     group.stop(number, config.job.run.grace_s)
-    _raise_stop(stops, "the ranks were asked to save and stop")
+    raise_stop(stops, "the ranks were asked to save and stop")
     failures = [end for end in group.ends if end.exit_code]
-    _report([end for end in failures if end.pid not in killed], group.killed, config.run)
-    return _combine([end.exit_code for end in failures]) if failures else ExitCode.DONE
+    report_failures([end for end in failures if end.pid not in killed], group.killed, config.run)
+    return combined([end.exit_code for end in failures]) if failures else ExitCode.DONE
 
 
-def _raise_stop(stops: StopSignals, what: str) -> None:
+def raise_stop(stops: StopSignals, what: str) -> None:
     """Raise what a signal that asked this launcher to stop means, if there was one."""
     stops.take()
     if stops.first is signal.SIGINT:
@@ -97,7 +101,7 @@ def _raise_stop(stops: StopSignals, what: str) -> None:
         raise Preempted(f"{stops.first.name}: {what}; continue with --resume")
 
 
-def _combine(codes: Collection[int]) -> ExitCode:
+def combined(codes: Collection[int]) -> ExitCode:
     """Return the code that says most: a rank that knows why it failed outweighs those that only lost it."""
     for code in (ExitCode.BAD_INPUT, ExitCode.DO_NOT_RETRY, ExitCode.INTERRUPTED):
         if code in codes:
@@ -106,7 +110,7 @@ def _combine(codes: Collection[int]) -> ExitCode:
     return ExitCode.DO_NOT_RETRY if 1 in codes else ExitCode.RETRY
 
 
-def _report(failures: Sequence[RankEnd], killed: Collection[int], run: Run) -> None:
+def report_failures(failures: Sequence[RankEnd], killed: Collection[int], run: Run) -> None:
     """Name the ranks that ended by themselves, the first in front of `failures`; those that we had to stop afterwards
     are no news, unless they did not.
     """

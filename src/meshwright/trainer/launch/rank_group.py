@@ -188,13 +188,16 @@ class RankGroup:
         self.close()
 
 
-def wait_for_ends(groups: Collection[RankGroup], others: Iterable[int] = ()) -> list[int]:
+def wait_for_ends(
+    groups: Collection[RankGroup], others: Iterable[int] = (), within_s: float | None = None
+) -> list[int]:
     """Return when a rank of a group has ended, `poll` of one is due, or one of `others`, descriptors, can be read.
 
-    The result is those of `others` that can be read. Returns at once where all groups have ended.
+    `within_s` at the latest, where that is given. The result is those of `others` that can be read. Returns at once
+    where all groups have ended.
     """
     others = [*others]
-    due = [left_s for group in groups if (left_s := group.time_left_s) is not None]
+    due = [left_s for left_s in (within_s, *(group.time_left_s for group in groups)) if left_s is not None]
     sentinels = [sentinel for group in groups for sentinel in group.sentinels]
     if not sentinels:
         return []

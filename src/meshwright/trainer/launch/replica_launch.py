@@ -1,20 +1,168 @@
-"""Starts independent replicas on this machine, each a group of ranks of its own, and replaces those that are lost."""
+"""Starts independent replicas on this machine, each a group of ranks of its own, and replaces those that are lost.
 
-import secrets
+The coordinator, by which replicas know of each other, runs here: it outlives them. A replica that hangs is killed as
+soon as the coordinator gives it up; whatever ends a replica, the others train on, and get it back, run.max_restarts
+times in all.
+"""
+
+import os
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Final
 
-from meshwright.errors import ExitCode, Retryable
-from meshwright.fault_tolerance.launcher_watch import LauncherWatch
+from meshwright.errors import ExitCode
+from meshwright.fault_tolerance.evidence import ask
 from meshwright.fault_tolerance.replicas.coordinator import Coordinator
 from meshwright.fault_tolerance.replicas.roll_call import RollCall
 from meshwright.fault_tolerance.replicas.silence import Silence
+from meshwright.fault_tolerance.replicas.wire import new_token
 from meshwright.fault_tolerance.stop_request import StopSignals
 from meshwright.log import logger
-from meshwright.spec.job.job import Job
 from meshwright.spec.run.quorum import ReplicaPlace
 from meshwright.trainer.launch.launch import combined, raise_stop, report_failures, threads_of_rank
 from meshwright.trainer.launch.rank import RankConfig
 from meshwright.trainer.launch.rank_group import RankGroup, wait_for_ends
+from meshwright.trainer.launch.restart_backoff import RestartBackoff
 from meshwright.trainer.run.open_run import claim
+
+_LEAST_EXTRA_S: Final = 60.0
+_WRITING_STACKS_S: Final = 0.5
+"""Time for a hung replica to write its stacks before it is killed."""
+
+
+def train_replicas(config: RankConfig, num_ranks: int, after_loss: Callable[[], None] = lambda: None) -> ExitCode:
+    """Train in independent replicas, and return the exit code of the run; `after_loss` is called after each loss.
+
+    Raises ConfigError for the folder of another run, Preempted or KeyboardInterrupt after a signal.
+    """
+    claim(config.run, config.job, resume=config.resume, overwrite=config.overwrite)
+    shutil.rmtree(config.run.folder / "replicas", ignore_errors=True)
+    section = config.job.run
+    layout = config.job.layout.resolve(num_ranks)
+    ranks_of_replica = num_ranks // layout.dp_replicate
+    most = config.job.num_microbatches(config.job.layout_of_ranks(ranks_of_replica))
+    limit_s = None if section.hang_limit_s == "auto" else section.hang_limit_s or section.timeout_s
+    silence = Silence(limit_s, section.hang_after_s + _LEAST_EXTRA_S, section.timeout_s)
+    token = new_token()
+    roll_call = RollCall(layout.dp_replicate, config.job.replicas.minimum, most)
+    with (
+        StopSignals() as stops,
+        Coordinator(config.job.replicas.address, token, roll_call, silence, section.timeout_s) as coordinator,
+    ):
+        launcher = _ReplicaLauncher(config, coordinator, token, ranks_of_replica, num_ranks)
+        launcher.after_loss = after_loss
+        code = launcher.run(range(layout.dp_replicate), stops)
+        raise_stop(stops, "the replicas were asked to save and stop")
+        return code
+
+
+class _ReplicaLauncher:
+    """The replicas of one run."""
+
+    def __init__(
+        self, config: RankConfig, coordinator: Coordinator, token: str, ranks_of_replica: int, num_ranks: int
+    ) -> None:
+        self._config, self._coordinator, self._token = config, coordinator, token
+        self._num_ranks, self._threads = ranks_of_replica, threads_of_rank(config.job, num_ranks)
+        self._groups: dict[int, RankGroup] = {}
+        self._due_s: dict[int, float] = {}
+        """When replicas are to be started, on the clock of time.monotonic."""
+        self._restarts_left = config.job.run.max_restarts
+        self._backoff = RestartBackoff(config.job.run.restart_backoff_s)
+        self._codes: dict[int, ExitCode] = {}
+        """How each replica has ended last."""
+        self._given_up: SimpleQueue[tuple[int, str]] = SimpleQueue()
+        self._wake_read, self._wake_write = os.pipe()
+        coordinator.give_up = self._give_up
+        self.after_loss: Callable[[], None] = lambda: None
+
+    def run(self, replicas: range, stops: StopSignals) -> ExitCode:
+        """Start the replicas, and replace what is lost, until all have ended."""
+        for replica in replicas:
+            self._start(replica, warms_up=False)
+        try:
+            while self._groups or self._due_s:
+                self._wait(stops)
+                while not self._given_up.empty():
+                    self._end_hung(*self._given_up.get())
+                for number in stops.take():
+                    self._due_s.clear()
+                    for group in self._groups.values():
+                        group.stop(number, self._config.job.run.grace_s)
+                for replica in [one for one, group in self._groups.items() if group.poll()]:
+                    self._ended(replica, is_stopping=stops.first is not None)
+                for replica in [one for one, due_s in self._due_s.items() if due_s <= time.monotonic()]:
+                    del self._due_s[replica]
+                    self._start(replica, warms_up=True)
+        finally:
+            for group in self._groups.values():
+                group.close()
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+        # A replica that ended well has seen the last step.
+        return ExitCode.DONE if ExitCode.DONE in self._codes.values() else combined([*self._codes.values()])
+
+    def _wait(self, stops: StopSignals) -> None:
+        if self._groups:
+            timeout_s = min(self._due_s.values(), default=None)
+            left_s = None if timeout_s is None else max(0.0, timeout_s - time.monotonic())
+            if self._wake_read in wait_for_ends([*self._groups.values()], [stops.descriptor, self._wake_read], left_s):
+                os.read(self._wake_read, 4096)
+        else:
+            stops.sleep(max(0.0, min(self._due_s.values()) - time.monotonic()))
+
+    def _start(self, replica: int, *, warms_up: bool) -> None:
+        own = self._config.run.of_replica(replica)
+        for folder in (own.heartbeats, own.hangs):
+            shutil.rmtree(folder, ignore_errors=True)
+        for folder in (own.heartbeats, own.hangs, own.logs):
+            folder.mkdir(parents=True, exist_ok=True)
+        place = ReplicaPlace.of(replica, self._coordinator.address, self._token)
+        config = self._config.replace(replica=place, warms_up=warms_up)
+        environment = {"OMP_NUM_THREADS": str(self._threads)}
+        self._groups[replica] = RankGroup.start(config, self._num_ranks, environment, num_threads=self._threads)
+
+    def _ended(self, replica: int, *, is_stopping: bool) -> None:
+        """Note how a replica has ended, and have it started again where it was lost."""
+        group = self._groups.pop(replica)
+        failures = [end for end in group.ends if end.exit_code]
+        report_failures(failures, group.killed, self._config.run.of_replica(replica))
+        self._codes[replica] = code = combined([end.exit_code for end in failures]) if failures else ExitCode.DONE
+        group.close()
+        if code is ExitCode.DONE or is_stopping:
+            return
+        self.after_loss()
+        if code is not ExitCode.RETRY:
+            # The others run the same job.
+            for other in self._groups.values():
+                other.terminate(self._config.job.run.grace_s)
+            self._restarts_left = 0
+        elif self._restarts_left and self._is_needed():
+            self._restarts_left -= 1
+            delay_s = self._backoff.delay_s(0 if (quorum := self._coordinator.quorum) is None else quorum.step)
+            self._due_s[replica] = time.monotonic() + delay_s
+            logger.error("replica %d is started again, %d restarts are left", replica, self._restarts_left)
+        else:
+            logger.error(
+                "replica %d is lost for good: run.max_restarts = %d", replica, self._config.job.run.max_restarts
+            )
+
+    def _is_needed(self) -> bool:
+        """Return whether the run has not ended: no replica has seen its last step."""
+        return ExitCode.DONE not in self._codes.values()
+
+    def _give_up(self, replica: int, why: str) -> None:
+        """Have a replica killed; called from the coordinator's thread."""
+        self._given_up.put((replica, why))
+        os.write(self._wake_write, b"x")
+
+    def _end_hung(self, replica: int, why: str) -> None:
+        """Kill a replica, after a moment in which its ranks write where they are."""
+        group = self._groups.get(replica)
+        if group is None:
+            return
+        ask(self._config.run.of_replica(replica), _WRITING_STACKS_S)
+        logger.error("replica %d is killed: %s", replica, why)
+        group.kill()

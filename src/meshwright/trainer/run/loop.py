@@ -30,13 +30,14 @@ from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.model.gpt2_architecture import dropout_note
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.model.model_spec import model_spec
+from meshwright.spec.run.quorum import ReplicaPlace
 from meshwright.spec.run.run import Run
 from meshwright.spec.step.workload import MATMUL_DTYPE
 from meshwright.spec.trace.timeline import DATA_MARK, STEP_MARK
 from meshwright.trainer.launch.compile_cache import load_cache
 from meshwright.trainer.launch.rank import RankConfig
 from meshwright.trainer.launch.ranks import Ranks
-from meshwright.trainer.run.compile_watch import explained_compilation
+from meshwright.trainer.run.compile_watch import CompileWatch, explained_compilation
 from meshwright.trainer.run.memory_post_mortem import MemoryPostMortem
 from meshwright.trainer.run.recording import Recording
 from meshwright.trainer.run.replica_training import ReplicaTraining
