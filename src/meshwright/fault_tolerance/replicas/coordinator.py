@@ -196,7 +196,7 @@ class Coordinator:
                 replica.ready = {}
                 self._left.add(number)
                 replica.send(
-                    {"quorum": self._roll_call.let_go(number, said, self._replicas.keys() - self._left).to_dict()}
+                    {"quorum": self._roll_call.let_go(number, said, self._replicas.keys() - self._left).to_json()}
                 )
         ready = {number: said for number, one in self._replicas.items() if (said := one.readiness) is not None}
         is_late = self._asked_s is not None and time.monotonic() - self._asked_s > self._patience_s
@@ -211,7 +211,7 @@ class Coordinator:
             # Its members write only after this answer.
             self._epoch = quorum.epoch
             self._store.clear()
-        answer = {"quorum": quorum.to_dict()}
+        answer = {"quorum": quorum.to_json()}
         for number in quorum.members:
             replica = self._replicas[number]
             replica.ready = {}

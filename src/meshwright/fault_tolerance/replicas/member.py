@@ -39,7 +39,7 @@ class Member:
             has_failed=has_failed,
         )
         self._send({"kind": "ready", "ready": said.to_dict()})
-        return Quorum.from_dict(self._answer()["quorum"])
+        return Quorum.from_json(self._answer()["quorum"])
 
     def leave(self) -> None:
         """Say that this rank ends in good order."""
