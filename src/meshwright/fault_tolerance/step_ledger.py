@@ -9,6 +9,7 @@ from typing import Self
 import xxhash
 from torch import Tensor
 
+from meshwright.data.loader import Microbatch
 from meshwright.spec.run.chaos_report import LedgerEntry
 from meshwright.spec.run.run import Run
 
@@ -29,14 +30,16 @@ class StepLedger:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._file.close()
 
-    def add(self, step: int, samples: Iterable[Tensor]) -> None:
-        """Note that `step` is done, on these samples."""
-        digest = xxhash.xxh3_128()
-        for tensor in samples:
-            digest.update(tensor.contiguous().numpy().tobytes())
-        entry = LedgerEntry(step=step, samples=digest.hexdigest(), time_s=time.time())
+    def add(self, step: int, microbatches: Iterable[Microbatch], epoch: int = 0, *, is_finished: bool = True) -> None:
+        """Note that `step` is done, or about to be, on these samples, with the quorum of an epoch."""
+        samples = {one.first_slot: _digest(one.inputs) for one in microbatches}
+        entry = LedgerEntry(step=step, samples=samples, time_s=time.time(), epoch=epoch, is_finished=is_finished)
         self._file.write(entry.model_dump_json() + "\n")
         self._file.flush()
+
+
+def _digest(tensor: Tensor) -> str:
+    return xxhash.xxh3_128(tensor.contiguous().numpy().tobytes()).hexdigest()
 
 
 def read_ledger(path: Path) -> list[LedgerEntry]:

@@ -17,8 +17,8 @@ from meshwright.spec.run.chaos_report import (
     ChaosReport,
     FaultOutcome,
     Injection,
+    Ledger,
     LedgerEntry,
-    lineage,
     sample_problem,
 )
 from meshwright.spec.run.goodput import goodput, read_step_times
@@ -46,6 +46,13 @@ class ChaosRequest:
     shrinks: bool = False
     """Whether, where the run fails, the fewest faults that make it fail are looked for."""
 
+    def ranks_of_others(self, rank: int) -> list[int]:
+        """Return the ranks of the independent replicas that `rank` is no part of; none where they are not."""
+        if not self.job.replicas.independent:
+            return []
+        size = self.num_ranks // self.job.layout.resolve(self.num_ranks).dp_replicate
+        return [other for other in range(self.num_ranks) if other // size != rank // size]
+
 
 @dataclass
 class _Run:
@@ -59,6 +66,9 @@ class _Run:
 
     def ledger(self, rank: int) -> list[LedgerEntry]:
         return read_ledger(self.run.ledger(rank))
+
+    def finished(self, rank: int) -> list[LedgerEntry]:
+        return [entry for entry in self.ledger(rank) if entry.is_finished]
 
     @property
     def parameter_hash(self) -> str | None:
@@ -104,25 +114,25 @@ def _train(request: ChaosRequest, name: str, faults: Sequence[Fault]) -> _Run:
 
 
 def _judge(request: ChaosRequest, faults: Sequence[Fault], expected: _Run, found: _Run) -> ChaosReport:
-    problems = (
-        sample_problem(expected.ledger(rank), lineage(found.ledger(rank)), rank) for rank in range(request.num_ranks)
+    expected_samples, found_samples = (
+        [run.ledger(rank) for rank in range(request.num_ranks)] for run in (expected, found)
     )
     return ChaosReport(
         job=request.job,
         num_ranks=request.num_ranks,
-        outcomes=tuple(_outcome(found, number, fault) for number, fault in enumerate(faults)),
+        outcomes=tuple(_outcome(request, found, number, fault) for number, fault in enumerate(faults)),
         num_attempts=len(found.attempts_ended_s),
         exit_code=found.exit_code,
         expected_hash=expected.parameter_hash or "",
         found_hash=found.parameter_hash,
-        sample_problem=None if found.exit_code else next(filter(None, problems), None),
+        sample_problem=None if found.exit_code else sample_problem(expected_samples, found_samples),
         undisturbed_s=expected.took_s,
         disturbed_s=found.took_s,
         goodput=goodput(read_step_times(found.run)),
     )
 
 
-def _outcome(found: _Run, number: int, fault: Fault) -> FaultOutcome:
+def _outcome(request: ChaosRequest, found: _Run, number: int, fault: Fault) -> FaultOutcome:
     """Return what one fault did, from the ledger of its rank and the ends of attempts."""
     file = found.run.injected_fault(number)
     if not file.exists():
@@ -131,16 +141,27 @@ def _outcome(found: _Run, number: int, fault: Fault) -> FaultOutcome:
     if fault.kind == "slow-rank":
         return FaultOutcome(fault=fault, injection=injection)
     ended_s = min((end_s for end_s in found.attempts_ended_s if end_s > injection.time_s), default=None)
-    ledger = found.ledger(fault.rank)
-    before = [entry for entry in ledger if entry.time_s <= (ended_s or injection.time_s)]
-    after = [entry for entry in ledger if ended_s is not None and entry.time_s > ended_s]
+    others = [found.finished(rank) for rank in request.ranks_of_others(fault.rank)]
+    own = found.finished(fault.rank)
+    after = [entry for entry in own if ended_s is not None and entry.time_s > ended_s]
+    others_s = [entry.time_s for ledger in others for entry in ledger if entry.time_s > injection.time_s]
     return FaultOutcome(
         fault=fault,
         injection=injection,
         detected_after_s=None if ended_s is None else ended_s - injection.time_s,
         recovered_after_s=after[0].time_s - injection.time_s if after else None,
-        lost_steps=(before[-1].step if before else 0) - (after[0].step - 1) if after else None,
+        others_after_s=min(others_s) - injection.time_s if others_s else None,
+        lost_steps=max((_lost_steps(ledger, ended_s or injection.time_s) for ledger in others or [own]), default=0)
+        if after
+        else None,
     )
+
+
+def _lost_steps(ledger: Ledger, ended_s: float) -> int:
+    """Return the steps of a rank that were finished when an attempt ended, and again later."""
+    before = max((entry.step for entry in ledger if entry.time_s <= ended_s), default=0)
+    after = next((entry.step for entry in ledger if entry.time_s > ended_s), before + 1)
+    return max(0, before - after + 1)
 
 
 def _shrink(request: ChaosRequest, expected: _Run) -> list[Fault]:

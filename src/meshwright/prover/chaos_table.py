@@ -10,20 +10,23 @@ _HASH_DIGITS = 16
 
 def chaos_table(report: ChaosReport) -> PageTable:
     """Return what each fault did."""
-    table = PageTable("fault", "rank#", "step#", "phase", "all ended#", "next step#", "steps again#")
+    has_others = report.job.replicas.independent
+    ended = ("replica ended#", "others' next step#") if has_others else ("all ended#",)
+    table = PageTable("fault", "rank#", "step#", "phase", *ended, "next step#", "steps again#")
     for one in report.outcomes:
-        table.add_row(*_row(one), style=None if one.injection is not None else "bold red")
+        table.add_row(*_row(one, has_others=has_others), style=None if one.injection is not None else "bold red")
     return table
 
 
-def _row(one: FaultOutcome) -> list[str]:
+def _row(one: FaultOutcome, *, has_others: bool) -> list[str]:
     fault = one.fault
     kind = fault.kind if fault.kind != "slow-rank" else f"slow-rank {fault.argument:g}x"
     step = "any" if fault.step is None else str(fault.step)
     where = [kind, str(fault.rank), step, fault.phase or ""]
     if one.injection is None:
-        return [*where, "never came", "", ""]
-    after = (one.detected_after_s, one.recovered_after_s)
+        return [*where, "never came", *("",) * (3 if has_others else 2)]
+    others = (one.others_after_s,) if has_others else ()
+    after = (one.detected_after_s, *others, one.recovered_after_s)
     times = ["-" if seconds is None else format_duration(seconds) for seconds in after]
     return [*where, *times, "-" if one.lost_steps is None else str(one.lost_steps)]
 

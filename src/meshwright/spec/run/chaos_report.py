@@ -1,21 +1,31 @@
 """ChaosReport: a run with faults next to the same run without, and how each fault was survived."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from meshwright.spec.fault import Fault
 from meshwright.spec.frozen import Frozen
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.goodput import Goodput
+from meshwright.units import first_of
 
 
 class LedgerEntry(Frozen):
-    """A step that one rank has finished."""
+    """A step that one rank has finished or, of an independent replica, gives its part of to the others."""
 
     step: int
-    samples: str
-    """Hash of the samples that it used, in their order."""
+    samples: dict[int, str]
+    """Hash of the samples of each of its microbatches, by the slot of the first one in the global batch."""
     time_s: float
-    """When it was finished, in seconds since 1970."""
+    """When this was noted, in seconds since 1970."""
+    is_finished: bool = True
+    """Whether the rank has finished it; if not, others may have, with its part."""
+    epoch: int = 0
+    """The quorum that it was done with, of independent replicas: a step that one of them did not survive is done again
+    with a newer one."""
+
+
+Ledger = Sequence[LedgerEntry]
 
 
 class Injection(Frozen):
@@ -38,6 +48,8 @@ class FaultOutcome(Frozen):
     """Seconds from the fault until all ranks had ended; None where they went on, as with a slow rank."""
     recovered_after_s: float | None = None
     """Seconds from the fault until the next step was finished by the rank that it befell."""
+    others_after_s: float | None = None
+    """Seconds from the fault until another replica finished its next step; None where replicas are not independent."""
     lost_steps: int | None = None
     """Finished steps that had to be done again."""
 
@@ -97,14 +109,38 @@ def lineage(entries: Sequence[LedgerEntry]) -> list[LedgerEntry]:
     return kept
 
 
-def sample_problem(expected: Sequence[LedgerEntry], found: Sequence[LedgerEntry], rank: int) -> str | None:
-    """Return the first difference between what counts of a rank's two ledgers, in a sentence."""
-    steps = [entry.step for entry in found]
-    for number, entry in enumerate(expected):
-        if number >= len(steps) or steps[number] != entry.step:
-            return f"rank {rank}: step {entry.step} is missing from its ledger"
-        if found[number].samples != entry.samples:
-            return f"rank {rank}: step {entry.step} was made of other samples"
-    if len(steps) > len(expected):
-        return f"rank {rank}: step {steps[len(expected)]} was done, and there is none"
+def sample_problem(expected: Sequence[Ledger], found: Sequence[Ledger]) -> str | None:
+    """Return the first difference between what the steps of two runs are made of, in a sentence.
+
+    Each is given as the ledgers of its ranks. Which rank took which samples may differ, as it does where the ranks
+    change, and how many took them may not: each is used as often as in the run without faults.
+    """
+    wanted, used = samples_by_step(expected), samples_by_step(found)
+    for step in sorted(wanted.keys() | used.keys()):
+        if step not in used:
+            return f"step {step} is missing from the ledger"
+        if step not in wanted:
+            return f"step {step} was done, and there is none"
+        if lost := wanted[step] - used[step]:
+            return f"step {step} was made without the samples of {_slots(lost)}"
+        if added := used[step] - wanted[step]:
+            return f"step {step} was also made of other samples, or of the same ones twice, at {_slots(added)}"
     return None
+
+
+def samples_by_step(ledgers: Sequence[Ledger]) -> dict[int, Counter[tuple[int, str]]]:
+    """Return how many ranks used the samples of which slot, with their hash, in each step that counts."""
+    counting = [entry for ledger in ledgers for entry in lineage(ledger)]
+    newest = dict[int, int]()
+    for entry in counting:
+        newest[entry.step] = max(entry.epoch, newest.get(entry.step, 0))
+    steps = dict[int, Counter[tuple[int, str]]]()
+    for entry in counting:
+        if entry.epoch == newest[entry.step]:
+            steps.setdefault(entry.step, Counter()).update(entry.samples.items())
+    return steps
+
+
+def _slots(samples: Counter[tuple[int, str]]) -> str:
+    slots = sorted({slot for slot, _ in samples})
+    return f"slot{'' if len(slots) == 1 else 's'} {first_of([str(slot) for slot in slots])}"

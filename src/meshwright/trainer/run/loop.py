@@ -218,10 +218,13 @@ def take_step(
             # Data positions count from 0, steps from 1.
             microbatches = training.loader.microbatches(step - 1 + (guard.left_out_steps if guard else 0))
         data_wait_s = time.perf_counter() - started_s
+        if ledger is not None and training.step.replicas is not None:
+            # Once the others have its part, the step may count whatever becomes of this rank.
+            ledger.add(step, microbatches, training.step.epoch, is_finished=False)
         result = training.step(step, microbatches)
     step_s = time.perf_counter() - started_s
-    if ledger is not None:
-        ledger.add(step, (one.inputs for one in microbatches))
+    if ledger is not None and result.decision != "again":
+        ledger.add(step, microbatches, training.step.epoch)
     if guard is not None and result.decision != "take":
         logger.warning("step %d was skipped: %s", step, guard.reason)
     if recorder is None or result.decision == "again":

@@ -71,6 +71,11 @@ class TrainStep:
         self.before_update: Callable[[], None] | None = None
         """Called before parameters change, such as to wait for a snapshot of them."""
 
+    @property
+    def epoch(self) -> int:
+        """Return the epoch of the quorum of independent replicas that the step is done with; 0 without."""
+        return 0 if self.replicas is None or self.replicas.quorum is None else self.replicas.quorum.epoch
+
     def report_to(self, observe: Observe) -> None:
         """Call `observe` with each pipeline action and each later phase of a step."""
         self._observe = self.pipeline.observe = observe
