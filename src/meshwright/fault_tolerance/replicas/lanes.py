@@ -9,6 +9,7 @@ Through gloo, also for tensors on GPUs: a lost peer is an error there, and not t
 
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,7 +69,12 @@ class Lane:
         if self.has_failed:
             return
         index = self._index(replica)
-        self._try(lambda: [_receive(self._required, tensor, index) for tensor in tensors])
+
+        def receive_all() -> None:
+            for tensor in tensors:
+                _receive(self._required, tensor, index)
+
+        self._try(receive_all)
 
     @property
     def _required(self) -> dist.ProcessGroup:
@@ -85,7 +91,8 @@ class Lane:
         self._store = MemberStore(self._member, quorum.epoch)
         store = dist.PrefixStore(f"lane-{self._rank}", self._store)
         index, size = quorum.index(self._member.place.replica), len(quorum.members)
-        self._group = dist.ProcessGroupGloo(store, index, size, timedelta(seconds=self._timeout_s))
+        group: Any = dist.ProcessGroupGloo(store, index, size, timedelta(seconds=self._timeout_s))
+        self._group = group
 
     def _try(self, action: Callable[[], object]) -> None:
         try:

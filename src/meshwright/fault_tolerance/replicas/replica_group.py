@@ -100,7 +100,8 @@ class ReplicaGroup:
         has_failed = self._is_any(self._lane.has_failed)
         if has_failed:
             self._lane.abandon()
-            logger.warning("replica %d: another was lost in this step, which is done again", self.replica)
+            if self.is_writer:
+                logger.warning("a replica was lost in step %d, which is done again", self._required.step + 1)
         return not has_failed
 
     def note_phase(self, step: int, phase: str) -> None:
@@ -144,8 +145,8 @@ class ReplicaGroup:
         self._num_tries = 0
         if previous is None or previous.members != quorum.members:
             self._state.share(quorum.index(self.replica), len(quorum.members))
-            if previous is not None:
-                logger.warning("step %d begins with replicas %s", quorum.step + 1, _listed(quorum.members))
+            if previous is not None and self.is_writer:
+                logger.warning("step %d is that of replicas %s", quorum.step + 1, _listed(quorum.members))
 
     def _receive_state(self, quorum: Quorum, step: int | None) -> int | None:
         """Connect to the members and pass the state on to those that lack it; return this replica's step, or None."""

@@ -1,8 +1,8 @@
 """RollCall: decides from what replicas say before a step which of them take part in it. No sockets, no clocks.
 
 All live members of the last quorum are waited for; others are taken in when they happen to be ready. Members that lack
-the newest state get it from one that has it. Where none has (all that had it are gone), all load the newest checkpoint
-and are asked again, so that a replica that starts late never begins a run anew beside a checkpoint.
+the newest state get it from one that has it. A replica that has just started says that it has none; where none has any,
+all load the newest checkpoint and are asked again, so that one that starts late never begins a run anew.
 """
 
 from collections.abc import Collection, Mapping
@@ -20,8 +20,6 @@ class RollCall:
         """The newest quorum."""
         self._incarnations: dict[int, str] = {}
         """Of its members."""
-        self._newest_step: int | None = None
-        """The furthest that a member has said to be; None before any did, and after all were to load a checkpoint."""
 
     def decide(self, ready: Mapping[int, Readiness], live: Collection[int], *, is_late: bool) -> Quorum | None:
         """Return the next quorum, None to wait; `live` replicas are connected, and may not be ready yet.
@@ -57,7 +55,7 @@ class RollCall:
         members = tuple(sorted(ready))
         newest = max((one.step for one in ready.values() if one.step is not None), default=None)
         epoch = self._epoch + (self._is_new(ready) or any(one.has_failed for one in ready.values()))
-        if newest is None or (self._newest_step is not None and newest < self._newest_step):
+        if newest is None:
             return Quorum(epoch=epoch, members=members, restores=True)
         current = [replica for replica in members if ready[replica].step == newest]
         behind = [replica for replica in members if replica not in current]
@@ -76,5 +74,4 @@ class RollCall:
     def _settle(self, quorum: Quorum, ready: Mapping[int, Readiness]) -> Quorum:
         self.last = quorum
         self._incarnations = {replica: one.incarnation for replica, one in ready.items()}
-        self._newest_step = None if quorum.restores else quorum.step
         return quorum

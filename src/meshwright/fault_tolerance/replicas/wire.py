@@ -62,10 +62,14 @@ class Channel:
             raise ChannelClosed(f"no coordinator at {address[0]}:{address[1]}: {error}") from error
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         channel, challenge = cls(connection), secrets.token_hex(16)
-        theirs = str(channel.receive().get("challenge", ""))
-        channel.send({**hello, "challenge": challenge, "proof": _proof(token, "client", theirs)})
-        if not _is_proof(token, "server", challenge, channel.receive().get("proof")):
-            raise ChannelClosed(f"{address[0]}:{address[1]} is no coordinator of this job")
+        try:
+            theirs = str(channel.receive().get("challenge", ""))
+            channel.send({**hello, "challenge": challenge, "proof": _proof(token, "client", theirs)})
+            if not _is_proof(token, "server", challenge, channel.receive().get("proof")):
+                raise ChannelClosed(f"{address[0]}:{address[1]} is no coordinator of this job")
+        except ChannelClosed:
+            channel.close()
+            raise
         return channel
 
     def set_timeout(self, timeout_s: float | None) -> None:
@@ -97,6 +101,7 @@ class Channel:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+        self._lines.close()
 
 
 def new_token() -> str:

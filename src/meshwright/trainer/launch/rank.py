@@ -48,11 +48,6 @@ class RankConfig(Frozen):
     """What befalls a chaos run, whose ranks keep a ledger of their steps; None for any other."""
 
     @property
-    def has_terminal(self) -> bool:
-        """Return whether rank 0 prints to the terminal: of independent replicas only one of the first processes."""
-        return self.replica is None or (self.replica.replica == 0 and not self.warms_up)
-
-    @property
     def run(self) -> Run:
         """Return the run folder."""
         return Run(Path(self.run_dir))

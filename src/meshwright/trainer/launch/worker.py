@@ -56,7 +56,7 @@ def train_as_rank(config: RankConfig) -> ExitCode:
             with Terminal(ranks, own) as terminal:
                 if config.replica is None:
                     _claim_together(ranks, job, run, resume=config.resume, overwrite=config.overwrite)
-                terminal.leave_to_rank_0(is_first=ranks.is_first and config.has_terminal)
+                terminal.leave_to_rank_0()
                 show_stacks_on_signal(own.stack(ranks.rank))
                 code = train(config.replace(job=job), ranks)
                 ignore_stops()
@@ -97,9 +97,9 @@ class Terminal:
         self._stderr = os.dup(2)
         return self
 
-    def leave_to_rank_0(self, *, is_first: bool) -> None:
+    def leave_to_rank_0(self) -> None:
         """Redirect the output of this rank to its log, unless it is rank 0."""
-        if is_first:
+        if self._ranks.is_first:
             return
         try:
             self._redirect((1, 2))

@@ -82,7 +82,8 @@ def train(config: RankConfig, ranks: Ranks) -> ExitCode:
             explained_compilation(stop),
         ):
             recording.follow(step)
-            announce(training, step, speed.peak_name)
+            if recording.is_ours:
+                announce(training, step, speed.peak_name)
             if cached is not None:
                 logger.info("%s", cached)
             # The tracker's hooks would be compiled with the model.

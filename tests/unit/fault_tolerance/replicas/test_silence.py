@@ -1,0 +1,47 @@
+"""Who holds up the others, by what each rank has begun."""
+
+import time
+
+import pytest
+
+from meshwright.fault_tolerance.replicas.silence import Pulse, Silence
+
+
+def pulse(*begun: int, silent_s: float, num_steps: int = 10, is_long: bool = False) -> Pulse:
+    """Return the pulse of a replica whose ranks have begun so many sums, the last one `silent_s` ago."""
+    return Pulse(dict(enumerate(begun)), num_steps, is_long, time.monotonic() - silent_s)
+
+
+LIMIT = Silence(5.0, least_s=60.0, longest_s=100.0)
+
+
+@pytest.mark.parametrize(
+    ("pulses", "culprits"),
+    [
+        ({0: pulse(3, silent_s=9), 1: pulse(4, silent_s=9)}, {0}),
+        ({0: pulse(3, silent_s=9), 1: pulse(4, silent_s=1)}, set()),
+        ({0: pulse(4, silent_s=9), 1: pulse(4, silent_s=9)}, set()),
+        ({0: pulse(4, 3, silent_s=9), 1: pulse(4, 4, silent_s=9)}, {0}),
+        ({0: pulse(1, silent_s=9), 1: pulse(4, silent_s=9), 2: pulse(3, silent_s=9)}, {0, 2}),
+        ({0: pulse(3, silent_s=9, num_steps=2), 1: pulse(4, silent_s=9)}, set()),
+        ({0: pulse(3, silent_s=9, is_long=True), 1: pulse(4, silent_s=9)}, set()),
+        ({0: pulse(3, silent_s=101, is_long=True), 1: pulse(4, silent_s=101)}, {0}),
+        ({}, set()),
+    ],
+)
+def test_only_a_replica_that_others_wait_for_is_accused(pulses: dict[int, Pulse], culprits: set[int]) -> None:
+    assert LIMIT.culprits(pulses, {}).keys() == culprits
+
+
+def test_one_that_is_not_ready_holds_up_those_that_are() -> None:
+    pulses = {0: pulse(4, silent_s=9), 1: pulse(4, silent_s=9)}
+    assert LIMIT.culprits(pulses, {0: ...}).keys() == {1}
+    assert LIMIT.culprits(pulses, {0: ..., 1: ...}).keys() == set()
+
+
+def test_the_usual_step_sets_the_limit_where_none_is_given() -> None:
+    silence = Silence(None, least_s=60.0, longest_s=1000.0)
+    assert silence.limit_s == 60
+    for step_s in (10.0, 10.0, 90.0):
+        silence.add_step(step_s)
+    assert silence.limit_s == 200
