@@ -13,6 +13,7 @@ from torch import distributed as dist
 
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.run import Manifest, Run
+from meshwright.trainer.launch.rank import RankConfig
 from meshwright.trainer.launch.ranks import Ranks
 from meshwright.trainer.run.loop import train
 from meshwright.trainer.run.open_run import claim
@@ -49,7 +50,7 @@ def train_on_this_rank(job: dict[str, Any], folder: str, resume: bool) -> int:
     if ranks.is_first:
         claim(run, parsed, resume=resume, overwrite=False)
     dist.barrier()
-    return int(train(parsed, run, ranks, resume=resume))
+    return int(train(RankConfig(job=parsed, run_dir=folder, module_dir=folder, resume=resume), ranks))
 
 
 class FinishedRun:

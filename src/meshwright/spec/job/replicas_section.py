@@ -51,6 +51,9 @@ def _rules(job: Job) -> _Rules:
     yield "layout.ep", layout.ep, layout.ep > 1, 1, experts
     float8 = job.precision.float8
     yield "precision.float8", float8, float8 != "none", "none", "its scales are not shared by independent replicas yet"
+    guards, returns = job.guards, job.guards.skips_any and job.guards.max_rollbacks > 0
+    alone = "replicas do not return to an earlier checkpoint together yet"
+    yield "guards.max_rollbacks", guards.max_rollbacks, returns, 0, alone
     few = f"there are only layout.dp_replicate = {layout.dp_replicate} of them"
     minimum = job.replicas.minimum
     yield "replicas.minimum", minimum, minimum > layout.dp_replicate, layout.dp_replicate, few

@@ -18,7 +18,7 @@ from meshwright.checkpoint.saved_model import MODEL_FIELDS
 from meshwright.data.dataset import Dataset, build_dataset
 from meshwright.data.loader import Loader
 from meshwright.data.order import Share, check_resumable
-from meshwright.errors import ConfigError, InfeasibleLayout, NonFiniteError
+from meshwright.errors import ConfigError, InfeasibleLayout, NonFiniteError, UnsupportedError
 from meshwright.fault_tolerance.replicas.replica_group import ReplicaGroup
 from meshwright.memory.memory_pools import memory_pools
 from meshwright.models.build import build_model
@@ -152,7 +152,15 @@ class Training:
         }
 
     def join_replicas(self, replicas: ReplicaGroup) -> None:
-        """Sum gradients and losses over independent replicas from now on."""
+        """Sum gradients and losses over independent replicas from now on.
+
+        Raises UnsupportedError for a model or data whose step sums something else over all ranks.
+        """
+        if self.model.most_experts or self.step.may_ignore_targets:
+            what = "a mixture of experts" if self.model.most_experts else "data with targets that the loss ignores"
+            raise UnsupportedError(
+                f"{what}: its counts are not summed over independent replicas yet: set replicas.independent to false"
+            )
         self.step.replicas = replicas
         for stage in self.model:
             assert isinstance(stage, FSDPModule)

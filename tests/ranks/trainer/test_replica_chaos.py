@@ -1,0 +1,79 @@
+"""Independent replicas under faults: the others train on, the lost one comes back, and no bit and no sample is lost."""
+
+import pytest
+
+import meshwright as mw
+from meshwright.spec.fault import Fault, FaultKind
+from repository import ROOT
+
+JOB = ROOT / "examples" / "tiny.toml"
+SMALL = (
+    "model.options.dim=32",
+    "model.options.head_dim=8",
+    "model.options.ffn_dim=48",
+    "model.options.num_layers=2",
+    "data.max_bytes=200000",
+    "train.steps=60",
+    "train.seq_len=32",
+    "train.validation_interval=0",
+    "train.exact_elastic=true",
+    "checkpoint.interval=25",
+    "run.timeout_s=30",
+    "run.hang_limit_s=2",
+    "replicas.independent=true",
+)
+TWO = ("layout.dp_replicate=2", "layout.dp_shard=1")
+PHASES = ("data", "forward", "backward", "gradients", "optimizer", "agree", "checkpoint")
+
+
+def test_a_lost_replica_costs_the_others_no_step_and_comes_back() -> None:
+    found = mw.chaos(JOB, *SMALL, *TWO, faults=[Fault(kind="crash", rank=1, step=6, phase="backward")], ranks=2)
+    assert found.holds, found.problems
+    assert found.outcomes[0].lost_steps == 0
+    assert found.outcomes[0].others_after_s < found.outcomes[0].recovered_after_s
+    assert "others' next step" in str(found)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("kind", ["segfault", "exception", "terminate", "hang", "hold-gil", "stop"])
+def test_each_kind_is_survived_by_the_others(kind: FaultKind, rank: int) -> None:
+    found = mw.chaos(JOB, *SMALL, *TWO, faults=[Fault(kind=kind, rank=rank, step=8, phase="optimizer")], ranks=2)
+    assert found.holds, found.problems
+    assert found.outcomes[0].lost_steps == 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_crash_in_each_phase_is_survived_by_the_others(phase: str) -> None:
+    step = 25 if phase == "checkpoint" else 8
+    found = mw.chaos(JOB, *SMALL, *TWO, faults=[Fault(kind="crash", rank=0, step=step, phase=phase)], ranks=2)
+    assert found.holds, found.problems
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("layout", ["dp_shard=2", "tp=2,dp_shard=1", "pp=2,dp_shard=1", "cp=2,dp_shard=1"])
+def test_replicas_of_several_ranks_are_lost_and_replaced_whole(layout: str) -> None:
+    keys = ["layout.dp_replicate=2", *(f"layout.{key}" for key in layout.split(","))]
+    faults = [
+        Fault(kind="crash", rank=3, step=6, phase="backward"),
+        Fault(kind="stop", rank=0, step=20, phase="forward"),
+        Fault(kind="crash", rank=2, step=40, phase="gradients"),
+    ]
+    found = mw.chaos(JOB, *SMALL, *keys, faults=faults, ranks=4)
+    assert found.holds, found.problems
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_two_of_three_are_lost_at_once_and_then_all() -> None:
+    faults = [
+        *(Fault(kind="crash", rank=rank, step=10, phase="backward") for rank in (0, 2)),
+        *(Fault(kind="crash", rank=rank, step=40, phase="forward") for rank in (0, 1, 2)),
+    ]
+    keys = ("layout.dp_replicate=3", "layout.dp_shard=1", "train.global_batch_size=6", "layout.microbatch_size=1")
+    found = mw.chaos(JOB, *SMALL, *keys, faults=faults, ranks=3)
+    assert found.holds, found.problems
