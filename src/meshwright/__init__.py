@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from meshwright.app.conversion.exchange import export, generate
     from meshwright.app.conversion.import_weights import import_weights
     from meshwright.app.job.jobs import load_job
+    from meshwright.app.join import join
     from meshwright.app.plan import plan
     from meshwright.app.precompile import precompile
     from meshwright.app.prove import prove
@@ -38,6 +39,7 @@ _PLACES = {
     "precompile": "precompile",
     "chaos": "chaos",
     "train": "train",
+    "join": "join",
     "profile": "reports.profile",
     "resume": "train",
     "generate": "conversion.exchange",
@@ -58,6 +60,7 @@ __all__ = [
     "export",
     "generate",
     "import_weights",
+    "join",
     "load_job",
     "plan",
     "precompile",

@@ -31,6 +31,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "prove": ("meshwright.cli.verbs.prove", "Prove that layouts train what one process trains."),
     "precompile": ("meshwright.cli.verbs.precompile", "Compile a job's blocks ahead of training."),
     "train": ("meshwright.cli.verbs.train", "Train a job, or go on with a run that stopped."),
+    "join": ("meshwright.cli.verbs.join", "Add a replica to a run that trains."),
     "chaos": ("meshwright.cli.verbs.chaos", "Train a job under faults, which must end as without them."),
     "profile": ("meshwright.cli.verbs.reports.profile", "Show where a job's steps go, from a few profiled ones."),
     "compare": ("meshwright.cli.verbs.reports.compare", "Show where two steps differ, simulated or measured."),

@@ -75,6 +75,11 @@ class Run:
         """Return the folder with what belongs to one of several independent replicas: heartbeats, hangs and logs."""
         return Run(self.folder / "replicas" / str(replica))
 
+    @property
+    def invitation(self) -> Path:
+        """Return the file by which further replicas can join the run while it trains."""
+        return self.folder / "replicas" / "invitation.json"
+
     def ledger(self, rank: int) -> Path:
         """Return the file in which one rank of a chaos run says what each finished step was made of."""
         return self.folder / "ledger" / f"rank-{rank}.jsonl"

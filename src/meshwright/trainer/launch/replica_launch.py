@@ -21,6 +21,7 @@ from meshwright.fault_tolerance.replicas.wire import new_token
 from meshwright.fault_tolerance.stop_request import StopSignals
 from meshwright.log import logger
 from meshwright.spec.run.quorum import ReplicaPlace
+from meshwright.trainer.launch.joining import Invitation, clear_replicas, invite
 from meshwright.trainer.launch.launch import combined, raise_stop, report_failures, threads_of_rank
 from meshwright.trainer.launch.rank import RankConfig
 from meshwright.trainer.launch.rank_group import RankGroup, wait_for_ends
@@ -38,7 +39,7 @@ def train_replicas(config: RankConfig, num_ranks: int, after_loss: Callable[[], 
     Raises ConfigError for the folder of another run, Preempted or KeyboardInterrupt after a signal.
     """
     claim(config.run, config.job, resume=config.resume, overwrite=config.overwrite)
-    shutil.rmtree(config.run.folder / "replicas", ignore_errors=True)
+    clear_replicas(config.run)
     section = config.job.run
     layout = config.job.layout.resolve(num_ranks)
     ranks_of_replica = num_ranks // layout.dp_replicate
@@ -51,9 +52,16 @@ def train_replicas(config: RankConfig, num_ranks: int, after_loss: Callable[[], 
         StopSignals() as stops,
         Coordinator(config.job.replicas.address, token, roll_call, silence, section.timeout_s) as coordinator,
     ):
+        host, port = coordinator.address
+        threads = threads_of_rank(config.job, num_ranks)
+        invitation = Invitation(
+            config=config, host=host, port=port, token=token, num_ranks=ranks_of_replica, num_threads=threads
+        )
+        invite(config.run, invitation)
         launcher = _ReplicaLauncher(config, coordinator, token, ranks_of_replica, num_ranks)
         launcher.after_loss = after_loss
         code = launcher.run(range(layout.dp_replicate), stops)
+        config.run.invitation.unlink(missing_ok=True)
         raise_stop(stops, "the replicas were asked to save and stop")
         return code
 

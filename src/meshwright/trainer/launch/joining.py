@@ -1,0 +1,93 @@
+"""One more replica for a run whose replicas are independent, started by a launcher of its own, here or elsewhere.
+
+The run's launcher leaves an invitation in the run folder, which only its owner can read: it holds the job's token.
+"""
+
+import os
+import shutil
+
+from meshwright.errors import ConfigError, ExitCode
+from meshwright.fault_tolerance.launcher_watch import LauncherWatch
+from meshwright.fault_tolerance.stop_request import StopSignals
+from meshwright.log import progress
+from meshwright.spec.frozen import Frozen
+from meshwright.spec.run.quorum import ReplicaPlace
+from meshwright.spec.run.run import Run
+from meshwright.trainer.launch.launch import combined, raise_stop, report_failures
+from meshwright.trainer.launch.rank import RankConfig
+from meshwright.trainer.launch.rank_group import RankGroup, wait_for_ends
+
+
+class Invitation(Frozen):
+    """What a replica needs in order to join a run."""
+
+    config: RankConfig
+    host: str
+    """Where the coordinator listens."""
+    port: int
+    token: str
+    num_ranks: int
+    """Of one replica."""
+    num_threads: int
+    """Of one rank."""
+
+
+def invite(run: Run, invitation: Invitation) -> None:
+    """Let replicas of other launchers join a run."""
+    run.invitation.unlink(missing_ok=True)
+    descriptor = os.open(run.invitation, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        file.write(invitation.to_json())
+
+
+def join(run: Run) -> ExitCode:
+    """Train as one more replica of a run until it ends, and return the exit code.
+
+    Raises ConfigError where no run with independent replicas trains in this folder.
+    """
+    try:
+        invitation = Invitation.from_json(run.invitation.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{run.folder} holds no run that replicas can join: {run.invitation} cannot be read ({error}): start the "
+            "run with replicas.independent = true, and join it while it trains"
+        ) from error
+    number = _claim_number(run)
+    own = run.of_replica(number)
+    section = invitation.config.job.run
+    address = (invitation.host, invitation.port)
+    config = invitation.config.replace(replica=ReplicaPlace.of(number, address, invitation.token), warms_up=True)
+    threads = invitation.num_threads
+    progress.info("joining %s as replica %d", run.folder, number)
+    with StopSignals() as stops, LauncherWatch(own, section) as watch:
+        environment = {"OMP_NUM_THREADS": str(threads)}
+        with RankGroup.start(config, invitation.num_ranks, environment, num_threads=threads) as group:
+            while not group.poll():
+                if wait_for_ends([group], [stops.descriptor]):
+                    for signal_ in stops.take():
+                        group.stop(signal_, section.grace_s)
+        raise_stop(stops, "the replica was asked to stop")
+        failures = [end for end in group.ends if end.exit_code]
+        report_failures([end for end in failures if end.pid not in watch.killed], group.killed, own)
+        return combined([end.exit_code for end in failures]) if failures else ExitCode.DONE
+
+
+def _claim_number(run: Run) -> int:
+    """Return the lowest number that no replica of the run has had, with its folders."""
+    number = 0
+    while True:
+        own = run.of_replica(number)
+        try:
+            own.folder.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+            continue
+        for folder in (own.heartbeats, own.hangs, own.logs):
+            folder.mkdir()
+        return number
+
+
+def clear_replicas(run: Run) -> None:
+    """Remove what earlier replicas of a run have left."""
+    shutil.rmtree(run.invitation.parent, ignore_errors=True)
+    run.invitation.parent.mkdir()
