@@ -75,7 +75,7 @@ def launch(config: RankConfig, num_ranks: int, stops: StopSignals, killed: Colle
     `killed` grows by the process ids of ranks that have been reported and killed already. Signals of `stops` are passed
     on to the ranks, which stop after their step; raises KeyboardInterrupt or Preempted once they have.
     """
-    _raise_stop(stops, "the ranks had ended")
+    _raise_stop(stops, "no rank was running")
     threads = threads_of_rank(config.job, num_ranks)
     with RankGroup.start(config, num_ranks, {"OMP_NUM_THREADS": str(threads)}, num_threads=threads) as group:
         while not group.poll():
