@@ -11,8 +11,8 @@ from meshwright.errors import ExitCode, Preempted
 from meshwright.fault_tolerance.stop_request import StopSignals
 from meshwright.spec.job.job import Job
 from meshwright.trainer.launch import launch
+from meshwright.trainer.launch.local_rank_group import LocalRankGroup
 from meshwright.trainer.launch.rank import RankConfig
-from meshwright.trainer.launch.rank_group import RankGroup
 from training_runs import tiny_job
 
 RETRY, DONE = ExitCode.RETRY, ExitCode.DONE
@@ -69,7 +69,7 @@ def test_a_signal_between_two_attempts_ends_them(tmp_path: Path, monkeypatch: py
     def start_nothing(*arguments: object, **named: object) -> None:
         raise AssertionError("ranks were started")
 
-    monkeypatch.setattr(RankGroup, "start", start_nothing)
+    monkeypatch.setattr(LocalRankGroup, "start", start_nothing)
     config = RankConfig(job=Job.from_dict(tiny_job(tmp_path)), run_dir=str(tmp_path / "run"), module_dir=str(tmp_path))
     with StopSignals() as stops:
         signal.raise_signal(signal.SIGTERM)

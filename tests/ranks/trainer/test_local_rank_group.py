@@ -1,4 +1,4 @@
-"""RankGroup: groups of ranks in one launcher start, fail and end independently of each other."""
+"""LocalRankGroup: groups of ranks in one launcher start, fail and end independently of each other."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from meshwright.errors import ExitCode
 from meshwright.prover.quiet_output import output_in
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.run import Run
+from meshwright.trainer.launch.local_rank_group import LocalRankGroup, wait_for_ends
 from meshwright.trainer.launch.rank import RankConfig
-from meshwright.trainer.launch.rank_group import RankGroup, wait_for_ends
 from training_runs import tiny_job
 
 
-def start(folder: Path, num_ranks: int, **train: Any) -> tuple[RankGroup, Run]:
+def start(folder: Path, num_ranks: int, **train: Any) -> tuple[LocalRankGroup, Run]:
     """Start ranks that train a tiny job into a new folder, and print into output.txt there."""
     folder.mkdir()
     run = Run(folder / "run")
     job = Job.from_dict(tiny_job(folder, train=train, run={"device": "cpu", "dir": str(run.folder)}))
     config = RankConfig(job=job, run_dir=str(run.folder), module_dir=str(folder))
     with output_in(folder / "output.txt"):
-        return RankGroup.start(config, num_ranks, {"OMP_NUM_THREADS": "1"}, num_threads=1), run
+        return LocalRankGroup.start(config, num_ranks, {"OMP_NUM_THREADS": "1"}, num_threads=1), run
 
 
-def wait_for_a_step(group: RankGroup, run: Run) -> None:
+def wait_for_a_step(group: LocalRankGroup, run: Run) -> None:
     """Return once the first step is on disk; an ended rank fails the test."""
     while not run.metrics.exists() or not run.metrics.read_text():
         assert not group.poll(), group.ends
