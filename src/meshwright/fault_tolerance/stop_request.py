@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 import time
-from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -65,10 +64,14 @@ class StopSignals:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
                 if number != signal.SIGHUP or not ignores_hangup():
-                    self._previous[number] = signal.signal(number, self._note)
+                    self._previous[number] = signal.signal(number, _do_nothing)
+            # Written at once, whichever thread the signal interrupts; a handler would wait for the main thread.
+            self._previous_wakeup = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._previous:
+            signal.set_wakeup_fd(self._previous_wakeup)
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         os.close(self.descriptor)
@@ -77,20 +80,20 @@ class StopSignals:
     def take(self) -> list[signal.Signals]:
         """Return the signals that have arrived since the last call, oldest first."""
         try:
-            taken = [signal.Signals(number) for number in os.read(self.descriptor, 4096)]
+            arrived = os.read(self.descriptor, 4096)
         except BlockingIOError:
             return []
-        self.first = self.first or taken[0]
+        taken = [number for number in map(signal.Signals, arrived) if number in self._previous]
+        self.first = self.first or next(iter(taken), None)
         return taken
 
     def sleep(self, seconds: float) -> None:
         """Return after `seconds`, or as soon as a signal has arrived."""
         select.select([self.descriptor], [], [], seconds)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        # A full pipe means that thousands wait already.
-        with suppress(BlockingIOError):
-            os.write(self._write_end, bytes([number]))
+
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    pass
 
 
 def ignore_stops() -> None:

@@ -14,8 +14,8 @@ from meshwright.spec.frozen import Frozen
 from meshwright.spec.run.quorum import ReplicaPlace
 from meshwright.spec.run.run import Run
 from meshwright.trainer.launch.launch import combined, raise_stop, report_failures
+from meshwright.trainer.launch.local_rank_group import LocalRankGroup, wait_for_ends
 from meshwright.trainer.launch.rank import RankConfig
-from meshwright.trainer.launch.rank_group import RankGroup, wait_for_ends
 
 
 class Invitation(Frozen):
@@ -61,7 +61,7 @@ def join(run: Run) -> ExitCode:
     progress.info("joining %s as replica %d", run.folder, number)
     with StopSignals() as stops, LauncherWatch(own, section) as watch:
         environment = {"OMP_NUM_THREADS": str(threads)}
-        with RankGroup.start(config, invitation.num_ranks, environment, num_threads=threads) as group:
+        with LocalRankGroup.start(config, invitation.num_ranks, environment, num_threads=threads) as group:
             while not group.poll():
                 if wait_for_ends([group], [stops.descriptor]):
                     for signal_ in stops.take():

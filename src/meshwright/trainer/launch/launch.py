@@ -12,8 +12,8 @@ from meshwright.log import logger
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.rank_records import EndedBySignal
 from meshwright.spec.run.run import Manifest, Run
+from meshwright.trainer.launch.local_rank_group import LocalRankGroup, RankEnd, wait_for_ends
 from meshwright.trainer.launch.rank import RankConfig
-from meshwright.trainer.launch.rank_group import RankEnd, RankGroup, wait_for_ends
 from meshwright.trainer.launch.restart_backoff import RestartBackoff, furthest_step
 from meshwright.trainer.run.run_folder import ManifestFile, read_manifest
 from meshwright.units import format_duration
@@ -79,9 +79,9 @@ def launch(config: RankConfig, num_ranks: int, stops: StopSignals, killed: Colle
     `killed` grows by the process ids of ranks that have been reported and killed already. Signals of `stops` are passed
     on to the ranks, which stop after their step; raises KeyboardInterrupt or Preempted once they have.
     """
-    raise_stop(stops, "the ranks had ended")
+    raise_stop(stops, "no rank was running")
     threads = threads_of_rank(config.job, num_ranks)
-    with RankGroup.start(config, num_ranks, {"OMP_NUM_THREADS": str(threads)}, num_threads=threads) as group:
+    with LocalRankGroup.start(config, num_ranks, {"OMP_NUM_THREADS": str(threads)}, num_threads=threads) as group:
         while not group.poll():
             if wait_for_ends([group], [stops.descriptor]):
                 for number in stops.take():

@@ -1,4 +1,4 @@
-"""Imports torch and the package's run half, for the fork server of run_ranks, which imports modules by their names."""
+"""Imports torch and the package's run half, for the fork server, which imports modules by their names."""
 
 from __future__ import annotations
 

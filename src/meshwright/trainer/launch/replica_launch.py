@@ -23,8 +23,8 @@ from meshwright.log import logger
 from meshwright.spec.run.quorum import ReplicaPlace
 from meshwright.trainer.launch.joining import Invitation, clear_replicas, invite
 from meshwright.trainer.launch.launch import combined, raise_stop, report_failures, threads_of_rank
+from meshwright.trainer.launch.local_rank_group import LocalRankGroup, wait_for_ends
 from meshwright.trainer.launch.rank import RankConfig
-from meshwright.trainer.launch.rank_group import RankGroup, wait_for_ends
 from meshwright.trainer.launch.restart_backoff import RestartBackoff
 from meshwright.trainer.run.open_run import claim
 
@@ -74,7 +74,7 @@ class _ReplicaLauncher:
     ) -> None:
         self._config, self._coordinator, self._token = config, coordinator, token
         self._num_ranks, self._threads = ranks_of_replica, threads_of_rank(config.job, num_ranks)
-        self._groups: dict[int, RankGroup] = {}
+        self._groups: dict[int, LocalRankGroup] = {}
         self._due_s: dict[int, float] = {}
         """When replicas are to be started, on the clock of time.monotonic."""
         self._restarts_left = config.job.run.max_restarts
@@ -130,7 +130,7 @@ class _ReplicaLauncher:
         place = ReplicaPlace.of(replica, self._coordinator.address, self._token)
         config = self._config.replace(replica=place, warms_up=warms_up)
         environment = {"OMP_NUM_THREADS": str(self._threads)}
-        self._groups[replica] = RankGroup.start(config, self._num_ranks, environment, num_threads=self._threads)
+        self._groups[replica] = LocalRankGroup.start(config, self._num_ranks, environment, num_threads=self._threads)
 
     def _ended(self, replica: int, *, is_stopping: bool) -> None:
         """Note how a replica has ended, and have it started again where it was lost."""

@@ -1,4 +1,4 @@
-"""One rank from its start to its exit code: what `meshwright train` does under torch elastic or torchrun."""
+"""One rank from its start to its exit code: what `meshwright train` does in a forked process or under torchrun."""
 
 from __future__ import annotations
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 
-from meshwright.errors import ExitCode
+from meshwright.errors import ExitCode, Preempted
 from meshwright.fault_tolerance.stop_request import StopSignals
 from meshwright.spec.job.job import Job
 from meshwright.trainer.launch import launch
+from meshwright.trainer.launch.local_rank_group import LocalRankGroup
 from meshwright.trainer.launch.rank import RankConfig
 from training_runs import tiny_job
 
@@ -45,7 +47,31 @@ def test_a_lost_rank_is_started_again_from_the_newest_checkpoint(
         return codes[len(resumes) - 1]
 
     monkeypatch.setattr(launch, "launch", launch_nothing)
-    job = Job.from_dict(tiny_job(tmp_path, run={"max_restarts": max_restarts}, train={"stop_after": stop_after}))
+    run = {"max_restarts": max_restarts, "restart_backoff_s": 0.0}
+    job = Job.from_dict(tiny_job(tmp_path, run=run, train={"stop_after": stop_after}))
     config = RankConfig(job=job, run_dir=str(tmp_path / "run"), module_dir=str(tmp_path))
     assert launch.train_locally(config, 2) is codes[num_launches - 1]
     assert resumes == [False, *[True] * (num_launches - 1)]
+
+
+def test_restarts_that_reach_no_step_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    delays: list[float] = []
+    monkeypatch.setattr(launch, "launch", lambda *arguments: RETRY)
+    monkeypatch.setattr(StopSignals, "sleep", lambda stops, seconds: delays.append(seconds))
+    job = Job.from_dict(tiny_job(tmp_path, run={"max_restarts": 4, "restart_backoff_s": 3.0}))
+    assert (
+        launch.train_locally(RankConfig(job=job, run_dir=str(tmp_path / "run"), module_dir=str(tmp_path)), 2) is RETRY
+    )
+    assert delays == [0, 3, 6, 12]
+
+
+def test_a_signal_between_two_attempts_ends_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start_nothing(*arguments: object, **named: object) -> None:
+        raise AssertionError("ranks were started")
+
+    monkeypatch.setattr(LocalRankGroup, "start", start_nothing)
+    config = RankConfig(job=Job.from_dict(tiny_job(tmp_path)), run_dir=str(tmp_path / "run"), module_dir=str(tmp_path))
+    with StopSignals() as stops:
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(Preempted, match="SIGTERM: no rank was running; continue with --resume"):
+            launch.launch(config, 2, stops)

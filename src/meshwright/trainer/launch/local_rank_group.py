@@ -1,4 +1,4 @@
-"""RankGroup: local ranks that train together, started, watched and ended independently of other groups."""
+"""LocalRankGroup: local ranks that train together, started, watched and ended independently of other groups."""
 
 import math
 import os
@@ -38,12 +38,12 @@ class RankEnd:
     """Negative: the signal that killed it."""
 
 
-class RankGroup:
+class LocalRankGroup:
     """Ranks 0 to N - 1 of one process group on this machine, each a process forked from the warm fork server.
 
     A launcher may have several, each with a store of its own; it starts, stops and starts them again one by one:
 
-        group = RankGroup.start(config, 2, {"OMP_NUM_THREADS": "1"}, num_threads=1)
+        group = LocalRankGroup.start(config, 2, {"OMP_NUM_THREADS": "1"}, num_threads=1)
         while not group.poll():
             wait_for_ends([group])
         group.close()
@@ -68,7 +68,7 @@ class RankGroup:
     @classmethod
     def start(
         cls, config: RankConfig, num_ranks: int, environment: Mapping[str, str], *, num_threads: int
-    ) -> "RankGroup":
+    ) -> "LocalRankGroup":
         """Fork `num_ranks` ranks that train as `config` says, and return at once; they join by a new store.
 
         They have the variables of this process, those of `environment`, which win, and those that torchrun would set.
@@ -189,7 +189,7 @@ class RankGroup:
 
 
 def wait_for_ends(
-    groups: Collection[RankGroup], others: Iterable[int] = (), within_s: float | None = None
+    groups: Collection[LocalRankGroup], others: Iterable[int] = (), within_s: float | None = None
 ) -> list[int]:
     """Return when a rank of a group has ended, `poll` of one is due, or one of `others`, descriptors, can be read.
 
