@@ -17,6 +17,8 @@ from torch.distributed import TCPStore
 
 from meshwright.fault_tolerance.launcher_watch import GRACE_S
 from meshwright.fault_tolerance.stop_request import ignores_hangup
+from meshwright.hardware.machine import num_usable_cores
+from meshwright.spec.job.job import Job
 from meshwright.trainer.launch.fork_server import SentDescriptor, fork_server, hidden_script
 from meshwright.trainer.launch.rank import RankConfig, RankStart, rank_process
 
@@ -222,3 +224,14 @@ def _place_of_group(num_ranks: int, port: int) -> dict[str, str]:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
+
+
+def threads_of_rank(job: Job, num_ranks: int) -> int:
+    """Return a local rank's threads: OMP_NUM_THREADS, or its share of the cores; more make every rank slower.
+
+    One where sums are exact (train.exact_elastic): with other numbers of threads matmuls have other bits.
+    """
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    if given.isdigit():
+        return int(given)
+    return 1 if job.train.exact_elastic else max(1, num_usable_cores() // num_ranks)

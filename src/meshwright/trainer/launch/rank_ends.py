@@ -1,0 +1,50 @@
+"""What the ends of local ranks mean: one exit code for all of them, and what is said of those that failed."""
+
+import signal
+from collections.abc import Collection, Sequence
+
+from meshwright.errors import ExitCode, Preempted
+from meshwright.fault_tolerance.stop_request import StopSignals
+from meshwright.log import logger
+from meshwright.spec.run.rank_records import EndedBySignal
+from meshwright.spec.run.run import Run
+from meshwright.trainer.launch.local_rank_group import RankEnd
+
+
+def raise_stop(stops: StopSignals, what: str) -> None:
+    """Raise what a signal that asked this launcher to stop means, if there was one."""
+    stops.take()
+    if stops.first is signal.SIGINT:
+        raise KeyboardInterrupt
+    if stops.first is not None:
+        raise Preempted(f"{stops.first.name}: {what}; continue with --resume")
+
+
+def combined(codes: Collection[int]) -> ExitCode:
+    """Return the code that says most: a rank that knows why it failed outweighs those that only lost it."""
+    for code in (ExitCode.BAD_INPUT, ExitCode.DO_NOT_RETRY, ExitCode.INTERRUPTED):
+        if code in codes:
+            return code
+    # A negative code is a signal: the rank was killed. Code 1 is Python failing before it could say more.
+    return ExitCode.DO_NOT_RETRY if 1 in codes else ExitCode.RETRY
+
+
+def report_failures(failures: Sequence[RankEnd], killed: Collection[int], run: Run) -> None:
+    """Name the ranks that ended by themselves, the first in front of `failures`; those that we had to stop afterwards
+    are no news, unless they did not.
+    """
+    signals: dict[int, str] = {}
+    failed = {end.rank for end in failures}
+    for end in sorted(failures, key=lambda end: end.rank):
+        rank, code, log = end.rank, end.exit_code, run.rank_log(end.rank)
+        if end.pid in killed:
+            logger.error(
+                "rank %d (pid %d) did not end after another, and was killed; %s", rank, end.pid, run.rank_log(rank)
+            )
+        elif code < 0 and (end is failures[0] or code != -signal.SIGTERM):
+            signals[end.pid] = name = signal.Signals(-code).name
+            logger.error("rank %d (pid %d) was killed by %s; its log: %s", rank, end.pid, name, log)
+        elif code > 0 and rank > 0 and 0 not in failed:
+            logger.error("rank %d ended with exit code %d: %s", rank, code, log)
+    if signals and run.hangs.is_dir():
+        run.ended_by_signal.write_text(EndedBySignal(by_pid=signals).to_json(), encoding="utf-8")
