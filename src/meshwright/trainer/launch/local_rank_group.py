@@ -17,8 +17,8 @@ from torch.distributed import TCPStore
 
 from meshwright.fault_tolerance.launcher_watch import GRACE_S
 from meshwright.fault_tolerance.stop_request import ignores_hangup
-from meshwright.trainer.launch.fork_server import SentDescriptor, fork_server, hidden_script
 from meshwright.trainer.launch.rank import RankConfig, RankStart, rank_process
+from meshwright.trainer.launch.rank_fork_server import SentDescriptor, fork_server, hidden_script
 
 _HOST = "localhost"
 """Not the host's full name, which a laptop's network may not look up."""

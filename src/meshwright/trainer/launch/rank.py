@@ -21,7 +21,7 @@ from meshwright.spec.job.job import Job
 from meshwright.spec.machine.allocator_settings import set_allocator
 from meshwright.spec.run.run import Run
 from meshwright.spec.step.estimate import Estimate
-from meshwright.trainer.launch.fork_server import SentDescriptor, accept_signals, wait_for_caller
+from meshwright.trainer.launch.rank_fork_server import SentDescriptor, accept_signals, wait_for_caller
 
 
 class RankConfig(Frozen):

@@ -50,7 +50,7 @@ def _end_server(owner: int) -> None:
     pid = getattr(forkserver._forkserver, "_forkserver_pid", None)
     if pid is None or os.getpid() != owner:
         return
-    # By itself it ends a moment after this process, holds the pipe of whoever reads the output until then, and remains
+    # By itself it ends a moment after this process, holds the pipe of its output open until then, and remains
     # as a zombie where process 1 does not wait for it.
     with suppress(ProcessLookupError, ChildProcessError):
         os.kill(pid, signal.SIGKILL)
