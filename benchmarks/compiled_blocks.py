@@ -26,7 +26,7 @@ from torch import distributed as dist
 
 from meshwright.parallelism.torch_private.torch_compat import silence_known_warnings
 from meshwright.spec.job.job import Job
-from meshwright.trainer.launch.local_ranks import run_ranks
+from meshwright.trainer.launch.local.local_ranks import run_ranks
 from meshwright.trainer.launch.ranks import Ranks
 from meshwright.trainer.step.training import Training
 

@@ -15,7 +15,7 @@ from torch import distributed as dist
 from benchmarks.axis_overhead import ours, pipeline_by_hand, sharded_by_hand, tensor_by_hand, torch_way
 from benchmarks.axis_overhead.workload import NUM_RANKS, SIZES, Step, Workload
 from meshwright.parallelism.torch_private.torch_compat import silence_known_warnings
-from meshwright.trainer.launch.local_ranks import run_ranks
+from meshwright.trainer.launch.local.local_ranks import run_ranks
 
 NUM_WARMUP_ROUNDS = 3
 PARITY_BAR = 1e-5

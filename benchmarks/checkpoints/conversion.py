@@ -50,7 +50,7 @@ from meshwright.checkpoint.hf.maps.shapes import stored_shapes
 from meshwright.checkpoint.peers import GroupPeers
 from meshwright.checkpoint.section import SectionReader
 from meshwright.extras import import_extra
-from meshwright.trainer.launch.local_ranks import run_ranks
+from meshwright.trainer.launch.local.local_ranks import run_ranks
 from meshwright.units import format_bytes
 
 MODEL = DENSE.replace(num_layers=2)

@@ -40,7 +40,7 @@ from benchmarks.checkpoints.states import (
     save_on_this_rank,
     zeros_like,
 )
-from meshwright.trainer.launch.local_ranks import run_ranks
+from meshwright.trainer.launch.local.local_ranks import run_ranks
 
 NUM_ELEMENTS = 300_000
 

@@ -43,7 +43,7 @@ from benchmarks.checkpoints.states import State, drop_cached, make_state, zeros_
 from meshwright.checkpoint.background.saver import BackgroundSaver
 from meshwright.checkpoint.checkpoint import load, save
 from meshwright.checkpoint.saving import bytes_of
-from meshwright.trainer.launch.local_ranks import run_ranks
+from meshwright.trainer.launch.local.local_ranks import run_ranks
 
 Times = dict[str, list[float]]
 STEP = 1200

@@ -13,7 +13,7 @@ from meshwright.prover.record import record
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import SCHEDULES, SPLIT_BACKWARD_SCHEDULES, Layout, LayoutRequest
 from meshwright.spec.run.proof import LayoutProof
-from meshwright.trainer.launch.local_ranks import run_ranks
+from meshwright.trainer.launch.local.local_ranks import run_ranks
 
 Case = tuple[Job, Layout]
 

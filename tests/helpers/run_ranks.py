@@ -23,7 +23,7 @@ def run_ranks(
 ) -> list[Any]:
     """Return what `fn(*args)` returned on each rank, by rank; AssertionError with all ranks' tracebacks if one failed.
 
-    `fn` is a function at the top level of a test file; everything else as in meshwright.trainer.launch.local_ranks.
+    `fn` is a function at the top level of a test file; everything else as in meshwright.trainer.launch.local.local_ranks.
     """
     started_s = time.perf_counter()
     file, module, name = _address(fn)

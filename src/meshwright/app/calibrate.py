@@ -27,7 +27,7 @@ from meshwright.log import logger
 from meshwright.pages.tables.page_table import PageTable
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.machine.device import Device
-from meshwright.trainer.launch.local_ranks import RanksFailed, run_ranks
+from meshwright.trainer.launch.local.local_ranks import RanksFailed, run_ranks
 from meshwright.trainer.step.step_builder import TRAINER_STEP
 from meshwright.units import counted
 

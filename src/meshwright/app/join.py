@@ -18,6 +18,6 @@ def join(run: str | Path) -> TrainedRun:
     folder = Path(run)
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder: give the run folder of a run that trains")
-    from meshwright.trainer.launch.joining import join as join_run
+    from meshwright.trainer.launch.replicas.joining import join as join_run
 
     return TrainedRun(folder, join_run(Run(folder)))

@@ -73,8 +73,8 @@ def precompile(
             'layout.compile_backend to "inductor"'
         )
     from meshwright.trainer.launch.compile_cache import cache_folder
-    from meshwright.trainer.launch.local_rank_group import threads_of_rank
-    from meshwright.trainer.launch.local_ranks import RanksFailed, run_ranks
+    from meshwright.trainer.launch.local.local_rank_group import threads_of_rank
+    from meshwright.trainer.launch.local.local_ranks import RanksFailed, run_ranks
     from meshwright.trainer.launch.precompile_rank import precompile_rank
     from meshwright.trainer.launch.ranks import choose_device_type, require_devices
 

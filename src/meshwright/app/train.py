@@ -25,7 +25,7 @@ from meshwright.spec.layout.attention_backend import CUDA_BACKENDS
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.run import Run
 from meshwright.spec.step.estimate import Estimate
-from meshwright.trainer.launch.fork_server import fork_server
+from meshwright.trainer.launch.local.rank_fork_server import fork_server
 from meshwright.trainer.launch.rank import RankConfig, train_rank
 from meshwright.units import counted, format_duration
 

@@ -87,9 +87,9 @@ class StopSignals:
         self.first = self.first or next(iter(taken), None)
         return taken
 
-    def sleep(self, seconds: float) -> None:
-        """Return after `seconds`, or as soon as a signal has arrived."""
-        select.select([self.descriptor], [], [], seconds)
+    def sleep(self, duration_s: float) -> None:
+        """Return after `duration_s`, or as soon as a signal has arrived."""
+        select.select([self.descriptor], [], [], duration_s)
 
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:

@@ -18,7 +18,7 @@ from meshwright.spec.job.validity import layout_problems
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.proof import Difference, LayoutProof, PlantedAxis, Proof, ProofPrecision
-from meshwright.trainer.launch.local_ranks import RanksFailed, run_ranks
+from meshwright.trainer.launch.local.local_ranks import RanksFailed, run_ranks
 from meshwright.trainer.run.open_run import versions
 
 

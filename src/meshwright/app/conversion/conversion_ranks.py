@@ -17,7 +17,7 @@ from meshwright.checkpoint.peers import GroupPeers
 from meshwright.errors import CheckpointError, ConfigError, MeshwrightError, Preempted
 from meshwright.log import logger
 from meshwright.spec.job.sections import RunSection
-from meshwright.trainer.launch.local_ranks import RanksFailed, run_ranks
+from meshwright.trainer.launch.local.local_ranks import RanksFailed, run_ranks
 from meshwright.trainer.launch.ranks import Ranks
 
 T = TypeVar("T")

@@ -124,8 +124,8 @@ def _run_ranks(
     resolved: ResolvedJob, own: ResolvedJob, num_ranks: int, counts: tuple[int, int], timeout_s: float
 ) -> list[float]:
     """Profile on `num_ranks` local ranks and return the seconds of the timed steps, on rank 0."""
-    from meshwright.trainer.launch.local_rank_group import threads_of_rank
-    from meshwright.trainer.launch.local_ranks import RanksFailed, run_ranks
+    from meshwright.trainer.launch.local.local_rank_group import threads_of_rank
+    from meshwright.trainer.launch.local.local_ranks import RanksFailed, run_ranks
     from meshwright.trainer.launch.profile_rank import ProfileOrder, profile_rank
     from meshwright.trainer.launch.ranks import choose_device_type
 

@@ -30,7 +30,7 @@ from meshwright.spec.trace.traces import Traces
 from meshwright.tracer.programs.fork_server import server_socket, share
 from meshwright.tracer.programs.trace_ranks import device_type_of
 from meshwright.tracer.trace_job import TraceOptions, trace_job
-from meshwright.trainer.launch.fork_server import hidden_script
+from meshwright.trainer.launch.local.rank_fork_server import hidden_script
 from meshwright.trainer.step.step_builder import TRAINER_STEP
 from meshwright.units import counted, format_bytes, format_duration
 

@@ -6,7 +6,7 @@ import torch
 
 from meshwright.hardware.machine import is_amd_processor
 from meshwright.parallelism.torch_private.torch_host_matmul import multiply_by_onednn
-from meshwright.trainer.launch.host_allocator import keep_freed_memory
+from meshwright.trainer.launch.local.host_allocator import keep_freed_memory
 
 
 def prepare_host_process(environment: Mapping[str, str]) -> None:

@@ -7,11 +7,11 @@ from meshwright.fault_tolerance.launcher_watch import LauncherWatch
 from meshwright.fault_tolerance.stop_request import StopSignals
 from meshwright.log import logger
 from meshwright.spec.run.run import Manifest, Run
-from meshwright.trainer.launch.local_rank_group import LocalRankGroup, threads_of_rank, wait_for_ends
+from meshwright.trainer.launch.local.local_rank_group import LocalRankGroup, threads_of_rank, wait_for_ends
+from meshwright.trainer.launch.local.rank_ends import combined, raise_stop, report_failures
+from meshwright.trainer.launch.local.restart_backoff import RestartBackoff, furthest_step
 from meshwright.trainer.launch.rank import RankConfig
-from meshwright.trainer.launch.rank_ends import combined, raise_stop, report_failures
-from meshwright.trainer.launch.replica_launch import train_replicas
-from meshwright.trainer.launch.restart_backoff import RestartBackoff, furthest_step
+from meshwright.trainer.launch.replicas.replica_launch import train_replicas
 from meshwright.trainer.run.run_folder import ManifestFile, read_manifest
 from meshwright.units import format_duration
 

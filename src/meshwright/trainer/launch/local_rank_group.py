@@ -19,7 +19,7 @@ from meshwright.fault_tolerance.launcher_watch import GRACE_S
 from meshwright.fault_tolerance.stop_request import ignores_hangup
 from meshwright.hardware.machine import num_usable_cores
 from meshwright.spec.job.job import Job
-from meshwright.trainer.launch.fork_server import SentDescriptor, fork_server, hidden_script
+from meshwright.trainer.launch.local.rank_fork_server import SentDescriptor, fork_server, hidden_script
 from meshwright.trainer.launch.rank import RankConfig, RankStart, rank_process
 
 _HOST = "localhost"

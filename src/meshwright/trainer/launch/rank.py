@@ -22,7 +22,7 @@ from meshwright.spec.machine.allocator_settings import set_allocator
 from meshwright.spec.run.quorum import ReplicaPlace
 from meshwright.spec.run.run import Run
 from meshwright.spec.step.estimate import Estimate
-from meshwright.trainer.launch.fork_server import SentDescriptor, accept_signals, wait_for_caller
+from meshwright.trainer.launch.local.rank_fork_server import SentDescriptor, accept_signals, wait_for_caller
 
 
 class RankConfig(Frozen):

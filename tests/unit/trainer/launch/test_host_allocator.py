@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from meshwright.trainer.launch.host_allocator import keep_freed_memory
+from meshwright.trainer.launch.local.host_allocator import keep_freed_memory
 
 _PROGRAM = """
 import resource, sys
-from meshwright.trainer.launch.host_allocator import keep_freed_memory
+from meshwright.trainer.launch.local.host_allocator import keep_freed_memory
 assert not sys.argv[1:] or keep_freed_memory({})
 for _ in range(4):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

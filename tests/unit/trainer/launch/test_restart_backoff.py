@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwright.trainer.launch.restart_backoff import RestartBackoff
+from meshwright.trainer.launch.local.restart_backoff import RestartBackoff
 
 
 @pytest.mark.parametrize(

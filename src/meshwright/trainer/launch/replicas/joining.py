@@ -13,9 +13,9 @@ from meshwright.log import progress
 from meshwright.spec.frozen import Frozen
 from meshwright.spec.run.quorum import ReplicaPlace
 from meshwright.spec.run.run import Run
-from meshwright.trainer.launch.local_rank_group import LocalRankGroup, wait_for_ends
+from meshwright.trainer.launch.local.local_rank_group import LocalRankGroup, wait_for_ends
+from meshwright.trainer.launch.local.rank_ends import combined, raise_stop, report_failures
 from meshwright.trainer.launch.rank import RankConfig
-from meshwright.trainer.launch.rank_ends import combined, raise_stop, report_failures
 
 
 class Invitation(Frozen):

@@ -8,7 +8,7 @@ from meshwright.fault_tolerance.stop_request import StopSignals
 from meshwright.log import logger
 from meshwright.spec.run.rank_records import EndedBySignal
 from meshwright.spec.run.run import Run
-from meshwright.trainer.launch.local_rank_group import RankEnd
+from meshwright.trainer.launch.local.local_rank_group import RankEnd
 
 
 def raise_stop(stops: StopSignals, what: str) -> None:

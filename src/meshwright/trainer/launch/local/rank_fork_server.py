@@ -16,7 +16,7 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.reduction import DupFd
 from typing import Any, Self
 
-_PRELOAD = "meshwright.trainer.launch.preload"
+_PRELOAD = "meshwright.trainer.launch.local.preload"
 _SETTINGS = {
     # Threads do not survive a fork, so the server must start none; a rank sets its own number.
     "OMP_NUM_THREADS": "1",
@@ -50,7 +50,7 @@ def _end_server(owner: int) -> None:
     pid = getattr(forkserver._forkserver, "_forkserver_pid", None)
     if pid is None or os.getpid() != owner:
         return
-    # By itself it ends a moment after this process, holds the pipe of whoever reads the output until then, and remains
+    # By itself it ends a moment after this process, holds the pipe of its output open until then, and remains
     # as a zombie where process 1 does not wait for it.
     with suppress(ProcessLookupError, ChildProcessError):
         os.kill(pid, signal.SIGKILL)

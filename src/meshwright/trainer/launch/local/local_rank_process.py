@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from meshwright.trainer.launch.fork_server import accept_signals, wait_for_caller
 from meshwright.trainer.launch.host_process import prepare_host_process
+from meshwright.trainer.launch.local.rank_fork_server import accept_signals, wait_for_caller
 
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 

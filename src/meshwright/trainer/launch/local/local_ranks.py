@@ -19,8 +19,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from meshwright.trainer.launch.fork_server import fork_server, hidden_script
-from meshwright.trainer.launch.local_rank_process import Failure, Order, rank_main
+from meshwright.trainer.launch.local.local_rank_process import Failure, Order, rank_main
+from meshwright.trainer.launch.local.rank_fork_server import fork_server, hidden_script
 from meshwright.units import counted
 
 # Ranks that wait for a failed one learn it from their closed connections; this is how long they get to say so.

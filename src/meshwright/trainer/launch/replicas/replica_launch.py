@@ -21,11 +21,11 @@ from meshwright.fault_tolerance.replicas.wire import new_token
 from meshwright.fault_tolerance.stop_request import StopSignals
 from meshwright.log import logger
 from meshwright.spec.run.quorum import ReplicaPlace
-from meshwright.trainer.launch.joining import Invitation, clear_replicas, invite
-from meshwright.trainer.launch.local_rank_group import LocalRankGroup, threads_of_rank, wait_for_ends
+from meshwright.trainer.launch.local.local_rank_group import LocalRankGroup, threads_of_rank, wait_for_ends
+from meshwright.trainer.launch.local.rank_ends import combined, raise_stop, report_failures
+from meshwright.trainer.launch.local.restart_backoff import RestartBackoff
 from meshwright.trainer.launch.rank import RankConfig
-from meshwright.trainer.launch.rank_ends import combined, raise_stop, report_failures
-from meshwright.trainer.launch.restart_backoff import RestartBackoff
+from meshwright.trainer.launch.replicas.joining import Invitation, clear_replicas, invite
 from meshwright.trainer.run.open_run import claim
 
 _LEAST_EXTRA_S: Final = 60.0
