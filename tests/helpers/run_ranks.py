@@ -15,7 +15,7 @@ from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-from meshwright.trainer.launch import local_ranks
+from meshwright.trainer.launch.local import local_ranks
 
 
 def run_ranks(
@@ -23,7 +23,7 @@ def run_ranks(
 ) -> list[Any]:
     """Return what `fn(*args)` returned on each rank, by rank; AssertionError with all ranks' tracebacks if one failed.
 
-    `fn` is a function at the top level of a test file; everything else as in meshwright.trainer.launch.local.local_ranks.
+    `fn` is a function at the top level of a test file; everything else as in trainer.launch.local.local_ranks.
     """
     started_s = time.perf_counter()
     file, module, name = _address(fn)
