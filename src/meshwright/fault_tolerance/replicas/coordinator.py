@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from meshwright.fault_tolerance.replicas.roll_call import RollCall
 from meshwright.fault_tolerance.replicas.silence import Pulse, Silence
-from meshwright.fault_tolerance.replicas.wire import Channel, ChannelClosed
+from meshwright.fault_tolerance.replicas.wire import ProvenChannel, ChannelClosed
 from meshwright.log import logger
 from meshwright.spec.run.quorum import Quorum, Readiness
 
@@ -35,7 +35,7 @@ class _Replica:
 
     incarnation: str
     num_ranks: int
-    channels: dict[int, Channel] = field(default_factory=dict)
+    channels: dict[int, ProvenChannel] = field(default_factory=dict)
     ready: dict[int, Readiness] = field(default_factory=dict)
     """By rank."""
     pulse: Pulse = field(default_factory=Pulse)
@@ -111,7 +111,7 @@ class Coordinator:
     def _serve(self, connection: socket.socket) -> None:
         """Listen to one rank until it is gone; whatever it sends ends no more than its connection."""
         try:
-            channel, hello = Channel.accept(connection, self._token)
+            channel, hello = ProvenChannel.accept(connection, self._token)
             number, rank = int(hello["replica"]), int(hello["rank"])
             incarnation, num_ranks = str(hello["incarnation"]), int(hello["num_ranks"])
         except (ChannelClosed, OSError, KeyError, ValueError, TypeError):
@@ -127,7 +127,7 @@ class Coordinator:
                 self._take(number, replica, rank, channel, channel.receive())
         except (ChannelClosed, ValidationError, KeyError, TypeError, ValueError) as error:
             if not isinstance(error, ChannelClosed):
-                logger.warning("replica %d, rank %d: a message that is none of ours: %s", number, rank, error)
+                logger.warning("replica %d, rank %d: a message that no rank sends: %s", number, rank, error)
         finally:
             channel.close()
             with self._changed:
@@ -155,7 +155,7 @@ class Coordinator:
         self._decide()
         self._changed.notify_all()
 
-    def _take(self, number: int, replica: _Replica, rank: int, channel: Channel, message: dict[str, Any]) -> None:
+    def _take(self, number: int, replica: _Replica, rank: int, channel: ProvenChannel, message: dict[str, Any]) -> None:
         """Do what one message asks for."""
         match message.pop("kind", None):
             case "beat":

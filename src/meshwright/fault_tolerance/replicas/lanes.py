@@ -22,7 +22,7 @@ from meshwright.spec.run.quorum import Quorum
 
 
 class Lane:
-    """The lane of one rank, made anew with each epoch."""
+    """The lane of one rank, made again with each epoch."""
 
     def __init__(self, member: Member, rank: int, timeout_s: float) -> None:
         self._member, self._rank, self._timeout_s = member, rank, timeout_s

@@ -7,7 +7,7 @@ from typing import Any
 from torch.distributed import Store
 
 from meshwright.errors import LostPeer
-from meshwright.fault_tolerance.replicas.wire import Channel, ChannelClosed
+from meshwright.fault_tolerance.replicas.wire import ProvenChannel, ChannelClosed
 from meshwright.spec.run.quorum import Quorum, Readiness, ReplicaPlace
 
 
@@ -19,7 +19,7 @@ class Member:
         self.place = place
         hello = {"replica": place.replica, "incarnation": place.incarnation, "rank": rank, "num_ranks": num_ranks}
         try:
-            self._channel = Channel.connect((place.host, place.port), place.token, hello, timeout_s)
+            self._channel = ProvenChannel.connect((place.host, place.port), place.token, hello, timeout_s)
         except ChannelClosed as error:
             raise LostPeer(f"replica {place.replica}, rank {rank}: {error}") from error
         # Within it a coordinator that is there gives signs of it.
@@ -106,7 +106,7 @@ class MemberStore(Store):
         """Return whether all keys are set."""
         return all(self._member.has(f"{self._epoch}/{key}") for key in keys)
 
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+    def wait(self, keys: list[str], limit: timedelta | None = None) -> None:
         """Return once all keys are set."""
         for key in keys:
             self.get(key)

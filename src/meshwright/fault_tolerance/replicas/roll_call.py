@@ -2,7 +2,7 @@
 
 All live members of the last quorum are waited for; others are taken in when they happen to be ready. Members that lack
 the newest state get it from one that has it. A replica that has just started says that it has none; where none has any,
-all load the newest checkpoint and are asked again, so that one that starts late never begins a run anew.
+all load the newest checkpoint and are asked again, so that one that starts late never begins a run again.
 """
 
 from collections.abc import Collection, Mapping

@@ -1,4 +1,4 @@
-"""Channel: JSON messages over a socket between two ends that proved to each other that they know the job's token.
+"""ProvenChannel: JSON messages over a socket between two ends that proved to each other that they know the job's token.
 
     server                                              client
     challenge                                       ->
@@ -29,7 +29,7 @@ class ChannelClosed(Exception):
     """The other end is gone, or was never one of this job."""
 
 
-class Channel:
+class ProvenChannel:
     """One end of a proven connection; `send` may be called from several threads, `receive` from one."""
 
     def __init__(self, connection: socket.socket) -> None:

@@ -170,11 +170,6 @@ class Job(Frozen):
                     return Problem(problem.what, otherwise=f"{change} and start {counted(number, 'rank')}")
         return problem
 
-    def layout_of_ranks(self, num_ranks: int) -> Layout:
-        """Return the layout of ranks that share one process group: all of them, or those of an independent replica."""
-        layout = self.layout.replace(dp_replicate=1) if self.replicas.independent else self.layout
-        return layout.resolve(num_ranks)
-
     def num_microbatches(self, layout: Layout) -> int:
         """Return the microbatches that each data-parallel rank runs in one step; raises ConfigError if uneven."""
         if (problem := self.uneven_batch(layout)) is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import PositiveInt
 
 from meshwright.spec.frozen import Frozen
+from meshwright.spec.layout.layout import Layout
 from meshwright.spec.problem import Problem, shown_value
 
 if TYPE_CHECKING:
@@ -57,3 +58,9 @@ def _rules(job: Job) -> _Rules:
     few = f"there are only layout.dp_replicate = {layout.dp_replicate} of them"
     minimum = job.replicas.minimum
     yield "replicas.minimum", minimum, minimum > layout.dp_replicate, layout.dp_replicate, few
+
+
+def layout_of_group(job: Job, num_ranks: int) -> Layout:
+    """Return the layout of ranks that share one process group: all of them, or those of an independent replica."""
+    layout = job.layout.replace(dp_replicate=1) if job.replicas.independent else job.layout
+    return layout.resolve(num_ranks)

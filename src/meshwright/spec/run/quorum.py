@@ -26,7 +26,7 @@ class Quorum(Frozen):
     """The answer to all that were ready: the same for each of them."""
 
     epoch: NonNegativeInt
-    """Counts the sets of replicas so far: with each new one, connections between replicas are made anew."""
+    """Counts the sets of replicas so far: with each new one, replicas connect again."""
     step: NonNegativeInt = 0
     """Steps that the members' states have when the step begins."""
     members: tuple[int, ...] = Field(strict=False)

@@ -2,49 +2,48 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple
 
-import torch
 from torch.profiler import record_function
 
 from meshwright.checkpoint.parameter_hash import parameter_hash
 from meshwright.errors import ExitCode
 from meshwright.fault_tolerance.hang_watch import HangWatch
 from meshwright.fault_tolerance.injector import under_faults
-from meshwright.fault_tolerance.replicas.replica_group import ReplicaGroup
 from meshwright.fault_tolerance.step_guard import Decision
 from meshwright.fault_tolerance.step_ledger import StepLedger
 from meshwright.fault_tolerance.stop_request import StopRequest
-from meshwright.hardware.catalogue import load_device, recognise_device
-from meshwright.hardware.machine import peak_resident_bytes
 from meshwright.log import logger
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters
 from meshwright.profiler.window import ProfilerWindow
 from meshwright.spec.job.job import Job
-from meshwright.spec.layout.layout_text import layout_text
-from meshwright.spec.model.gpt2_architecture import dropout_note
-from meshwright.spec.model.model_source import resolve_architecture
-from meshwright.spec.model.model_spec import model_spec
-from meshwright.spec.run.quorum import ReplicaPlace
 from meshwright.spec.run.run import Run
-from meshwright.spec.step.workload import MATMUL_DTYPE
 from meshwright.spec.trace.timeline import DATA_MARK, STEP_MARK
 from meshwright.trainer.launch.compile_cache import load_cache
 from meshwright.trainer.launch.rank import RankConfig
 from meshwright.trainer.launch.ranks import Ranks
+from meshwright.trainer.run.announcement import announce
 from meshwright.trainer.run.compile_watch import CompileWatch, explained_compilation
 from meshwright.trainer.run.memory_post_mortem import MemoryPostMortem
+from meshwright.trainer.run.peak_flops import PeakFlops, peak_memory_bytes
 from meshwright.trainer.run.recording import Recording
-from meshwright.trainer.run.replica_training import ReplicaTraining
+from meshwright.trainer.run.replica_training import agree, begin, join_others
 from meshwright.trainer.run.run_checkpoints import RunCheckpoints
 from meshwright.trainer.run.run_recorder import RunRecorder, StepMetrics
 from meshwright.trainer.step.training import Training
-from meshwright.units import counted, format_count
+
+
+class LastStep(NamedTuple):
+    """Where a run ends."""
+
+    step: int
+    validation_loss: float | None
+    """Measured at this step, if any."""
+    asked: signal.Signals | None
+    """The signal that ended it; None after all steps."""
 
 
 def train(config: RankConfig, ranks: Ranks) -> ExitCode:
@@ -121,88 +120,35 @@ def train(config: RankConfig, ranks: Ranks) -> ExitCode:
                     watch.mark("checkpoint")
                     checkpoints.save(step, validation_loss)
             watch.mark("finish" if asked is None else "checkpoint")
-            if asked is not None:
-                if step < job.train.steps:
-                    logger.info("%s: stopping after step %d, with a checkpoint", asked.name, step)
-                deadline_s = stop.asked_at_s + job.run.grace_s
-                news = checkpoints.save_before_kill(step, validation_loss, deadline_s) if recording.is_ours else {}
-            else:
-                news = checkpoints.finish()
-            recording.add_results(news)
-            code = exit_code(job, step, asked)
-            # After a signal there may be little time left.
-            digest = final_hash(training) if asked is None else None
-            if recording.recorder is not None:
-                recording.recorder.finish(step, code, parameter_hash=digest)
+            code = finish(training, recording, checkpoints, LastStep(step, validation_loss, asked), stop)
         if replicas is not None:
             replicas.leave()
         training.loader.close()
         return code
 
 
-def join_others(place: ReplicaPlace, job: Job, watch: HangWatch) -> ReplicaGroup:
-    """Return this rank's connection to other replicas, who hear of phases that take long."""
-    replicas = ReplicaGroup(place, job.run.timeout_s)
-    watch.after_marks.append(replicas.note_phase)
-    return replicas
+def finish(
+    training: Training, recording: Recording, checkpoints: RunCheckpoints, last: LastStep, stop: StopRequest
+) -> ExitCode:
+    """Save what is to be saved after the last step, record how the run ended, and return its exit code; a collective.
 
-
-def begin(training: Training, config: RankConfig, replicas: ReplicaGroup | None) -> int:
-    """Return the step of the state that training starts from: a checkpoint's, or other replicas'; a collective."""
-    if replicas is None:
-        return training.load_newest(config.run) if config.resume else 0
-    training.join_replicas(replicas)
-    return replicas.join(ReplicaTraining(training, config.run), warms_up=config.warms_up)
-
-
-def agree(
-    ranks: Ranks, replicas: ReplicaGroup | None, step: int, stop: StopRequest
-) -> tuple[int, signal.Signals | None]:
-    """Return the steps that the state has once all are ready for the next, and what all stop for; a collective."""
-    if replicas is None:
-        return step, ranks.agree_on(stop.signal)
-    return replicas.agree(step, stop.signal)
-
-
-def announce(training: Training, step: int, peak_name: str | None) -> None:
-    """Log the size, the layout and the batch of the run, and the FLOP/s that its MFU refers to."""
-    if (note := dropout_note(resolve_architecture(training.job.model))) is not None:
-        logger.warning("%s", note)
-    ranks, layout = training.ranks, training.layout
-    num_microbatches = training.job.num_microbatches(layout)
-    tokens = f" of {counted(training.job.train.seq_len, 'token')}" if training.dataset.vocab_size else ""
-    logger.info(
-        "%s parameters on %d %s rank%s (%s), %s of %s%s each, from step %d",
-        f"{training.num_parameters:,}",
-        ranks.num_ranks,
-        ranks.device.type,
-        "" if ranks.num_ranks == 1 else "s",
-        layout_text(layout),
-        counted(num_microbatches, "microbatch", "microbatches"),
-        counted(layout.microbatch_size, "sample"),
-        tokens,
-        step,
-    )
-    if (float8 := training.model.float8) is not None:
-        logger.log(logging.WARNING if float8.is_fallback else logging.INFO, "%s", float8.text)
-    if training.job.train.exact_elastic:
-        logger.info(
-            "exact sums: the same bits on any number of data-parallel ranks with as many threads each (%d here)",
-            torch.get_num_threads(),
-        )
-    if training.model.pools is not None:
-        for note in training.model.pools.notes():
-            logger.info("%s", note)
-    if layout.activation_offload and ranks.device.type == "cpu":
-        logger.warning("layout.activation_offload saves nothing on a CPU: activations are copied within its own memory")
-    if layout.cuda_graphs and ranks.device.type == "cpu":
-        logger.warning("layout.cuda_graphs has no effect on a CPU: there are no kernel launches to save")
-    if layout.communication_sms is not None and ranks.device.type == "cpu":
-        logger.warning("layout.communication_sms has no effect on a CPU: gloo runs no kernels that take SMs")
-    if peak_name is not None:
-        logger.info("MFU is of %s for each rank", peak_name)
-    if step >= training.job.train.steps:
-        logger.info("the run has %d steps and train.steps = %d: nothing to train", step, training.job.train.steps)
+    After a stop signal there may be little time left.
+    """
+    job = training.job
+    if last.asked is None:
+        news, digest = checkpoints.finish(), final_hash(training)
+    else:
+        if last.step < job.train.steps:
+            logger.info("%s: stopping after step %d, with a checkpoint", last.asked.name, last.step)
+        news, digest = {}, None
+        if recording.is_ours:
+            deadline_s = stop.asked_at_s + job.run.grace_s
+            news = checkpoints.save_before_kill(last.step, last.validation_loss, deadline_s)
+    recording.add_results(news)
+    code = exit_code(job, last.step, last.asked)
+    if recording.recorder is not None:
+        recording.recorder.finish(last.step, code, parameter_hash=digest)
+    return code
 
 
 def take_step(
@@ -287,45 +233,3 @@ def exit_code(job: Job, step: int, asked: signal.Signals | None) -> ExitCode:
     if step >= job.train.steps:
         return ExitCode.DONE
     return ExitCode.INTERRUPTED if asked is signal.SIGINT else ExitCode.RETRY
-
-
-@dataclass(frozen=True)
-class PeakFlops:
-    """Model FLOPs of one step and dense peak FLOP/s of all ranks; None if unknown, then MFU is None too."""
-
-    flops_per_step: float | None
-    peak_flops_per_s: float | None
-    peak_name: str | None
-
-    @classmethod
-    def of(cls, job: Job, ranks: Ranks) -> Self:
-        """Return the FLOPs of `job` and the peak of these ranks, from the catalogue."""
-        architecture = resolve_architecture(job.model)
-        flops = None
-        if architecture is not None:
-            flops_per_token = model_spec(architecture).flops_per_token(job.train.seq_len)
-            flops = flops_per_token * job.workload.global_batch_tokens
-        device = None
-        if job.cluster.device is not None:
-            device = load_device(job.cluster.device)
-        elif ranks.device.type == "cuda":
-            device = recognise_device(torch.cuda.get_device_name(ranks.device))
-        # As in a plan and a report: the peak of the blocks' matmuls, float8's where they are in float8.
-        dtype = MATMUL_DTYPE[job.precision.matmuls]
-        peak = None if device is None else device.peak_flops_per_s(dtype)
-        if device is None or peak is None:
-            return cls(flops, None, None)
-        return cls(flops, peak * ranks.num_ranks, f"{device.name} {format_count(peak)}FLOP/s {dtype}")
-
-    def mfu(self, step_s: float) -> float | None:
-        """Return MFU, 0 to 1: model FLOPs without recomputation over the dense peak; None if either is unknown."""
-        if self.flops_per_step is None or self.peak_flops_per_s is None:
-            return None
-        return self.flops_per_step / step_s / self.peak_flops_per_s
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """Return this rank's peak memory in bytes: allocated on a CUDA device, resident on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return peak_resident_bytes()

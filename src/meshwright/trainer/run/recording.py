@@ -1,4 +1,4 @@
-"""Recording: the record of a run by whoever writes it: rank 0, of independent replicas that of the one that writes."""
+"""Recording: the record of a run by the one that writes it: rank 0, of independent replicas that of the writer."""
 
 from __future__ import annotations
 

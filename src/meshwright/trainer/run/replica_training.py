@@ -1,15 +1,23 @@
-"""ReplicaTraining: a rank's training as its replica group sees it, and who of the replicas writes."""
+"""ReplicaTraining: a rank's training as its replica group sees it, and what the loop asks of that group."""
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 from torch import Tensor
 
 from meshwright.checkpoint.shards import flatten
+from meshwright.fault_tolerance.hang_watch import HangWatch
+from meshwright.fault_tolerance.replicas.replica_group import ReplicaGroup
+from meshwright.fault_tolerance.stop_request import StopRequest
 from meshwright.parallelism.data.fully_sharded import reshard_model
 from meshwright.parallelism.torch_private.torch_compat import local_box
+from meshwright.spec.job.job import Job
+from meshwright.spec.run.quorum import ReplicaPlace
 from meshwright.spec.run.run import Run
+from meshwright.trainer.launch.rank import RankConfig
+from meshwright.trainer.launch.ranks import Ranks
 from meshwright.trainer.step.training import Training
 
 
@@ -48,3 +56,27 @@ class ReplicaTraining:
         training.share(0, training.job.num_microbatches(training.layout))
         training.step.warm_up(training.loader.microbatches(0))
         reshard_model(training.model)
+
+
+def join_others(place: ReplicaPlace, job: Job, watch: HangWatch) -> ReplicaGroup:
+    """Return this rank's connection to other replicas, who hear of phases that take long."""
+    replicas = ReplicaGroup(place, job.run.timeout_s)
+    watch.after_marks.append(replicas.note_phase)
+    return replicas
+
+
+def begin(training: Training, config: RankConfig, replicas: ReplicaGroup | None) -> int:
+    """Return the step of the state that training starts from: a checkpoint's, or other replicas'; a collective."""
+    if replicas is None:
+        return training.load_newest(config.run) if config.resume else 0
+    training.join_replicas(replicas)
+    return replicas.join(ReplicaTraining(training, config.run), warms_up=config.warms_up)
+
+
+def agree(
+    ranks: Ranks, replicas: ReplicaGroup | None, step: int, stop: StopRequest
+) -> tuple[int, signal.Signals | None]:
+    """Return the steps that the state has once all are ready for the next, and what all stop for; a collective."""
+    if replicas is None:
+        return step, ranks.agree_on(stop.signal)
+    return replicas.agree(step, stop.signal)

@@ -35,6 +35,7 @@ from meshwright.parallelism.pipeline.pipeline import Pipeline
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters, copies_by_name, persistent_buffers
 from meshwright.parallelism.torch_private.torch_fsdp import sum_shards_with
 from meshwright.spec.job.job import Job
+from meshwright.spec.job.replicas_section import layout_of_group
 from meshwright.spec.job.sections import ModelSection
 from meshwright.spec.job.user_object import import_object
 from meshwright.spec.job.validity import attention_device_problem, layout_problems
@@ -189,7 +190,7 @@ def build_pipeline(job: Job, ranks: Ranks, microbatches: Sequence[int] | None = 
     require_positions(job, whole)
     require_updatable(job.optimizer, whole)
     num_parameters = sum(parameter.numel() for parameter in whole.parameters())
-    layout = with_stage_boundaries(job, job.layout_of_ranks(ranks.num_ranks), whole)
+    layout = with_stage_boundaries(job, layout_of_group(job, ranks.num_ranks), whole)
     require_valid(job, layout)
     require_attention(job, layout, ranks.device.type)
     described = described_for_hf(job, whole)

@@ -16,7 +16,7 @@ from meshwright.fault_tolerance.replicas.coordinator import Coordinator
 from meshwright.fault_tolerance.replicas.member import Member, MemberStore
 from meshwright.fault_tolerance.replicas.roll_call import RollCall
 from meshwright.fault_tolerance.replicas.silence import Silence
-from meshwright.fault_tolerance.replicas.wire import MAX_LINE_BYTES, Channel, ChannelClosed, new_token
+from meshwright.fault_tolerance.replicas.wire import MAX_LINE_BYTES, ProvenChannel, ChannelClosed, new_token
 from meshwright.spec.run.quorum import Quorum, ReplicaPlace
 
 Join = Callable[..., Member]
@@ -127,7 +127,7 @@ def test_garbage_ends_no_more_than_its_connection(coordinator: Coordinator, join
             stranger.sendall(_garbage(rng))
     hello = {"replica": 7, "rank": 0, "incarnation": "b", "num_ranks": 1}
     for message in ({"kind": "ready"}, {"kind": "ready", "ready": {"replica": -1}}, {"kind": []}, {"kind": "get"}):
-        intruder = Channel.connect(coordinator.address, TOKEN, hello, TIMEOUT_S)
+        intruder = ProvenChannel.connect(coordinator.address, TOKEN, hello, TIMEOUT_S)
         intruder.send(message)
         with contextlib.closing(intruder), pytest.raises(ChannelClosed):
             intruder.receive()
@@ -154,7 +154,7 @@ def test_a_channel_takes_no_line_beyond_its_limit() -> None:
         sender = threading.Thread(target=_send_until_closed, args=(theirs, b"y" * MAX_LINE_BYTES))
         sender.start()
         with pytest.raises(ChannelClosed):
-            Channel(ours).receive()
+            ProvenChannel(ours).receive()
         ours.shutdown(socket.SHUT_RDWR)
         sender.join()
 

@@ -20,6 +20,7 @@ from meshwright.fault_tolerance.replicas.silence import Silence
 from meshwright.fault_tolerance.replicas.wire import new_token
 from meshwright.fault_tolerance.stop_request import StopSignals
 from meshwright.log import logger
+from meshwright.spec.job.replicas_section import layout_of_group
 from meshwright.spec.run.quorum import ReplicaPlace
 from meshwright.trainer.launch.local.local_rank_group import LocalRankGroup, threads_of_rank, wait_for_ends
 from meshwright.trainer.launch.local.rank_ends import combined, raise_stop, report_failures
@@ -43,7 +44,7 @@ def train_replicas(config: RankConfig, num_ranks: int, after_loss: Callable[[], 
     section = config.job.run
     layout = config.job.layout.resolve(num_ranks)
     ranks_of_replica = num_ranks // layout.dp_replicate
-    most = config.job.num_microbatches(config.job.layout_of_ranks(ranks_of_replica))
+    most = config.job.num_microbatches(layout_of_group(config.job, ranks_of_replica))
     limit_s = None if section.hang_limit_s == "auto" else section.hang_limit_s or section.timeout_s
     silence = Silence(limit_s, section.hang_after_s + _LEAST_EXTRA_S, section.timeout_s)
     token = new_token()
