@@ -93,7 +93,7 @@ def train(
                 profiler.after_step(step)
                 if decision == "roll back":
                     watch.mark("restore")
-                    step = roll_back(training, run, checkpoints, step)
+                    step = roll_back(training, run, checkpoints, step, recorder)
                     continue
                 if step == first_step:
                     checkpoints.prepare(last_step - step)
@@ -209,10 +209,15 @@ def take_step(
     return result.decision
 
 
-def roll_back(training: Training, run: Run, checkpoints: RunCheckpoints, step: int) -> int:
+def roll_back(
+    training: Training, run: Run, checkpoints: RunCheckpoints, step: int, recorder: RunRecorder | None
+) -> int:
     """Return to the newest checkpoint after `step`, whose data and that since are left out; a collective."""
     checkpoints.settle()
+    started_s = time.perf_counter()
     restored = training.roll_back(run, step)
+    if recorder is not None:
+        recorder.event("restore", step, time.perf_counter() - started_s)
     logger.warning("rolled back to step %d; the data of steps %d to %d is left out", restored, restored + 1, step)
     return restored
 
@@ -231,9 +236,11 @@ def final_hash(training: Training) -> str | None:
 def validate(training: Training, step: int, recorder: RunRecorder | None) -> float:
     """Measure, record and return the validation loss; a collective."""
     num_batches = min(training.job.train.validation_batches, training.loader.num_validation_batches)
+    started_s = time.perf_counter()
     loss = training.step.validate([training.loader.validation_microbatches(index) for index in range(num_batches)])
     if recorder is not None:
         recorder.validation(step, loss)
+        recorder.event("validation", step, time.perf_counter() - started_s)
     return loss
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -17,12 +19,17 @@ from meshwright.checkpoint.shards import flatten, local_shards
 from meshwright.errors import CheckpointError
 from meshwright.log import logger
 from meshwright.spec.run.run import Run
+from meshwright.spec.run.run_events import append_event
 from meshwright.trainer.run.checkpoint_copies import CheckpointCopies
 from meshwright.trainer.step.training import Training
 from meshwright.units import format_duration
 
 AUTO_ASYNC_BYTES: Final = 64 << 20
 """State of a rank from which checkpoint.mode = "auto" saves in the background; less is written in about 0.1 s."""
+
+
+_LEAST_STALL_S: Final = 1e-3
+"""Shorter waits are no events."""
 
 
 class RunCheckpoints:
@@ -36,6 +43,8 @@ class RunCheckpoints:
         self._copies = CheckpointCopies(run, self._section) if training.ranks.is_first else None
         self._longest_s = 0.0
         """Of the saves of this attempt."""
+        self.stalled_s = 0.0
+        """What training has waited for saves in this attempt."""
         self._failed: dict[str, str] = {}
         """Message by name of the folder, of saves in the background."""
         self._num_recorded = 0
@@ -69,11 +78,22 @@ class RunCheckpoints:
             self._training.state(),
             self._metadata(step, validation_loss),
         )
-        if self._resolved_mode(state) == "async":
-            assert self._saver is not None
-            self._saver.save(folder, state, metadata, self._training.changing_names())
-        else:
-            self._save_now(folder, state, metadata)
+        with self._stall(step):
+            if self._resolved_mode(state) == "async":
+                assert self._saver is not None
+                self._saver.save(folder, state, metadata, self._training.changing_names())
+            else:
+                self._save_now(folder, state, metadata)
+
+    @contextmanager
+    def _stall(self, step: int | None = None) -> Iterator[None]:
+        """Count the time within the context as a wait for a checkpoint; rank 0 writes it to the run's events."""
+        started_s = time.perf_counter()
+        yield
+        seconds = time.perf_counter() - started_s
+        self.stalled_s += seconds
+        if self._training.ranks.is_first and seconds > _LEAST_STALL_S:
+            append_event(self._run, "checkpoint", seconds=seconds, step=step)
 
     def save_before_kill(self, step: int, validation_loss: float | None, deadline_s: float) -> dict[str, Any]:
         """Commit the state after `step`, in the foreground, if the time until `deadline_s` allows it; a collective.
@@ -88,7 +108,9 @@ class RunCheckpoints:
         deadline_s = time.monotonic() + left_s
         longest_s = max(ranks.gather(self._longest_s))
         if left_s > longest_s or step >= job.train.steps:
-            self._save_now(self._run.checkpoint(step), self._training.state(), self._metadata(step, validation_loss))
+            with self._stall(step):
+                state = self._training.state()
+                self._save_now(self._run.checkpoint(step), state, self._metadata(step, validation_loss))
         else:
             newest = max(self._run.checkpoint_steps(), default=0)
             left, longest = format_duration(max(0.0, left_s)), format_duration(longest_s)
@@ -100,8 +122,10 @@ class RunCheckpoints:
 
     def settle(self) -> None:
         """Wait for the saves in flight."""
-        for finished in self._saver.drain() if self._saver is not None else []:
-            self._take(finished)
+        if self._saver is not None:
+            with self._stall():
+                for finished in self._saver.drain():
+                    self._take(finished)
 
     def report(self) -> dict[str, Any]:
         """Log which saves and copies ended since the last call; return news for the manifest's results."""
@@ -159,8 +183,9 @@ class RunCheckpoints:
             prune(self._run, self._section.retention, self._copies.in_use)
 
     def _wait_until_staged(self) -> None:
-        if self._saver is not None:
-            self._saver.wait_until_staged()
+        if self._saver is not None and self._saver.num_in_flight:
+            with self._stall():
+                self._saver.wait_until_staged()
 
     def _resolved_mode(self, state: dict[str, Any]) -> str:
         """Return "sync" or "async", decided at the first save, equal on all ranks; a collective then."""
