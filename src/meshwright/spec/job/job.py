@@ -250,6 +250,9 @@ class Job(Frozen):
         if not checkpoint.keep_best:
             return
         saved, measured = checkpoint.interval, train.validation_interval
+        if saved == "auto":
+            # The first save is after a measured step, and all others are.
+            saved = measured
         if measured and (train.steps % measured == 0 or (saved and math.lcm(saved, measured) <= train.steps)):
             return
         interval = f"train.validation_interval = {measured}"

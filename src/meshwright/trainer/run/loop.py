@@ -73,7 +73,7 @@ def train(
         with (
             recorder or nullcontext(),
             profiler,
-            RunCheckpoints(training, run) as checkpoints,
+            RunCheckpoints(training, run, step) as checkpoints,
             explained_compilation(stop),
         ):
             announce(training, step, speed.peak_name)
@@ -97,7 +97,7 @@ def train(
                     continue
                 if step == first_step:
                     checkpoints.prepare(last_step - step)
-                if (news := checkpoints.report()) and recorder is not None:
+                if (news := checkpoints.report(step)) and recorder is not None:
                     recorder.add_results(**news)
                 validation_loss = None
                 if is_due(step, job.train.validation_interval):
@@ -106,7 +106,7 @@ def train(
                     compiles.after_validation()
                 watch.mark("agree")
                 asked = ranks.agree_on(stop.signal)
-                if asked is None and (step == last_step or is_save_due(training, step)):
+                if asked is None and (step == last_step or checkpoints.is_due(step)):
                     watch.mark("checkpoint")
                     checkpoints.save(step, validation_loss)
             watch.mark("finish" if asked is None else "checkpoint")
@@ -220,12 +220,6 @@ def roll_back(
         recorder.event("restore", step, time.perf_counter() - started_s)
     logger.warning("rolled back to step %d; the data of steps %d to %d is left out", restored, restored + 1, step)
     return restored
-
-
-def is_save_due(training: Training, step: int) -> bool:
-    """Return whether a checkpoint is due after `step`; none is while updates are skipped, which may be spoiled."""
-    guard = training.step.guard
-    return is_due(step, training.job.checkpoint.interval) and not (guard is not None and guard.is_skipping)
 
 
 def final_hash(training: Training) -> str | None:
