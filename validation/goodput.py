@@ -124,11 +124,11 @@ def train(folder: Path, name: str, num_steps: int, every: int, failures: list[Fa
         happened = _disturb(launcher, run, failures)
     if launcher.returncode:
         raise RuntimeError(f"the run ended with exit code {launcher.returncode}: see {folder / name}.log")
-    steps, events, manifest = read_step_times(run), read_events(run), read_manifest(run)
+    steps, events = read_step_times(run), read_events(run)
     # Without what comes after the last checkpoint, such as the end of the processes.
     last_s = max(event.time_s for event in events if event.kind == "checkpoint")
     parts = goodput(steps, [event for event in events if event.time_s <= last_s])
-    assert parts is not None and manifest is not None
+    assert parts is not None
     num_saves = sum(event.kind == "checkpoint" for event in events)
     num_attempts = len({step.attempt for step in steps})
     return Measured(parts, num_steps, len(steps), num_saves, num_attempts, tuple(happened))

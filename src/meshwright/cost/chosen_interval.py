@@ -38,12 +38,19 @@ class ChosenInterval(Frozen):
     ) -> Self:
         """Return the interval of Young and Daly, in whole steps."""
         mtbf_s = mean_time_between_failures_s(num_devices, failures_per_device_day)
-        known = {"step_s": step_s, "checkpoint_s": checkpoint_s, "commit_s": commit_s, "multiple_of": multiple_of}
-        if math.isinf(mtbf_s):
-            return cls(steps=0, mtbf_s=None, **known)
-        seconds = max(best_interval_s(checkpoint_s, mtbf_s), commit_s)
-        unit = max(1, multiple_of)
-        return cls(steps=unit * max(1, round(seconds / step_s / unit)), mtbf_s=mtbf_s, **known)
+        fails, unit = math.isfinite(mtbf_s), max(1, multiple_of)
+        steps = 0
+        if fails:
+            seconds = max(best_interval_s(checkpoint_s, mtbf_s), commit_s)
+            steps = unit * max(1, round(seconds / step_s / unit))
+        return cls(
+            steps=steps,
+            step_s=step_s,
+            checkpoint_s=checkpoint_s,
+            commit_s=commit_s,
+            mtbf_s=mtbf_s if fails else None,
+            multiple_of=multiple_of,
+        )
 
     def __str__(self) -> str:
         """Return the interval and its reason, such as a log line has them."""

@@ -8,13 +8,14 @@
 
 Exact for failures at a constant rate that befall work, checkpoints and restarts alike: a segment, and a restart, begins
 again until it passes without a failure, which takes (M + cost of one failure) x (exp(length / M) - 1) on average. With
-t = D = 0 it is equation 20 of J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps",
-2006; the interval is his equation 37, whose first factor is J. W. Young's of 1974 and which neither D nor R changes.
-For rare failures it becomes the first-order estimate of the ETTR of arXiv:2410.21680, without its waits in a queue:
-1 - d / interval - (D + R + interval / 2) / M.
+t = D = 0 it is equation 20 of J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart
+dumps", 2006; the interval is his equation 37, whose first factor is J. W. Young's of 1974, and which neither D nor R
+changes. For rare failures it becomes the first-order estimate of the ETTR of arXiv:2410.21680, without its waits in a
+queue: 1 - d / interval - (D + R + interval / 2) / M.
 
 Ignored: failures that come together, failures while one is being detected, hangs of a restart, which ends by its own
-timeouts, devices that are slow rather than dead, a first start, and that a checkpoint written in the background counts only once it is written.
+timeouts, devices that are slow rather than dead, a first start, and that a checkpoint written in the background counts
+only once it is written.
 """
 
 import math

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from meshwright.cost.chosen_interval import ChosenInterval
 from meshwright.cost.expected_goodput import (
     FailureModel,
     best_interval_s,
@@ -39,17 +40,35 @@ class BudgetRequest:
     deadline_s: float | None = None
 
 
+def checkpoint_s(num_parameters: int, cluster: Cluster, reliability: Reliability) -> float:
+    """Return the seconds that writing a checkpoint takes."""
+    written_bytes = num_parameters * reliability.checkpoint_bytes_per_parameter
+    return written_bytes / (reliability.checkpoint_bytes_per_s_per_node * cluster.num_nodes)
+
+
+def predicted_interval(request: PlanRequest, step_s: float, failures_per_device_day: float) -> ChosenInterval:
+    """Return what checkpoint.interval = "auto" is expected to come to, for a predicted step, seconds.
+
+    The run itself chooses by what it measures.
+    """
+    return ChosenInterval.of(
+        step_s,
+        checkpoint_s(request.setup.model.num_parameters, request.cluster, Reliability()),
+        num_devices=request.cluster.num_devices,
+        failures_per_device_day=failures_per_device_day,
+    )
+
+
 def budget(run: BudgetRequest, cluster: Cluster, candidate: Candidate, reliability: Reliability) -> Budget:
     """Return what a run takes on a cluster with a layout."""
     step_s = candidate.step_s
     num_steps = math.ceil(run.num_tokens / run.workload.global_batch_tokens)
-    written_bytes = run.num_parameters * reliability.checkpoint_bytes_per_parameter
-    checkpoint_s = written_bytes / (reliability.checkpoint_bytes_per_s_per_node * cluster.num_nodes)
+    stall_s = checkpoint_s(run.num_parameters, cluster, reliability)
     mtbf_s = mean_time_between_failures_s(cluster.num_devices, reliability.failures_per_device_day)
     interval_s, share = None, 1.0
     if math.isfinite(mtbf_s):
-        interval_s = best_interval_s(checkpoint_s, mtbf_s)
-        share = expected_time(FailureModel(mtbf_s, interval_s, checkpoint_s, reliability.restart_s)).share
+        interval_s = best_interval_s(stall_s, mtbf_s)
+        share = expected_time(FailureModel(mtbf_s, interval_s, stall_s, reliability.restart_s)).share
     wall_s = num_steps * step_s / share
     device_hours = wall_s / _HOUR_S * cluster.num_devices
     return Budget(
@@ -59,7 +78,7 @@ def budget(run: BudgetRequest, cluster: Cluster, candidate: Candidate, reliabili
         step_s=step_s,
         num_steps=num_steps,
         mtbf_s=mtbf_s if math.isfinite(mtbf_s) else None,
-        checkpoint_s=checkpoint_s,
+        checkpoint_s=stall_s,
         checkpoint_interval_s=interval_s,
         goodput=share,
         days=wall_s / _DAY_S,

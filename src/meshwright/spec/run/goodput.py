@@ -66,7 +66,7 @@ class Goodput(Frozen):
     @property
     def total_s(self) -> float:
         """Return the sum of the parts."""
-        return sum(getattr(self, name) for name in type(self).model_fields)
+        return float(sum(getattr(self, name) for name in type(self).model_fields))
 
     @property
     def share(self) -> float:
@@ -191,7 +191,8 @@ class _Sweep:
 
     def _warm_shares(self) -> dict[int, float]:
         """Return, by id, the share of the work of each attempt's first steps that later ones do not take."""
-        first, later_s = defaultdict(list), []
+        later_s: list[float] = []
+        first: dict[int, list[StepTime]] = defaultdict(list)
         for step in self._steps:
             if len(first[step.attempt]) < _NUM_WARM_UP:
                 first[step.attempt].append(step)

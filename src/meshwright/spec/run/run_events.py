@@ -1,6 +1,6 @@
 """RunEvent: what befell a run between its steps, one JSON line each in events.jsonl, for the run's goodput.
 
-Rank 0 and the launcher append to one file, each line in one write, so that what was written survives the death of either.
+Rank 0 and the launcher append to one file, each line in one write: what was written survives the death of either.
 """
 
 import os

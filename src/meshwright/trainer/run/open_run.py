@@ -64,7 +64,7 @@ def claim(run: Run, job: Job, *, resume: bool, overwrite: bool) -> None:
 
 
 def _note_start(run: Run) -> None:
-    """Write to the run's events when the attempt before was last seen, unless it ended by itself, and that one began."""
+    """Write to the run's events that an attempt began, and when one before that did not end by itself was last seen."""
     beats = [one for one in read_heartbeats(run).values() if one.phase != "ended"]
     alive = [one for one in beats if one.phase not in LAST_PHASES] or beats
     if alive:
