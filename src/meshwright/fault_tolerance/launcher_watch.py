@@ -52,13 +52,15 @@ class LauncherWatch:
         self._thread.join()
         self._note_launch()
         if self._launched_s is None:
-            append_event(self._run, "ended")
+            with suppress(OSError):  # a full disk; the run has ended as it has
+                append_event(self._run, "ended")
 
     def _note_launch(self) -> None:
         """Write when the launcher began, once the ranks have made the run folder."""
         if self._launched_s is not None and self._run.events.exists():
-            append_event(self._run, "launched", time_s=self._launched_s)
-            self._launched_s = None
+            with suppress(OSError):  # a full disk is no reason to end the watch
+                append_event(self._run, "launched", time_s=self._launched_s)
+                self._launched_s = None
 
     def _watch(self) -> None:
         reported_s = 0.0
@@ -118,7 +120,8 @@ class LauncherWatch:
             self.killed.add(evidence.heartbeats[rank].pid)
             with suppress(ProcessLookupError):
                 os.kill(evidence.heartbeats[rank].pid, signal.SIGKILL)
-        append_event(self._run, "hang", seconds=silent_s + time.time() - evidence.now_s)
+        with suppress(OSError):
+            append_event(self._run, "hang", seconds=silent_s + time.time() - evidence.now_s)
 
 
 def last_diagnosis(run: Run, evidence: Evidence) -> Diagnosis | None:

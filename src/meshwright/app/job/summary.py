@@ -191,7 +191,7 @@ def _run_line(resolved: ResolvedJob) -> str:
         state = f"exists, newest checkpoint after step {steps[-1]}" if steps else "exists, no checkpoint"
     every, interval = job.checkpoint.interval, "at the end"
     if every == "auto":
-        interval = "every so many steps as failures make best"
+        interval = 'as often as failures make best (checkpoint.interval = "auto")'
     elif every:
         interval = f"every {counted(every, 'step')}"
     return f"{run.folder} ({state}); checkpoint {interval}, newest {job.checkpoint.keep} kept{_checkpoint_size(job)}"
