@@ -113,7 +113,7 @@ class HangWatch:
                 self._report("hung")
                 logger.error("rank %d has not moved for %.0f s: it ends", self._rank, silent_s)
                 with suppress(OSError):
-                    append_event(self._run, "hang", seconds=silent_s)
+                    append_event(self._run, "hang", duration_s=silent_s)
                 os._exit(ExitCode.RETRY)
 
     def _is_hung(self, silent_s: float) -> bool:

@@ -121,7 +121,7 @@ class LauncherWatch:
             with suppress(ProcessLookupError):
                 os.kill(evidence.heartbeats[rank].pid, signal.SIGKILL)
         with suppress(OSError):
-            append_event(self._run, "hang", seconds=silent_s + time.time() - evidence.now_s)
+            append_event(self._run, "hang", duration_s=silent_s + time.time() - evidence.now_s)
 
 
 def last_diagnosis(run: Run, evidence: Evidence) -> Diagnosis | None:

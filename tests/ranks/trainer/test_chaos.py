@@ -45,7 +45,8 @@ class Drawn:
 
 
 def test_a_crash_costs_the_steps_since_the_checkpoint_and_no_bit() -> None:
-    found = mw.chaos(JOB, *SMALL, faults=[Fault(kind="crash", rank=1, step=6, phase="backward")], ranks=2)
+    fault = Fault(kind="crash", rank=1, step=6, phase="backward")
+    found = mw.chaos(JOB, *SMALL, "run.timeout_s=60", faults=[fault], ranks=2)
     assert found.holds, found.problems
     assert found.num_attempts == 2
     assert found.outcomes[0].lost_steps == 2

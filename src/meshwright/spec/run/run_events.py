@@ -26,7 +26,7 @@ class RunEvent(Frozen):
     kind: EventKind
     time_s: float
     """When it was, or when it ended, in seconds since 1970."""
-    seconds: float = 0.0
+    duration_s: float = 0.0
     """How long it lasted; 0 for a moment."""
     step: int | None = None
     """Optimizer steps done by then; None for events of the launcher."""
@@ -34,14 +34,14 @@ class RunEvent(Frozen):
     @property
     def start_s(self) -> float:
         """Return when it began, in seconds since 1970."""
-        return self.time_s - self.seconds
+        return self.time_s - self.duration_s
 
 
 def append_event(
-    run: Run, kind: EventKind, *, seconds: float = 0.0, time_s: float | None = None, step: int | None = None
+    run: Run, kind: EventKind, *, duration_s: float = 0.0, time_s: float | None = None, step: int | None = None
 ) -> None:
     """Append an event to the run's file, as of `time_s`, by default now."""
-    event = RunEvent(kind=kind, time_s=time.time() if time_s is None else time_s, seconds=seconds, step=step)
+    event = RunEvent(kind=kind, time_s=time.time() if time_s is None else time_s, duration_s=duration_s, step=step)
     descriptor = os.open(run.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         os.write(descriptor, f"{event.model_dump_json(exclude_defaults=True)}\n".encode())

@@ -107,7 +107,7 @@ class RunCheckpoints:
         seconds = time.perf_counter() - started_s
         self._stalled_s += seconds
         if self._training.ranks.is_first and seconds > _LEAST_STALL_S:
-            append_event(self._run, "checkpoint", seconds=seconds, step=step)
+            append_event(self._run, "checkpoint", duration_s=seconds, step=step)
 
     def save_before_kill(self, step: int, validation_loss: float | None, deadline_s: float) -> dict[str, Any]:
         """Commit the state after `step`, in the foreground, if the time until `deadline_s` allows it; a collective.

@@ -159,9 +159,9 @@ class RunRecorder:
             sink.write(step, {"step": step, "validation_loss": loss, "attempt": self.attempt})
         logger.info("step %d/%d | validation loss %.4f", step, self._job.train.steps, loss)
 
-    def event(self, kind: EventKind, step: int, seconds: float) -> None:
+    def event(self, kind: EventKind, step: int, duration_s: float) -> None:
         """Record that training has waited so long, up to now, for something after `step`."""
-        append_event(self._run, kind, seconds=seconds, step=step)
+        append_event(self._run, kind, duration_s=duration_s, step=step)
 
     def add_results(self, **results: Any) -> None:
         """Write results to the manifest before the end, such as the state of uploads."""

@@ -1,6 +1,6 @@
 """SaveSchedule: after which steps a run saves; with checkpoint.interval = "auto" by what its steps and saves take.
 
-A first save after a few steps shows what one takes; from then on the interval is that of Young and Daly, chosen anew
+A first save after a few steps shows what one takes; from then on the interval is that of Young and Daly, chosen again
 after each of the first saves of an attempt. All ranks decide alike, by what they gather in the same steps. Which steps
 are saved changes no bit of the training.
 """

@@ -37,11 +37,11 @@ def test_events_name_what_lay_between_steps() -> None:
     events = [
         RunEvent(kind="launched", time_s=-3.0),
         RunEvent(kind="started", time_s=-1.0),
-        RunEvent(kind="validation", time_s=2.3, seconds=0.25, step=2),
-        RunEvent(kind="checkpoint", time_s=2.7, seconds=0.25, step=2),
+        RunEvent(kind="validation", time_s=2.3, duration_s=0.25, step=2),
+        RunEvent(kind="checkpoint", time_s=2.7, duration_s=0.25, step=2),
         # In the background: staging that step 3 waits for.
-        RunEvent(kind="checkpoint", time_s=3.9, seconds=0.5),
-        RunEvent(kind="checkpoint", time_s=6.5, seconds=0.5, step=4),
+        RunEvent(kind="checkpoint", time_s=3.9, duration_s=0.5),
+        RunEvent(kind="checkpoint", time_s=6.5, duration_s=0.5, step=4),
         RunEvent(kind="ended", time_s=7.0),
     ]
     steps = [step(1, 1, 1.0), step(2, 1, 2.0), step(3, 1, 4.0), step(4, 1, 5.0)]
@@ -60,7 +60,7 @@ def test_a_hang_ends_when_the_run_is_ended_for_it_and_a_restart_with_the_next_fi
         RunEvent(kind="started", time_s=0.0),
         # Step 3 stops after 0.4 s; the launcher ends the run 5 s later.
         RunEvent(kind="last seen", time_s=2.4),
-        RunEvent(kind="hang", time_s=7.4, seconds=5.0),
+        RunEvent(kind="hang", time_s=7.4, duration_s=5.0),
         RunEvent(kind="started", time_s=9.0),
         # An attempt that dies before its first step.
         RunEvent(kind="last seen", time_s=9.5),
@@ -78,7 +78,7 @@ def test_a_hang_ends_when_the_run_is_ended_for_it_and_a_restart_with_the_next_fi
 def test_nothing_trains_between_the_end_of_a_launcher_and_the_next_launch() -> None:
     events = [
         RunEvent(kind="launched", time_s=-1.0),
-        RunEvent(kind="checkpoint", time_s=1.5, seconds=0.5, step=1),
+        RunEvent(kind="checkpoint", time_s=1.5, duration_s=0.5, step=1),
         RunEvent(kind="ended", time_s=2.0),
         RunEvent(kind="launched", time_s=102.0),
         RunEvent(kind="started", time_s=104.0),
@@ -123,7 +123,7 @@ def test_the_parts_add_up_to_the_time_from_the_launch_to_the_end(
         now_s += step_s + (gap_s if steps else 0.0)
         steps.append(step(number, attempt, now_s, step_s, step_s * wait_share))
     events = [
-        RunEvent(kind=kind, time_s=place * now_s, seconds=seconds if kind not in ("launched", "ended") else 0.0)
+        RunEvent(kind=kind, time_s=place * now_s, duration_s=seconds if kind not in ("launched", "ended") else 0.0)
         for kind, place, seconds in others
     ]
     found = goodput(steps, sorted(events, key=lambda event: event.time_s))
@@ -151,7 +151,7 @@ def test_rows_without_a_time_and_other_rows_are_left_out(tmp_path: Path) -> None
 
 
 def test_what_several_ranks_report_counts_once() -> None:
-    hangs = [RunEvent(kind="hang", time_s=end_s, seconds=4.0) for end_s in (5.0, 5.5, 20.0)]
-    spans = EventSpans([*hangs, RunEvent(kind="checkpoint", time_s=9.0, seconds=1.0)], "hang")
+    hangs = [RunEvent(kind="hang", time_s=end_s, duration_s=4.0) for end_s in (5.0, 5.5, 20.0)]
+    spans = EventSpans([*hangs, RunEvent(kind="checkpoint", time_s=9.0, duration_s=1.0)], "hang")
     assert spans.within(0.0, 30.0) == [(1.0, 5.5), (16.0, 20.0)]
     assert spans.covered_s(2.0, 17.0) == 4.5
