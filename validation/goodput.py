@@ -12,26 +12,19 @@ predicted and one after, since other programs on a machine change them. They pre
 """
 
 import argparse
-import os
-import random
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
 from meshwright.cost.expected_goodput import FailureModel, expected_time
-from meshwright.fault_tolerance.evidence import process_fields, read_heartbeats
-from meshwright.fault_tolerance.hang_limit import are_in_step
 from meshwright.spec.run.goodput import Goodput, goodput, read_step_times
 from meshwright.spec.run.run import Run
 from meshwright.spec.run.run_events import read_events
-from meshwright.trainer.run.run_folder import read_manifest
+from validation.disturbed_run import Happened, disturb
 from validation.failure_replay import Failure, drawn, replay, share_of, spread
 
 _ROOT = Path(__file__).parents[1]
@@ -43,20 +36,6 @@ _KEYS = (
 )
 _HANG_SHARE = 0.25
 _NUM_REPLAYS = 300
-_POLL_S = 0.01
-
-
-@dataclass(frozen=True)
-class Happened:
-    """A failure that was made to happen."""
-
-    failure: Failure
-    began_s: float
-    """In seconds since 1970, as the following."""
-    ended_s: float
-    """When all ranks of the attempt had ended."""
-    was_hang: bool
-    was_in_restart: bool
 
 
 @dataclass(frozen=True)
@@ -112,16 +91,16 @@ class Measured:
         }
 
 
-def train(folder: Path, name: str, num_steps: int, every: int, failures: list[Failure]) -> Measured:
+def train(folder: Path, name: str, keys: Sequence[str], failures: list[Failure]) -> Measured:
     """Train under failures and return what it took; raises RuntimeError for a run that does not end by itself."""
     run = Run(folder / name)
     command = (sys.executable, "-m", "meshwright", "train", str(_ROOT / "examples" / "tiny.toml"), "--ranks", "2")
-    keys = (*_KEYS, f"train.steps={num_steps}", f"checkpoint.interval={every}", f"run.dir={run.folder}")
+    keys = (*_KEYS, *keys, f"run.dir={run.folder}")
     with (
         (folder / f"{name}.log").open("w") as log,
         subprocess.Popen((*command, *keys), stdout=log, stderr=log) as launcher,
     ):
-        happened = _disturb(launcher, run, failures)
+        happened = disturb(launcher, run, failures)
     if launcher.returncode:
         raise RuntimeError(f"the run ended with exit code {launcher.returncode}: see {folder / name}.log")
     steps, events = read_step_times(run), read_events(run)
@@ -131,63 +110,7 @@ def train(folder: Path, name: str, num_steps: int, every: int, failures: list[Fa
     assert parts is not None
     num_saves = sum(event.kind == "checkpoint" for event in events)
     num_attempts = len({step.attempt for step in steps})
-    return Measured(parts, num_steps, len(steps), num_saves, num_attempts, tuple(happened))
-
-
-def _disturb(launcher: "subprocess.Popen[bytes]", run: Run, failures: list[Failure]) -> list[Happened]:
-    """Make failures happen to a run until it has ended; return those that did."""
-    draw, happened = random.Random(0), []
-    while launcher.poll() is None and not run.metrics.exists():
-        time.sleep(_POLL_S)
-    for failure in failures:
-        due_s = time.monotonic() + failure.gap_s
-        while launcher.poll() is None and time.monotonic() < due_s:
-            time.sleep(_POLL_S)
-        while launcher.poll() is None and not (ranks := _ranks_of(launcher.pid)):
-            time.sleep(_POLL_S)
-        if launcher.poll() is not None:
-            break
-        hangs = failure.hangs and _is_in_work(run, ranks)
-        began_s, last_s = time.time(), happened[-1].ended_s if happened else 0.0
-        has_stepped = run.metrics.stat().st_mtime > last_s
-        with suppress(ProcessLookupError):
-            os.kill(draw.choice(ranks), signal.SIGSTOP if hangs else signal.SIGKILL)
-        while launcher.poll() is None and any(_is_alive(pid) for pid in ranks):
-            time.sleep(_POLL_S)
-        happened.append(Happened(failure, began_s, time.time(), hangs, not has_stepped))
-    launcher.wait()
-    return happened
-
-
-def _ranks_of(launcher: int) -> list[int]:
-    """Return the process ids of the ranks that a launcher has started, which have RANK in their environment."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        pid = int(folder.name)
-        with suppress(OSError):
-            if b"\0RANK=" in (folder / "environ").read_bytes() and launcher in _ancestors(pid) and _is_alive(pid):
-                found.append(pid)
-    return sorted(found)
-
-
-def _ancestors(pid: int) -> list[int]:
-    found = []
-    while pid > 1 and (fields := process_fields(pid)) is not None:
-        found.append(pid := int(fields[1]))
-    return found
-
-
-def _is_alive(pid: int) -> bool:
-    fields = process_fields(pid)
-    return fields is not None and fields[0] not in "ZX"
-
-
-def _is_in_work(run: Run, ranks: list[int]) -> bool:
-    """Return whether all of these ranks are in a step for which there is a limit of hangs."""
-    beats = [beat for beat in read_heartbeats(run).values() if beat.pid in ranks]
-    manifest = read_manifest(run)
-    start_step = manifest.attempts[-1].start_step if manifest is not None else 0
-    return len(beats) == len(ranks) and are_in_step(beats, start_step)
+    return Measured(parts, steps[-1].step, len(steps), num_saves, num_attempts, tuple(happened))
 
 
 def fitted(baselines: Sequence[Measured], few: Sequence[Measured], every: int) -> FailureModel:
@@ -245,25 +168,27 @@ def main() -> None:
     parser.add_argument("--fit", type=float, default=30.0, help="mean seconds between failures of the run fitted on")
     parser.add_argument("--held-out", type=float, nargs="+", default=[60.0, 15.0], help="those predicted")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("keys", nargs="*", help="further KEY=VALUE of the job")
     given = parser.parse_args()
+    half, every = given.steps // 2, given.every
+    keys, of_half = (
+        (f"train.steps={steps}", f"checkpoint.interval={every}", *given.keys) for steps in (given.steps, half)
+    )
+    baselines, few, found = [], [], {}
     with tempfile.TemporaryDirectory(prefix="meshwright-goodput-") as temporary:
         folder = Path(temporary)
-        name, part = f"{given.fit:g}", given.steps // 2
-        baselines = [train(folder, "none", part, given.every, [])]
-        few = [train(folder, name, part, given.every, _plenty(given.fit, part, given.seed))]
-        print(f"before: {fitted(baselines, few, given.every)}", flush=True)
-        found = {}
-        for mtbf_s in given.held_out:
-            failures = _plenty(mtbf_s, given.steps, given.seed)
-            found[mtbf_s] = train(folder, f"held-out-{mtbf_s:g}", given.steps, given.every, failures)
-            print(f"{mtbf_s:g} s: {len(found[mtbf_s].happened)} failures in {found[mtbf_s].total_s:.0f} s", flush=True)
-        few.append(train(folder, f"{name}-after", part, given.every, _plenty(given.fit, part, given.seed + 1)))
-        baselines.append(train(folder, "none-after", part, given.every, []))
-    model = fitted(baselines, few, given.every)
-    print(f"after: {fitted(baselines[1:], few[1:], given.every)}")
-    print(f"fitted: step {1e3 * model.interval_s / given.every:.1f} ms, {model}")
+        for number in range(2):
+            baselines.append(train(folder, f"none-{number}", of_half, []))
+            few.append(train(folder, f"few-{number}", of_half, _plenty(given.fit, half, given.seed + number)))
+            print(f"fitted on these: {fitted(baselines[number:], few[number:], every)}", flush=True)
+            for mtbf_s in given.held_out if number == 0 else ():
+                found[mtbf_s] = train(folder, f"{mtbf_s:g}", keys, _plenty(mtbf_s, given.steps, given.seed))
+                own = fitted([found[mtbf_s]], [found[mtbf_s]], every)
+                print(f"{mtbf_s:g} s: {len(found[mtbf_s].happened)} failures, own: {own}", flush=True)
+    model = fitted(baselines, few, every)
+    print(f"fitted: step {1e3 * model.interval_s / every:.1f} ms, {model}")
     for mtbf_s, measured in found.items():
-        print(compare(measured, model, given.every, mtbf_s))
+        print(compare(measured, model, every, mtbf_s))
 
 
 def _plenty(mtbf_s: float, num_steps: int, seed: int) -> list[Failure]:
