@@ -183,8 +183,7 @@ def main() -> None:
             print(f"fitted on these: {fitted(baselines[number:], few[number:], every)}", flush=True)
             for mtbf_s in given.held_out if number == 0 else ():
                 found[mtbf_s] = train(folder, f"{mtbf_s:g}", keys, _plenty(mtbf_s, given.steps, given.seed))
-                own = fitted([found[mtbf_s]], [found[mtbf_s]], every)
-                print(f"{mtbf_s:g} s: {len(found[mtbf_s].happened)} failures, own: {own}", flush=True)
+                print(compare(found[mtbf_s], fitted(baselines, few, every), every, mtbf_s), "(so far)", flush=True)
     model = fitted(baselines, few, every)
     print(f"fitted: step {1e3 * model.interval_s / every:.1f} ms, {model}")
     for mtbf_s, measured in found.items():
