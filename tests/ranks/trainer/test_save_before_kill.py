@@ -39,6 +39,7 @@ def save_late_and_in_time(folder: Path) -> tuple[list[int], list[str]]:
     lines = Lines()
     logger.addHandler(lines)
     run = Run(folder / "run")
+    run.folder.mkdir(exist_ok=True)
     with RunCheckpoints(training, run, 0) as checkpoints:
         checkpoints.save(1)
         now_s = time.monotonic()
