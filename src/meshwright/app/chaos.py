@@ -21,6 +21,7 @@ from meshwright.errors import ConfigError
 from meshwright.fault_tolerance.random_faults import random_faults
 from meshwright.garbage import kept_garbage
 from meshwright.log import progress
+from meshwright.pages.tables.goodput_table import goodput_page
 from meshwright.prover.chaos_table import chaos_notes, chaos_table
 from meshwright.spec.fault import Fault, injection_problems
 from meshwright.spec.job.sections import RunSection
@@ -40,6 +41,9 @@ class ChaosResult(Result, ChaosReport):
     def _page(self) -> Iterator[RenderableType]:
         yield chaos_table(self)
         yield ""
+        if self.goodput is not None:
+            yield from goodput_page(self.goodput)
+            yield ""
         for line in chaos_notes(self):
             yield Text(line, style="dim" if self.holds else "bold red")
 

@@ -27,6 +27,7 @@ from meshwright.planner.plan import find
 from meshwright.planner.read_request import Options, plan_request
 from meshwright.planner.recompute_choice import with_recompute
 from meshwright.planner.request import PlanRequest, rate_problem
+from meshwright.planner.run_cost import predicted_interval
 from meshwright.spec.job.attention_rules import device_problem
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.memory_rules import pool_device_problems
@@ -184,6 +185,9 @@ def estimate(resolved: ResolvedJob, num_ranks: int | None) -> CheckPrediction:
     if not cluster.device.has_own_memory:
         memory += "; `mem` of train is the whole process on a CPU, with torch itself"
     notes = [("tight", found.tight)] if found.tight else []
+    if job.checkpoint.interval == "auto":
+        step_s, rate = found.candidate.estimate.step.total_s, job.cluster.failures_per_device_day
+        notes.append(("saves", f"{predicted_interval(request, step_s, rate)}; the run chooses by what it measures"))
     misfit = found.problem() or request.recompute_misfit
     notes += _recompute_notes(request, misfit)
     lines = [("step", f"{step} predicted on {cluster.name}"), ("memory", memory), *notes]

@@ -41,6 +41,7 @@ from meshwright.planner.read_request import (
     takes_all_devices,
 )
 from meshwright.planner.request import PlanRequest, pools_note
+from meshwright.planner.run_cost import predicted_interval
 from meshwright.spec.layout.layout import AXES, Layout
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.layout_plan import Budget, Plan
@@ -279,7 +280,11 @@ def answer(arguments: PlanArguments, resolved: ResolvedJob, run: RunArguments) -
         found, note = _planned(arguments, resolved, request)
     if arguments.model is not None:
         found = plan_in_options(found, arguments.overrides)
-    return viewed(PlanResult, found, note=note, run=run, budgets=run.budgets(request, found.pick))
+    rate = resolved.job.cluster.failures_per_device_day
+    if resolved.job.checkpoint.interval == "auto":
+        chosen = predicted_interval(request, found.pick.step_s, rate)
+        note = "; ".join(filter(None, (note, f"{chosen}; the run chooses by what it measures")))
+    return viewed(PlanResult, found, note=note, run=run, budgets=run.budgets(request, found.pick, rate))
 
 
 def _planned(arguments: PlanArguments, resolved: ResolvedJob, request: PlanRequest) -> tuple[Plan, str]:

@@ -36,7 +36,7 @@ class RunArguments:
     frontier: bool = False
     """Whether to ask for fewer devices and for more, too."""
     failures_per_gpu_day: Rate | None = None
-    """None for Llama 3's."""
+    """None for the job's, cluster.failures_per_device_day."""
     restart_minutes: Rate | None = None
     """From a failure to new steps; None for 15."""
     clusters: tuple[str, ...] = ()
@@ -66,11 +66,14 @@ class RunArguments:
         given = self.price_per_gpu_hour
         return (given or (None,)) if isinstance(given, tuple) else (given,)
 
-    def budgets(self, request: PlanRequest, pick: Candidate) -> tuple[Budget, ...]:
-        """Return the budget of the pick, followed by those of the frontier; none without tokens."""
+    def budgets(self, request: PlanRequest, pick: Candidate, failures_per_device_day: float) -> tuple[Budget, ...]:
+        """Return the budget of the pick, followed by those of the frontier; none without tokens.
+
+        `failures_per_device_day` is the job's, in place of the argument's.
+        """
         if not self.tokens:
             return ()
-        prices, reliability = self.prices, self._reliability()
+        prices, reliability = self.prices, self._reliability(failures_per_device_day)
         run = BudgetRequest(
             num_tokens=count("tokens", self.tokens),
             num_parameters=request.setup.model.num_parameters,
@@ -94,8 +97,8 @@ class RunArguments:
             yield ""
             yield from frontier_page(budgets[1:])
 
-    def _reliability(self) -> Reliability:
-        said: dict[str, float] = {}
+    def _reliability(self, failures_per_device_day: float) -> Reliability:
+        said = {"failures_per_device_day": failures_per_device_day}
         if self.failures_per_gpu_day is not None:
             said["failures_per_device_day"] = self.failures_per_gpu_day
         if self.restart_minutes is not None:

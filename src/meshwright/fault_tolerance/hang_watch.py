@@ -29,6 +29,7 @@ from meshwright.parallelism.torch_private.torch_fsdp import modules_of_unit
 from meshwright.spec.job.sections import RunSection
 from meshwright.spec.run.rank_records import FlightRecord, Frame
 from meshwright.spec.run.run import Run
+from meshwright.spec.run.run_events import append_event
 
 _MAX_POLL_S = 1.0
 # Later than our launcher, which knows more; torchrun and Slurm have no such watch.
@@ -115,6 +116,8 @@ class HangWatch:
             elif self._is_hung(silent_s):
                 self._report("hung")
                 logger.error("rank %d has not moved for %.0f s: it ends", self._rank, silent_s)
+                with suppress(OSError):
+                    append_event(self._run, "hang", duration_s=silent_s)
                 os._exit(ExitCode.RETRY)
 
     def _is_hung(self, silent_s: float) -> bool:

@@ -18,6 +18,7 @@ from meshwright.log import logger
 from meshwright.spec.job.sections import RunSection
 from meshwright.spec.run.rank_records import LAST_PHASES, Diagnosis
 from meshwright.spec.run.run import Run
+from meshwright.spec.run.run_events import append_event
 from meshwright.units import format_duration
 
 GRACE_S = 10.0
@@ -37,6 +38,8 @@ class LauncherWatch:
         self._run, self._hang_after_s, self._limit = run, section.hang_after_s, HangLimit.of(run, section)
         self.killed: set[int] = set()
         """Process ids of the ranks that were killed since another one had failed."""
+        self._launched_s: float | None = time.time()
+        """When the launcher began; None once it is among the run's events."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="launcher_watch", daemon=True)
 
@@ -47,10 +50,22 @@ class LauncherWatch:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stop.set()
         self._thread.join()
+        self._note_launch()
+        if self._launched_s is None:
+            with suppress(OSError):  # a full disk; the run has ended as it has
+                append_event(self._run, "ended")
+
+    def _note_launch(self) -> None:
+        """Write when the launcher began, once the ranks have made the run folder."""
+        if self._launched_s is not None and self._run.events.exists():
+            with suppress(OSError):  # a full disk is no reason to end the watch
+                append_event(self._run, "launched", time_s=self._launched_s)
+                self._launched_s = None
 
     def _watch(self) -> None:
         reported_s = 0.0
         while not self._stop.wait(_POLL_S):
+            self._note_launch()
             evidence = look(self._run)
             moved_s = _last_moved_s(evidence)
             silent_s = evidence.now_s - moved_s
@@ -100,10 +115,13 @@ class LauncherWatch:
         advice = "Correct what held it up, then start the same command with --resume."
         kept = diagnosis.replace(evidence=[*diagnosis.evidence, why], advice=advice)
         self._run.last_diagnosis.write_text(kept.to_json(), encoding="utf-8")
+        silent_s = evidence.now_s - _last_moved_s(evidence)
         for rank in survivors:
             self.killed.add(evidence.heartbeats[rank].pid)
             with suppress(ProcessLookupError):
                 os.kill(evidence.heartbeats[rank].pid, signal.SIGKILL)
+        with suppress(OSError):
+            append_event(self._run, "hang", duration_s=silent_s + time.time() - evidence.now_s)
 
 
 def last_diagnosis(run: Run, evidence: Evidence) -> Diagnosis | None:

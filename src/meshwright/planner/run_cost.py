@@ -1,18 +1,20 @@
 """budget and frontier: days and cost of a run, with failures, checkpoints and restarts, on a cluster and its sizes.
 
-    M        = 1 / (devices x failures of a device)                                  mean time between endings
-    interval = sqrt(2 d M) (1 + sqrt(d / 2M) / 3 + d / 18M) - d                      d: seconds of a checkpoint
-    wall     = work x M / interval x exp(R / M) x (exp((interval + d) / M) - 1)      R: seconds of a restart
-
-Source: J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", 2006, equations 20
-and 37; the first factor of the interval is Young's of 1974. Ignored: failures that come together, devices that are slow
-rather than dead, and checkpoints that are written while training goes on, with which more is reached.
+The formula, its sources and what it ignores are in cost/expected_goodput.py. A restart's seconds hold the detection of
+the failure; a checkpoint keeps training waiting until it is written, which one in the background does not.
 """
 
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from meshwright.cost.chosen_interval import ChosenInterval
+from meshwright.cost.expected_goodput import (
+    FailureModel,
+    best_interval_s,
+    expected_time,
+    mean_time_between_failures_s,
+)
 from meshwright.errors import ConfigError, InfeasibleLayout
 from meshwright.planner.plan import find
 from meshwright.planner.request import PlanRequest
@@ -38,15 +40,35 @@ class BudgetRequest:
     deadline_s: float | None = None
 
 
+def checkpoint_s(num_parameters: int, cluster: Cluster, reliability: Reliability) -> float:
+    """Return the seconds that writing a checkpoint takes."""
+    written_bytes = num_parameters * reliability.checkpoint_bytes_per_parameter
+    return written_bytes / (reliability.checkpoint_bytes_per_s_per_node * cluster.num_nodes)
+
+
+def predicted_interval(request: PlanRequest, step_s: float, failures_per_device_day: float) -> ChosenInterval:
+    """Return what checkpoint.interval = "auto" is expected to come to, for a predicted step, seconds.
+
+    The run itself chooses by what it measures.
+    """
+    return ChosenInterval.of(
+        step_s,
+        checkpoint_s(request.setup.model.num_parameters, request.cluster, Reliability()),
+        num_devices=request.cluster.num_devices,
+        failures_per_device_day=failures_per_device_day,
+    )
+
+
 def budget(run: BudgetRequest, cluster: Cluster, candidate: Candidate, reliability: Reliability) -> Budget:
     """Return what a run takes on a cluster with a layout."""
     step_s = candidate.step_s
     num_steps = math.ceil(run.num_tokens / run.workload.global_batch_tokens)
-    written_bytes = run.num_parameters * reliability.checkpoint_bytes_per_parameter
-    checkpoint_s = written_bytes / (reliability.checkpoint_bytes_per_s_per_node * cluster.num_nodes)
-    mtbf_s = mean_time_between_failures_s(cluster.num_devices, reliability)
-    interval_s = best_interval_s(checkpoint_s, mtbf_s) if mtbf_s else None
-    share = goodput(checkpoint_s, mtbf_s, interval_s, reliability.restart_s) if mtbf_s and interval_s else 1.0
+    stall_s = checkpoint_s(run.num_parameters, cluster, reliability)
+    mtbf_s = mean_time_between_failures_s(cluster.num_devices, reliability.failures_per_device_day)
+    interval_s, share = None, 1.0
+    if math.isfinite(mtbf_s):
+        interval_s = best_interval_s(stall_s, mtbf_s)
+        share = expected_time(FailureModel(mtbf_s, interval_s, stall_s, reliability.restart_s)).share
     wall_s = num_steps * step_s / share
     device_hours = wall_s / _HOUR_S * cluster.num_devices
     return Budget(
@@ -55,8 +77,8 @@ def budget(run: BudgetRequest, cluster: Cluster, candidate: Candidate, reliabili
         layout=candidate.layout,
         step_s=step_s,
         num_steps=num_steps,
-        mtbf_s=mtbf_s,
-        checkpoint_s=checkpoint_s,
+        mtbf_s=mtbf_s if math.isfinite(mtbf_s) else None,
+        checkpoint_s=stall_s,
         checkpoint_interval_s=interval_s,
         goodput=share,
         days=wall_s / _DAY_S,
@@ -65,30 +87,6 @@ def budget(run: BudgetRequest, cluster: Cluster, candidate: Candidate, reliabili
         is_deadline_satisfied=None if run.deadline_s is None else wall_s <= run.deadline_s,
         relative_error=candidate.estimate.relative_error,
     )
-
-
-def mean_time_between_failures_s(num_devices: int, reliability: Reliability) -> float | None:
-    """Return the seconds between two endings of a job on `num_devices`; None where nothing fails."""
-    per_day = num_devices * reliability.failures_per_device_day
-    mtbf_s = _DAY_S / per_day if per_day else math.inf
-    return mtbf_s if math.isfinite(mtbf_s) else None
-
-
-def best_interval_s(checkpoint_s: float, mtbf_s: float) -> float:
-    """Return the seconds of work between two checkpoints that lose least."""
-    if checkpoint_s >= 2 * mtbf_s:
-        return mtbf_s
-    ratio = checkpoint_s / (2 * mtbf_s)
-    interval_s = math.sqrt(2 * checkpoint_s * mtbf_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - checkpoint_s
-    # A checkpoint that costs nothing would be written all the time.
-    return max(interval_s, 1.0)
-
-
-def goodput(checkpoint_s: float, mtbf_s: float, interval_s: float, restart_s: float) -> float:
-    """Return the share of the time in which lasting steps are made; tiny where more fails than is done."""
-    # Beyond a few hundred the exponential is as good as infinite.
-    restarts, retries = (min(value / mtbf_s, 300.0) for value in (restart_s, interval_s + checkpoint_s))
-    return min(1.0, interval_s / (mtbf_s * math.exp(restarts) * math.expm1(retries)))
 
 
 def frontier(

@@ -21,7 +21,7 @@ from meshwright.spec.run.chaos_report import (
     LedgerEntry,
     sample_problem,
 )
-from meshwright.spec.run.goodput import goodput, read_step_times
+from meshwright.spec.run.goodput import read_goodput
 from meshwright.spec.run.run import Run
 from meshwright.trainer.launch.launch import train_locally
 from meshwright.trainer.launch.rank import RankConfig
@@ -128,7 +128,7 @@ def _judge(request: ChaosRequest, faults: Sequence[Fault], expected: _Run, found
         sample_problem=None if found.exit_code else sample_problem(expected_samples, found_samples),
         undisturbed_s=expected.took_s,
         disturbed_s=found.took_s,
-        goodput=goodput(read_step_times(found.run)),
+        goodput=read_goodput(found.run),
     )
 
 

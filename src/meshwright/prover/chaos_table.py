@@ -1,7 +1,6 @@
 """Table of a chaos run: one row for each fault, and the verdict in words."""
 
 from meshwright.pages.tables.page_table import PageTable
-from meshwright.pages.tables.run_table import goodput_words
 from meshwright.spec.run.chaos_report import ChaosReport, FaultOutcome
 from meshwright.units import counted, format_duration
 
@@ -44,9 +43,6 @@ def chaos_notes(report: ChaosReport) -> list[str]:
         f"{counted(report.num_attempts, 'attempt')}: {format_duration(report.disturbed_s)}, without faults "
         f"{format_duration(report.undisturbed_s)}. Times are from the fault on."
     )
-    if report.goodput is not None:
-        words = goodput_words(report.goodput)
-        lines.append(f"{words[0].upper()}{words[1:]}.")
     if report.smallest is not None:
         few = "; ".join(map(str, report.smallest))
         lines.append(f"Fewest faults that make it fail: {few}.")

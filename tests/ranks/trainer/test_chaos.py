@@ -7,6 +7,9 @@ import pytest
 import meshwright as mw
 from meshwright.errors import ConfigError, MeshwrightError
 from meshwright.spec.fault import Fault, FaultKind
+from meshwright.spec.run.run import Run
+from meshwright.trainer.run.run_folder import read_manifest
+from meshwright.trainer.run.save_schedule import FIRST_SAVE
 from repository import ROOT
 
 JOB = ROOT / "examples" / "tiny.toml"
@@ -42,12 +45,40 @@ class Drawn:
 
 
 def test_a_crash_costs_the_steps_since_the_checkpoint_and_no_bit() -> None:
-    found = mw.chaos(JOB, *SMALL, faults=[Fault(kind="crash", rank=1, step=6, phase="backward")], ranks=2)
+    fault = Fault(kind="crash", rank=1, step=6, phase="backward")
+    found = mw.chaos(JOB, *SMALL, "run.timeout_s=60", faults=[fault], ranks=2)
     assert found.holds, found.problems
     assert found.num_attempts == 2
     assert found.outcomes[0].lost_steps == 2
     assert found.outcomes[0].recovered_after_s > found.outcomes[0].detected_after_s > 0
     assert "Survived" in str(found)
+    parts = found.goodput
+    assert min(parts.productive_s, parts.repeated_s, parts.checkpoint_s, parts.start_up_s, parts.restart_s) > 0
+    assert parts.hang_s == parts.stopped_s == 0
+    # All but the launcher's own work before and after.
+    assert parts.total_s <= found.disturbed_s
+    assert "restarts" in str(found)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_saves_after_steps_that_the_run_chooses_change_no_bit(tmp_path: Path) -> None:
+    # A failure in a few seconds: so often that the run saves again soon.
+    auto = ("checkpoint.interval=auto", "cluster.failures_per_device_day=20000", "train.steps=30", "run.timeout_s=60")
+    faults = [
+        Fault(kind="crash", rank=1, step=14, phase="backward"),
+        Fault(kind="hang", rank=0, step=28, phase="optimizer"),
+    ]
+    kept = tmp_path / "kept"
+    found = mw.chaos(JOB, *SMALL, *auto, "checkpoint.keep=99", "run.hang_limit_s=3", faults=faults, ranks=2, keep=kept)
+    assert found.holds, found.problems
+    assert found.goodput.hang_s > 3
+    run = Run(kept / "with-faults")
+    chosen = read_manifest(run).results["checkpoint_interval"]
+    assert chosen["steps"] >= 1
+    assert chosen["mtbf_s"] == pytest.approx(86_400 / 40_000)
+    assert FIRST_SAVE in run.checkpoint_steps()
+    assert found.outcomes[0].lost_steps == 3
 
 
 @pytest.mark.long

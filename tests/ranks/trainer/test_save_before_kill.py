@@ -39,7 +39,8 @@ def save_late_and_in_time(folder: Path) -> tuple[list[int], list[str]]:
     lines = Lines()
     logger.addHandler(lines)
     run = Run(folder / "run")
-    with RunCheckpoints(training, run) as checkpoints:
+    run.folder.mkdir(exist_ok=True)
+    with RunCheckpoints(training, run, 0) as checkpoints:
         checkpoints.save(1)
         now_s = time.monotonic()
         checkpoints.save_before_kill(2, None, now_s if rank == LATE_RANK else math.inf)

@@ -162,6 +162,7 @@ def test_rollbacks_are_limited(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     [
         (("optimizer.in_backward=true",), r"optimizer\.in_backward = true updates parameters before"),
         (("checkpoint.interval=0",), r"checkpoint\.interval = 0 saves only at the end"),
+        (("checkpoint.interval=auto",), r'checkpoint\.interval = "auto" saves after steps that follow from'),
     ],
 )
 def test_what_rules_guards_out_is_said(tmp_path: Path, keys: tuple[str, ...], what: str) -> None:

@@ -62,3 +62,34 @@ def test_without_tokens_there_is_no_budget() -> None:
 def test_what_cannot_be_asked_is_named_as_python_does(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         mw.plan(**MODEL, **arguments)
+
+
+def test_the_jobs_rate_of_failures_is_that_of_the_plan() -> None:
+    rate, tokens = "cluster.failures_per_device_day=0.02", {"tokens": "1T"}
+    by_job, by_option = mw.plan(rate, **MODEL, **tokens), mw.plan(**MODEL, **tokens, failures_per_gpu_day=0.02)
+    assert by_job.budget == by_option.budget
+    assert by_job.budget.mtbf_s == pytest.approx(86_400 / 8 / 0.02)
+    both = mw.plan(rate, **MODEL, **tokens, failures_per_gpu_day=0.0)
+    assert both.budget.mtbf_s is None
+
+
+def test_a_plan_says_after_how_many_steps_auto_would_save() -> None:
+    keys = ("checkpoint.interval=auto", "cluster.failures_per_device_day=0.02")
+    plan = mw.plan(*keys, **MODEL, tokens="1T")
+    steps = round(plan.budget.checkpoint_interval_s / plan.pick.step_s)
+    assert f'checkpoint.interval = "auto": every {steps} steps' in plan.note
+    assert "the run chooses by what it measures" in " ".join(plan.table().split())
+
+
+def test_a_check_says_the_same_of_the_jobs_own_layout(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(
+        '[model]\nsource = "llama3.2-1b"\n[checkpoint]\ninterval = "auto"\n'
+        '[cluster]\nname = "h100-ib400"\nnum_devices = 8\n[layout]\ndp_shard = 8\n[train]\nglobal_batch_size = 64\n',
+        encoding="utf-8",
+    )
+    lines = dict(mw.check(tmp_path / "job.toml").lines)
+    assert "as often as failures make best" in lines["run"]
+    assert lines["saves"].startswith('checkpoint.interval = "auto": every ')
+    assert (
+        "at the end only" in dict(mw.check(tmp_path / "job.toml", "cluster.failures_per_device_day=0").lines)["saves"]
+    )

@@ -6,15 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.planner.candidate import judge
-from meshwright.planner.run_cost import (
-    BudgetRequest,
+from meshwright.cost.expected_goodput import (
+    FailureModel,
     best_interval_s,
-    budget,
-    frontier,
-    goodput,
+    expected_time,
     mean_time_between_failures_s,
 )
+from meshwright.planner.candidate import judge
+from meshwright.planner.run_cost import BudgetRequest, budget, frontier
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.run.layout_plan import Reliability
 from questions import ask
@@ -24,8 +23,12 @@ LAYOUT = judge(Layout(dp_shard=16, activation_checkpoint="full"), QUESTION)
 RUN = BudgetRequest(num_tokens=10**12, num_parameters=8 * 10**9, workload=QUESTION.workload, price_per_device_hour=2.0)
 
 
+def goodput(checkpoint_s: float, mtbf_s: float, interval_s: float, restart_s: float) -> float:
+    return expected_time(FailureModel(mtbf_s, interval_s, checkpoint_s, restart_s)).share
+
+
 def test_llama_3s_rate_of_failures_is_the_default() -> None:
-    between_s = mean_time_between_failures_s(16_384, Reliability())
+    between_s = mean_time_between_failures_s(16_384, Reliability().failures_per_device_day)
     assert between_s == pytest.approx(54 * 86_400 / 419)
 
 

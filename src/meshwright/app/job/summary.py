@@ -189,7 +189,11 @@ def _run_line(resolved: ResolvedJob) -> str:
         state = "new"
     else:
         state = f"exists, newest checkpoint after step {steps[-1]}" if steps else "exists, no checkpoint"
-    interval = f"every {counted(job.checkpoint.interval, 'step')}" if job.checkpoint.interval else "at the end"
+    every, interval = job.checkpoint.interval, "at the end"
+    if every == "auto":
+        interval = 'as often as failures make best (checkpoint.interval = "auto")'
+    elif every:
+        interval = f"every {counted(every, 'step')}"
     return f"{run.folder} ({state}); checkpoint {interval}, newest {job.checkpoint.keep} kept{_checkpoint_size(job)}"
 
 

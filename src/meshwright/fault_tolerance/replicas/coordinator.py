@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from meshwright.fault_tolerance.replicas.roll_call import RollCall
 from meshwright.fault_tolerance.replicas.silence import Pulse, Silence
-from meshwright.fault_tolerance.replicas.wire import ProvenChannel, ChannelClosed
+from meshwright.fault_tolerance.replicas.wire import ChannelClosed, ProvenChannel
 from meshwright.log import logger
 from meshwright.spec.run.quorum import Quorum, Readiness
 

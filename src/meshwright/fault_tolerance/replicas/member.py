@@ -7,7 +7,7 @@ from typing import Any
 from torch.distributed import Store
 
 from meshwright.errors import LostPeer
-from meshwright.fault_tolerance.replicas.wire import ProvenChannel, ChannelClosed
+from meshwright.fault_tolerance.replicas.wire import ChannelClosed, ProvenChannel
 from meshwright.spec.run.quorum import Quorum, Readiness, ReplicaPlace
 
 

@@ -8,11 +8,11 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
+from meshwright.pages.tables.goodput_table import goodput_page
 from meshwright.pages.tables.page_table import PageTable, percent, signed, signed_percent
 from meshwright.pages.tables.waterfall import HFU_MEANS, NO_PEAK, NO_PEAK_OF_EXAMPLE, mfu_words
 from meshwright.pages.tables.waterfall_lines import waterfall_page
 from meshwright.spec.layout.layout_text import layout_text
-from meshwright.spec.run.goodput import Goodput
 from meshwright.spec.run.run_comparison import RunComparison, RunSummary
 from meshwright.spec.run.run_report import LEAST_STEPS, RunReport
 from meshwright.spec.step.comparison import Comparison, Operation, RankComparison, Side
@@ -27,7 +27,9 @@ def run_page(report: RunReport, how_to_profile: str) -> Iterator[RenderableType]
     yield ""
     yield from waterfall_page(report.waterfall, how_to_profile)
     if report.goodput is not None:
-        yield goodput_words(report.goodput)
+        yield ""
+        yield from goodput_page(report.goodput)
+        yield ""
     not_finite = report.metrics.steps_not_finite
     if len(not_finite):
         yield not_finite_words(int(not_finite[0]), len(not_finite))
@@ -46,19 +48,6 @@ def run_page(report: RunReport, how_to_profile: str) -> Iterator[RenderableType]
     yield f"MFU {measured}, {percent(estimate.mfu)} predicted. {mfu_words(report.manifest.job.precision.matmuls)}."
     if estimate.hfu is not None:
         yield f"HFU {percent(estimate.hfu * total_s / measured_s)} measured. {HFU_MEANS}."
-
-
-def goodput_words(found: Goodput) -> str:
-    """Return where the time of a run went, in a sentence; what took none is left out."""
-    parts = {
-        "in steps that count": found.productive_s,
-        "in steps done again": found.repeated_s,
-        "waiting for data": found.data_wait_s,
-        "between steps (checkpoints, validation)": found.between_steps_s,
-        "between attempts": found.between_attempts_s,
-    }
-    shown = ", ".join(f"{format_duration(seconds)} {what}" for what, seconds in parts.items() if seconds)
-    return f"goodput {percent(found.share)} of {format_duration(found.total_s)} since its first step: {shown}"
 
 
 def untimed_words(report: RunReport) -> Iterator[str]:

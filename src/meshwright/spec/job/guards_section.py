@@ -43,6 +43,12 @@ def guards_problems(
             "[guards] skips an update",
             [{"optimizer.in_backward": False}, off],
         )
+    if checkpoint.interval == "auto":
+        yield Problem(
+            'checkpoint.interval = "auto" saves after steps that follow from measured times, and [guards] returns to '
+            "one of them and leaves out other data, so that no run would end as another",
+            [{"checkpoint.interval": 50}, off],
+        )
     if not checkpoint.interval:
         yield Problem(
             "checkpoint.interval = 0 saves only at the end, and [guards] returns to a checkpoint after guards."

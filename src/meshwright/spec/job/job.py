@@ -252,7 +252,8 @@ class Job(Frozen):
         train, checkpoint = self.train, self.checkpoint
         if not checkpoint.keep_best:
             return
-        saved, measured = checkpoint.interval, train.validation_interval
+        measured = train.validation_interval
+        saved = measured if checkpoint.interval == "auto" else checkpoint.interval
         if measured and (train.steps % measured == 0 or (saved and math.lcm(saved, measured) <= train.steps)):
             return
         interval = f"train.validation_interval = {measured}"

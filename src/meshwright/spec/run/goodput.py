@@ -1,16 +1,24 @@
-"""Goodput: which share of a run's time went into steps that count.
+"""Goodput: which share of a run's time went into steps that count, and what took the rest.
 
-    goodput = (time in steps that count - their waits for data) / (time from the first step's start on)
+    goodput = (time in steps that count - their waits for data) / (time from the launch to the end)
 
-Ignored: what came before the first step, such as the start of the first attempt.
+Each moment has one cause. Steps are those of metrics.jsonl, all else is of events.jsonl; a run without that file has
+steps, and gaps between them, only. What the first steps of an attempt take beyond the mean of later ones, such as
+compilation, is part of its start. Measured on rank 0, whose waits for other ranks are part of its steps.
 """
 
 import json
+import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from meshwright.spec.frozen import Frozen
 from meshwright.spec.run.run import Run
+from meshwright.spec.run.run_events import EventKind, EventSpans, RunEvent, read_events
+
+_NUM_WARM_UP = 3
+"""First steps of an attempt, which compile and allocate."""
 
 
 @dataclass(frozen=True)
@@ -24,31 +32,51 @@ class StepTime:
     step_s: float
     data_wait_s: float
 
+    @property
+    def start_s(self) -> float:
+        """Return when it began, in seconds since 1970."""
+        return self.end_s - self.step_s
+
 
 class Goodput(Frozen):
     """Where the time of a run went, in seconds; the parts add up to the whole."""
 
-    productive_s: float
+    productive_s: float = 0.0
     """In steps that count."""
-    repeated_s: float
-    """In steps that a restart or a rollback did again."""
-    data_wait_s: float
+    repeated_s: float = 0.0
+    """In steps that a restart or a rollback did again, and in steps that a failure cut off."""
+    data_wait_s: float = 0.0
     """In steps that count, waiting for samples."""
-    between_steps_s: float
-    """Between steps of an attempt: checkpoints, validation, what ranks agree on."""
-    between_attempts_s: float
-    """From the last step of an attempt to the first of the next: until it was ended, its start and its restore."""
+    checkpoint_s: float = 0.0
+    """Waiting for checkpoints: until they are written, or, in the background, staged."""
+    validation_s: float = 0.0
+    """Measuring validation losses."""
+    start_up_s: float = 0.0
+    """From the launch to the first step, and what the first steps take beyond later ones."""
+    restart_s: float = 0.0
+    """From the death of an attempt to the first step of the next, with those that died before one, and its warm-up;
+    restores of rollbacks."""
+    hang_s: float = 0.0
+    """From the last progress of a rank until the run was ended for it."""
+    stopped_s: float = 0.0
+    """From the end of a launcher to the next launch."""
+    other_s: float = 0.0
+    """Between steps: agreement of the ranks, metrics, the end of the run."""
 
     @property
     def total_s(self) -> float:
         """Return the sum of the parts."""
-        in_attempts_s = self.productive_s + self.repeated_s + self.data_wait_s + self.between_steps_s
-        return in_attempts_s + self.between_attempts_s
+        return float(sum(getattr(self, name) for name in type(self).model_fields))
 
     @property
     def share(self) -> float:
         """Return the share of the time that trained, 0 to 1."""
-        return self.productive_s / self.total_s
+        return self.productive_s / self.total_s if self.total_s else 0.0
+
+
+def read_goodput(run: Run) -> Goodput | None:
+    """Return where the time of a run went; None for one whose metrics say no times."""
+    return goodput(read_step_times(run), read_events(run))
 
 
 def read_step_times(run: Run) -> list[StepTime]:
@@ -71,23 +99,131 @@ def _step_times(lines: Iterable[str]) -> Iterable[StepTime]:
             continue  # a validation's row, or one that a killed rank has not ended
 
 
-def goodput(steps: Sequence[StepTime]) -> Goodput | None:
-    """Return where the time of these steps went; None for none."""
+def goodput(steps: Sequence[StepTime], events: Sequence[RunEvent] = ()) -> Goodput | None:
+    """Return where the time of these steps, and of what lay between them, went; None for no step."""
     if not steps:
         return None
-    counting: list[StepTime] = []
-    between = {True: 0.0, False: 0.0}
+    sweep = _Sweep(steps, events)
+    sweep.before_first()
     for last, step in zip((None, *steps), steps, strict=False):
         if last is not None:
-            between[last.attempt == step.attempt] += max(0.0, step.end_s - step.step_s - last.end_s)
-        while counting and counting[-1].step >= step.step:
-            counting.pop()
-        counting.append(step)
-    counted_s, waited_s = sum(one.step_s for one in counting), sum(one.data_wait_s for one in counting)
-    return Goodput(
-        productive_s=counted_s - waited_s,
-        repeated_s=sum(one.step_s for one in steps) - counted_s,
-        data_wait_s=waited_s,
-        between_steps_s=between[True],
-        between_attempts_s=between[False],
-    )
+            sweep.between(last, step)
+        sweep.within(step)
+    sweep.after_last()
+    return Goodput(**sweep.parts)
+
+
+class _Sweep:
+    """The parts of a run, summed from its launch to its end."""
+
+    def __init__(self, steps: Sequence[StepTime], events: Sequence[RunEvent]) -> None:
+        self.parts: dict[str, float] = defaultdict(float)
+        self._steps = steps
+        self._spans = {part: EventSpans(events, kind) for kind, part in _WAITS.items()}
+        self._seen, self._moments = EventSpans(events, "last seen"), [one for one in events if one.kind in _LAUNCHER]
+        self._last_s = max((one.time_s for one in events if one.kind != "started"), default=0.0)
+        self._began_s = min((one.time_s for one in events if one.kind in ("launched", "started")), default=math.inf)
+        self._counting = {id(step) for step in _counting(steps)}
+        self._warm_share = self._warm_shares()
+
+    def before_first(self) -> None:
+        """Add what came before the first step."""
+        start_s = self._steps[0].start_s
+        self._add_gap(min(self._began_s, start_s), start_s, "start_up_s")
+
+    def within(self, step: StepTime) -> None:
+        """Add one step."""
+        work_s, stalled_s = self._work_s(step), self._stalled_s(step)
+        warm_s = work_s * self._warm_share.get(id(step), 0.0)
+        self.parts["start_up_s" if step.attempt == self._steps[0].attempt else "restart_s"] += warm_s
+        self.parts["checkpoint_s"] += stalled_s
+        waited_s = step.step_s - stalled_s - work_s
+        if id(step) in self._counting:
+            self.parts["productive_s"] += work_s - warm_s
+            self.parts["data_wait_s"] += waited_s
+        else:
+            self.parts["repeated_s"] += work_s - warm_s + waited_s
+
+    def between(self, last: StepTime, step: StepTime) -> None:
+        """Add what lay between two steps."""
+        if last.attempt == step.attempt:
+            self._add_gap(last.end_s, step.start_s, "other_s")
+            return
+        died_s = self._death(last.end_s, step.start_s)
+        self._add_gap(last.end_s, died_s, "repeated_s")
+        while self._moments and self._moments[0].time_s < died_s:
+            del self._moments[0]
+        is_stopped = False
+        while self._moments and self._moments[0].time_s <= step.start_s:
+            moment = self._moments.pop(0)
+            self._add_gap(died_s, moment.time_s, "stopped_s" if is_stopped else "restart_s")
+            died_s, is_stopped = moment.time_s, moment.kind == "ended"
+        self._add_gap(died_s, step.start_s, "stopped_s" if is_stopped else "restart_s")
+
+    def after_last(self) -> None:
+        """Add what came after the last step."""
+        last_s = self._steps[-1].end_s
+        self._add_gap(last_s, self._last_s, "other_s")
+
+    def _death(self, after_s: float, before_s: float) -> float:
+        """Return the last sign of life of an attempt whose last step ended at `after_s`."""
+        signs = [*self._seen.within(after_s, before_s), *self._spans["hang_s"].within(after_s, before_s)]
+        if signs:
+            return min(start_s for start_s, _ in signs)
+        # Of an attempt that was asked to stop, its last checkpoint.
+        waits = (self._spans[part].within(after_s, before_s) for part in ("checkpoint_s", "validation_s"))
+        return max((end_s for found in waits for _, end_s in found), default=after_s)
+
+    def _add_gap(self, start_s: float, end_s: float, rest: str) -> None:
+        """Add the time between two moments: to the parts of the events in it, else to `rest`."""
+        left_s = max(0.0, end_s - start_s)
+        for part, spans in self._spans.items() if left_s else ():
+            covered_s = min(left_s, spans.covered_s(start_s, end_s))
+            self.parts[part] += covered_s
+            left_s -= covered_s
+        self.parts[rest] += left_s
+
+    def _stalled_s(self, step: StepTime) -> float:
+        return min(step.step_s, self._spans["checkpoint_s"].covered_s(step.start_s, step.end_s))
+
+    def _work_s(self, step: StepTime) -> float:
+        return max(0.0, step.step_s - step.data_wait_s - self._stalled_s(step))
+
+    def _warm_shares(self) -> dict[int, float]:
+        """Return, by id, the share of the work of each attempt's first steps that later ones do not take."""
+        later_s: list[float] = []
+        first: dict[int, list[StepTime]] = defaultdict(list)
+        for step in self._steps:
+            if len(first[step.attempt]) < _NUM_WARM_UP:
+                first[step.attempt].append(step)
+            else:
+                later_s.append(self._work_s(step))
+        if not later_s:
+            return {}
+        mean_s, shares = sum(later_s) / len(later_s), {}
+        for steps in first.values():
+            work_s = sum(map(self._work_s, steps))
+            # Of all together: that one of them is slow by chance is no warm-up.
+            share = max(0.0, 1 - mean_s * len(steps) / work_s) if work_s else 0.0
+            shares.update({id(step): share for step in steps})
+        return shares
+
+
+_WAITS: dict[EventKind, str] = {
+    "checkpoint": "checkpoint_s",
+    "validation": "validation_s",
+    "restore": "restart_s",
+    "hang": "hang_s",
+}
+"""Events with a duration, and the part that each belongs to."""
+_LAUNCHER: tuple[EventKind, ...] = ("launched", "ended")
+
+
+def _counting(steps: Sequence[StepTime]) -> list[StepTime]:
+    """Return the steps that no later one did again."""
+    kept: list[StepTime] = []
+    for step in steps:
+        while kept and kept[-1].step >= step.step:
+            kept.pop()
+        kept.append(step)
+    return kept

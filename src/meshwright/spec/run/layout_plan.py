@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from meshwright.spec.frozen import Frozen
+from meshwright.spec.job.sections import FAILURES_PER_DEVICE_DAY
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.step.estimate import Estimate, MemoryUse
 from meshwright.spec.step.workload import Workload
@@ -208,8 +209,8 @@ class Plan(Frozen):
 class Reliability(Frozen):
     """How often a device ends a run, and what an ending costs."""
 
-    failures_per_device_day: NonNegativeFloat = 419 / (54 * 16_384)
-    """Unexpected endings for each device and day: 419 in 54 days on 16,384 H100 (Llama 3, arXiv:2407.21783, 3.3.4)."""
+    failures_per_device_day: NonNegativeFloat = FAILURES_PER_DEVICE_DAY
+    """Unexpected endings for each device and day, as cluster.failures_per_device_day of a job."""
     restart_s: NonNegativeFloat = 900.0
     """Seconds from an ending to the first new step: what "more than 90 % effective training time" leaves each of the
     466 endings there, once the steps lost since the last checkpoint are taken off."""

@@ -77,7 +77,7 @@ def train(config: RankConfig, ranks: Ranks) -> ExitCode:
         with (
             Recording(training, run, replicas, config.estimate) as recording,
             profiler,
-            RunCheckpoints(training, run) as checkpoints,
+            RunCheckpoints(training, run, step) as checkpoints,
             explained_compilation(stop),
         ):
             recording.follow(step)
@@ -103,11 +103,11 @@ def train(config: RankConfig, ranks: Ranks) -> ExitCode:
                     continue
                 if decision == "roll back":
                     watch.mark("restore")
-                    step = roll_back(training, run, checkpoints, step)
+                    step = roll_back(training, run, checkpoints, step, recording.recorder)
                     continue
                 if step == first_step:
                     checkpoints.prepare(last_step - step)
-                recording.add_results(checkpoints.report())
+                recording.add_results(checkpoints.report(step))
                 validation_loss = None
                 if is_due(step, job.train.validation_interval):
                     watch.mark("validation")
@@ -116,7 +116,7 @@ def train(config: RankConfig, ranks: Ranks) -> ExitCode:
                 watch.mark("agree")
                 step, asked = agree(ranks, replicas, step, stop)
                 recording.follow(step)
-                if asked is None and recording.is_ours and (step == last_step or is_save_due(training, step)):
+                if asked is None and recording.is_ours and (step == last_step or checkpoints.is_due(step)):
                     watch.mark("checkpoint")
                     checkpoints.save(step, validation_loss)
             watch.mark("finish" if asked is None else "checkpoint")
@@ -195,18 +195,17 @@ def take_step(
     return result.decision
 
 
-def roll_back(training: Training, run: Run, checkpoints: RunCheckpoints, step: int) -> int:
+def roll_back(
+    training: Training, run: Run, checkpoints: RunCheckpoints, step: int, recorder: RunRecorder | None
+) -> int:
     """Return to the newest checkpoint after `step`, whose data and that since are left out; a collective."""
     checkpoints.settle()
+    started_s = time.perf_counter()
     restored = training.roll_back(run, step)
+    if recorder is not None:
+        recorder.event("restore", step, time.perf_counter() - started_s)
     logger.warning("rolled back to step %d; the data of steps %d to %d is left out", restored, restored + 1, step)
     return restored
-
-
-def is_save_due(training: Training, step: int) -> bool:
-    """Return whether a checkpoint is due after `step`; none is while updates are skipped, which may be spoiled."""
-    guard = training.step.guard
-    return is_due(step, training.job.checkpoint.interval) and not (guard is not None and guard.is_skipping)
 
 
 def final_hash(training: Training) -> str | None:
@@ -217,9 +216,11 @@ def final_hash(training: Training) -> str | None:
 def validate(training: Training, step: int, recorder: RunRecorder | None) -> float:
     """Measure, record and return the validation loss; a collective."""
     num_batches = min(training.job.train.validation_batches, training.loader.num_validation_batches)
+    started_s = time.perf_counter()
     loss = training.step.validate([training.loader.validation_microbatches(index) for index in range(num_batches)])
     if recorder is not None:
         recorder.validation(step, loss)
+        recorder.event("validation", step, time.perf_counter() - started_s)
     return loss
 
 

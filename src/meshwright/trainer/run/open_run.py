@@ -12,11 +12,14 @@ import torch
 from meshwright.checkpoint.hf.side_files import keep_side_files
 from meshwright.config.write import to_toml
 from meshwright.errors import ConfigError
+from meshwright.fault_tolerance.evidence import read_heartbeats
 from meshwright.log import logger
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.user_object import module_dir
 from meshwright.spec.layout.layout_text import layout_text
+from meshwright.spec.run.rank_records import LAST_PHASES
 from meshwright.spec.run.run import Attempt, Manifest, Run
+from meshwright.spec.run.run_events import append_event
 from meshwright.spec.step.estimate import Estimate
 from meshwright.trainer.run.run_folder import (
     ManifestFile,
@@ -53,10 +56,20 @@ def claim(run: Run, job: Job, *, resume: bool, overwrite: bool) -> None:
                 f"cannot create {folder}: {error.strerror}: set run.dir to a folder you can write"
             ) from error
     hold(run)
+    _note_start(run)
     # Files of an earlier attempt must not be read as this one's.
     for folder in (run.heartbeats, run.hangs):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
+
+
+def _note_start(run: Run) -> None:
+    """Write to the run's events that an attempt began, and when one before that did not end by itself was last seen."""
+    beats = [one for one in read_heartbeats(run).values() if one.phase != "ended"]
+    alive = [one for one in beats if one.phase not in LAST_PHASES] or beats
+    if alive:
+        append_event(run, "last seen", time_s=max(one.time_s for one in alive))
+    append_event(run, "started")
 
 
 def open_recorder(

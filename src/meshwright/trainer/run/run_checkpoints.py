@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -14,10 +16,14 @@ from meshwright.checkpoint.background.staging import num_bytes_of
 from meshwright.checkpoint.checkpoint import save
 from meshwright.checkpoint.prune import prune
 from meshwright.checkpoint.shards import flatten, local_shards
+from meshwright.cost.chosen_interval import ChosenInterval
 from meshwright.errors import CheckpointError
 from meshwright.log import logger
 from meshwright.spec.run.run import Run
+from meshwright.spec.run.run_events import append_event
 from meshwright.trainer.run.checkpoint_copies import CheckpointCopies
+from meshwright.trainer.run.run_folder import read_manifest
+from meshwright.trainer.run.save_schedule import SaveCost, SaveSchedule
 from meshwright.trainer.step.training import Training
 from meshwright.units import format_duration
 
@@ -25,10 +31,15 @@ AUTO_ASYNC_BYTES: Final = 64 << 20
 """State of a rank from which checkpoint.mode = "auto" saves in the background; less is written in about 0.1 s."""
 
 
+_LEAST_STALL_S: Final = 1e-3
+"""Shorter waits are no events."""
+
+
 class RunCheckpoints:
     """Saves of one rank; use it in a `with`, so that saves in flight are not lost."""
 
-    def __init__(self, training: Training, run: Run) -> None:
+    def __init__(self, training: Training, run: Run, start_step: int) -> None:
+        """A collective with checkpoint.interval = "auto"."""
         self._training, self._run = training, run
         self._section = training.job.checkpoint
         self._saver: BackgroundSaver | None = None
@@ -36,6 +47,12 @@ class RunCheckpoints:
         self._copies = CheckpointCopies(run, self._section) if training.ranks.is_first else None
         self._longest_s = 0.0
         """Of the saves of this attempt."""
+        self._stalled_s = 0.0
+        """What training has waited for saves in this attempt."""
+        recorded = self._recorded_interval() if self._section.interval == "auto" else None
+        self._schedule = SaveSchedule(
+            training.job, training.ranks.num_ranks, start_step, training.ranks.gather, recorded
+        )
         self._failed: dict[str, str] = {}
         """Message by name of the folder, of saves in the background."""
         self._num_recorded = 0
@@ -57,10 +74,15 @@ class RunCheckpoints:
 
         Called after a first step, which gives the state its size.
         """
-        has_some = 0 < self._section.interval <= steps_left
+        has_some = self._schedule.is_any_due(steps_left)
         if has_some and self._resolved_mode(state := self._training.state()) == "async":
             assert self._saver is not None
             self._saver.prepare(state)
+
+    def is_due(self, step: int) -> bool:
+        """Return whether a checkpoint is due after `step`; none is while updates are skipped, which may be spoiled."""
+        guard = self._training.step.guard
+        return self._schedule.is_due(step) and not (guard is not None and guard.is_skipping)
 
     def save(self, step: int, validation_loss: float | None = None) -> None:
         """Commit the state after `step`, or start to, with the loss measured at this step, if any; a collective."""
@@ -69,11 +91,23 @@ class RunCheckpoints:
             self._training.state(),
             self._metadata(step, validation_loss),
         )
-        if self._resolved_mode(state) == "async":
-            assert self._saver is not None
-            self._saver.save(folder, state, metadata, self._training.changing_names())
-        else:
-            self._save_now(folder, state, metadata)
+        with self._stall(step):
+            if self._resolved_mode(state) == "async":
+                assert self._saver is not None
+                self._saver.save(folder, state, metadata, self._training.changing_names())
+            else:
+                self._save_now(folder, state, metadata)
+        self._schedule.saved(step)
+
+    @contextmanager
+    def _stall(self, step: int | None = None) -> Iterator[None]:
+        """Count the time within the context as a wait for a checkpoint; rank 0 writes it to the run's events."""
+        started_s = time.perf_counter()
+        yield
+        seconds = time.perf_counter() - started_s
+        self._stalled_s += seconds
+        if self._training.ranks.is_first and seconds > _LEAST_STALL_S:
+            append_event(self._run, "checkpoint", duration_s=seconds, step=step)
 
     def save_before_kill(self, step: int, validation_loss: float | None, deadline_s: float) -> dict[str, Any]:
         """Commit the state after `step`, in the foreground, if the time until `deadline_s` allows it; a collective.
@@ -88,7 +122,9 @@ class RunCheckpoints:
         deadline_s = time.monotonic() + left_s
         longest_s = max(ranks.gather(self._longest_s))
         if left_s > longest_s or step >= job.train.steps:
-            self._save_now(self._run.checkpoint(step), self._training.state(), self._metadata(step, validation_loss))
+            with self._stall(step):
+                state = self._training.state()
+                self._save_now(self._run.checkpoint(step), state, self._metadata(step, validation_loss))
         else:
             newest = max(self._run.checkpoint_steps(), default=0)
             left, longest = format_duration(max(0.0, left_s)), format_duration(longest_s)
@@ -100,14 +136,32 @@ class RunCheckpoints:
 
     def settle(self) -> None:
         """Wait for the saves in flight."""
-        for finished in self._saver.drain() if self._saver is not None else []:
-            self._take(finished)
+        if self._saver is not None:
+            with self._stall():
+                for finished in self._saver.drain():
+                    self._take(finished)
 
-    def report(self) -> dict[str, Any]:
-        """Log which saves and copies ended since the last call; return news for the manifest's results."""
+    def report(self, step: int) -> dict[str, Any]:
+        """Log which saves and copies ended since the last call; return news for the manifest's results.
+
+        Called after each step; a collective with checkpoint.interval = "auto".
+        """
         for finished in self._saver.finished() if self._saver is not None else []:
             self._take(finished)
-        return self._news({} if self._copies is None else self._copies.report())
+        news = {} if self._copies is None else self._copies.report()
+        chosen = self._schedule.review(step, SaveCost(self._stalled_s, self._longest_s or None))
+        if chosen is not None:
+            logger.info("%s", chosen)
+            news["checkpoint_interval"] = chosen.to_dict()
+        return self._news(news)
+
+    def _recorded_interval(self) -> ChosenInterval | None:
+        """Return what an earlier attempt has chosen, None where none has; a collective."""
+        manifest = read_manifest(self._run) if self._training.ranks.is_first else None
+        found = None if manifest is None else manifest.results.get("checkpoint_interval")
+        # Rank 0's: on another host a shared folder may show an older manifest.
+        found = self._training.ranks.gather(found)[0]
+        return None if found is None else ChosenInterval.from_dict(found)
 
     def finish(self) -> dict[str, Any]:
         """Wait for the saves and copies in flight, return as `report`; raises CheckpointError if the newest failed."""
@@ -159,8 +213,9 @@ class RunCheckpoints:
             prune(self._run, self._section.retention, self._copies.in_use)
 
     def _wait_until_staged(self) -> None:
-        if self._saver is not None:
-            self._saver.wait_until_staged()
+        if self._saver is not None and self._saver.num_in_flight:
+            with self._stall():
+                self._saver.wait_until_staged()
 
     def _resolved_mode(self, state: dict[str, Any]) -> str:
         """Return "sync" or "async", decided at the first save, equal on all ranks; a collective then."""

@@ -17,6 +17,7 @@ from meshwright.fault_tolerance.lost_peer import exit_code_of
 from meshwright.log import log_level, logger, shows_progress
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.run import Run
+from meshwright.spec.run.run_events import EventKind, append_event
 from meshwright.spec.run.run_report import attempt_metrics, read_metrics, timed_rows
 from meshwright.trainer.run.run_folder import ManifestFile
 from meshwright.trainer.run.sinks import open_sinks
@@ -157,6 +158,10 @@ class RunRecorder:
         for sink in self._sinks:
             sink.write(step, {"step": step, "validation_loss": loss, "attempt": self.attempt})
         logger.info("step %d/%d | validation loss %.4f", step, self._job.train.steps, loss)
+
+    def event(self, kind: EventKind, step: int, duration_s: float) -> None:
+        """Record that training has waited so long, up to now, for something after `step`."""
+        append_event(self._run, kind, duration_s=duration_s, step=step)
 
     def add_results(self, **results: Any) -> None:
         """Write results to the manifest before the end, such as the state of uploads."""

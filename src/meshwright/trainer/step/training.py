@@ -135,7 +135,9 @@ class Training:
         assert self.step.guard is not None
         reason = self.step.guard.reason
         reshard_model(self.model)
-        restored = self._take_over(load_earlier(run, self.state(), self.job.checkpoint.interval))
+        every = self.job.checkpoint.interval
+        assert every != "auto"  # refused with guards
+        restored = self._take_over(load_earlier(run, self.state(), every))
         if restored == 0:
             raise NonFiniteError(
                 f"step {step}: {reason}, and there is no checkpoint to return to: save one earlier "

@@ -16,7 +16,7 @@ from meshwright.fault_tolerance.replicas.coordinator import Coordinator
 from meshwright.fault_tolerance.replicas.member import Member, MemberStore
 from meshwright.fault_tolerance.replicas.roll_call import RollCall
 from meshwright.fault_tolerance.replicas.silence import Silence
-from meshwright.fault_tolerance.replicas.wire import MAX_LINE_BYTES, ProvenChannel, ChannelClosed, new_token
+from meshwright.fault_tolerance.replicas.wire import MAX_LINE_BYTES, ChannelClosed, ProvenChannel, new_token
 from meshwright.spec.run.quorum import Quorum, ReplicaPlace
 
 Join = Callable[..., Member]
