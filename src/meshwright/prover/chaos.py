@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from meshwright.errors import MeshwrightError
+from meshwright.errors import ExitCode, MeshwrightError
 from meshwright.fault_tolerance.step_ledger import read_ledger
 from meshwright.log import progress
 from meshwright.prover.quiet_output import output_in
@@ -23,6 +23,7 @@ from meshwright.spec.run.chaos_report import (
 )
 from meshwright.spec.run.goodput import goodput, read_step_times
 from meshwright.spec.run.run import Run
+from meshwright.spec.storage_fault import DAMAGES, DISK_FAULTS, HARMLESS_DAMAGES
 from meshwright.trainer.launch.launch import train_locally
 from meshwright.trainer.launch.rank import RankConfig
 from meshwright.trainer.run.run_folder import read_manifest
@@ -56,6 +57,7 @@ class _Run:
     attempts_ended_s: list[float] = field(default_factory=list)
     """In seconds since 1970."""
     took_s: float = 0.0
+    num_repairs: int = 0
 
     def ledger(self, rank: int) -> list[LedgerEntry]:
         return read_ledger(self.run.ledger(rank))
@@ -100,7 +102,18 @@ def _train(request: ChaosRequest, name: str, faults: Sequence[Fault]) -> _Run:
     started_s = time.monotonic()
     with output_in(request.folder / f"{name}.log"):
         code = train_locally(config, request.num_ranks, lambda: ended.append(time.time()))
-    return _Run(Run(folder), code, ended, time.monotonic() - started_s)
+        num_errors, num_repairs = 0, 0
+        while code is ExitCode.DO_NOT_RETRY and (now := _num_disk_errors(config.run, faults)) > num_errors:
+            # Exit code 70 leaves it to a person to repair the disk and resume.
+            num_errors, num_repairs = now, num_repairs + 1
+            resumed = config.replace(resume=True)
+            code = train_locally(resumed, request.num_ranks, lambda: ended.append(time.time()))
+    return _Run(Run(folder), code, ended, time.monotonic() - started_s, num_repairs)
+
+
+def _num_disk_errors(run: Run, faults: Sequence[Fault]) -> int:
+    """Return how many errors of the disk have happened."""
+    return sum(one.kind in DISK_FAULTS and run.injected_fault(number).exists() for number, one in enumerate(faults))
 
 
 def _judge(request: ChaosRequest, faults: Sequence[Fault], expected: _Run, found: _Run) -> ChaosReport:
@@ -119,6 +132,7 @@ def _judge(request: ChaosRequest, faults: Sequence[Fault], expected: _Run, found
         undisturbed_s=expected.took_s,
         disturbed_s=found.took_s,
         goodput=goodput(read_step_times(found.run)),
+        num_repairs=found.num_repairs,
     )
 
 
@@ -128,10 +142,10 @@ def _outcome(found: _Run, number: int, fault: Fault) -> FaultOutcome:
     if not file.exists():
         return FaultOutcome(fault=fault, injection=None)
     injection = Injection.from_json(file.read_text(encoding="utf-8"))
-    if fault.kind == "slow-rank":
-        return FaultOutcome(fault=fault, injection=injection)
     ended_s = min((end_s for end_s in found.attempts_ended_s if end_s > injection.time_s), default=None)
     ledger = found.ledger(fault.rank)
+    if fault.kind == "slow-rank" or (fault.is_of_disk and _went_on(ledger, injection.time_s, ended_s)):
+        return FaultOutcome(fault=fault, injection=injection)
     before = [entry for entry in ledger if entry.time_s <= (ended_s or injection.time_s)]
     after = [entry for entry in ledger if ended_s is not None and entry.time_s > ended_s]
     return FaultOutcome(
@@ -140,7 +154,20 @@ def _outcome(found: _Run, number: int, fault: Fault) -> FaultOutcome:
         detected_after_s=None if ended_s is None else ended_s - injection.time_s,
         recovered_after_s=after[0].time_s - injection.time_s if after else None,
         lost_steps=(before[-1].step if before else 0) - (after[0].step - 1) if after else None,
+        refused=_is_refused(found.run, fault, injection),
     )
+
+
+def _went_on(ledger: Sequence[LedgerEntry], from_s: float, to_s: float | None) -> bool:
+    """Return whether a rank finished steps between a fault and the end of the attempt."""
+    return any(from_s < entry.time_s <= (to_s or from_s) for entry in ledger)
+
+
+def _is_refused(run: Run, fault: Fault, injection: Injection) -> bool | None:
+    """Return whether the checkpoint that a fault damaged was set aside; None for no damage, or harmless."""
+    if fault.kind not in DAMAGES or fault.kind in HARMLESS_DAMAGES:
+        return None
+    return any(run.checkpoints.glob(f"{injection.damaged}.damaged-*"))
 
 
 def _shrink(request: ChaosRequest, expected: _Run) -> list[Fault]:
