@@ -3,27 +3,19 @@
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright.errors import ExitCode, MeshwrightError
-from meshwright.fault_tolerance.step_ledger import read_ledger
 from meshwright.log import progress
+from meshwright.prover.chaos_judge import EndedRun, judge
 from meshwright.prover.quiet_output import output_in
 from meshwright.prover.smallest import smallest
 from meshwright.spec.fault import Fault
 from meshwright.spec.job.job import Job
-from meshwright.spec.run.chaos_report import (
-    ChaosReport,
-    FaultOutcome,
-    Injection,
-    LedgerEntry,
-    lineage,
-    sample_problem,
-)
-from meshwright.spec.run.goodput import goodput, read_step_times
+from meshwright.spec.run.chaos_report import ChaosReport
 from meshwright.spec.run.run import Run
-from meshwright.spec.storage_fault import DAMAGES, DISK_FAULTS, HARMLESS_DAMAGES
+from meshwright.spec.storage_fault import DISK_FAULTS
 from meshwright.trainer.launch.launch import train_locally
 from meshwright.trainer.launch.rank import RankConfig
 from meshwright.trainer.run.run_folder import read_manifest
@@ -48,26 +40,6 @@ class ChaosRequest:
     """Whether, where the run fails, the fewest faults that make it fail are looked for."""
 
 
-@dataclass
-class _Run:
-    """A run that has ended."""
-
-    run: Run
-    exit_code: int
-    attempts_ended_s: list[float] = field(default_factory=list)
-    """In seconds since 1970."""
-    took_s: float = 0.0
-    num_repairs: int = 0
-
-    def ledger(self, rank: int) -> list[LedgerEntry]:
-        return read_ledger(self.run.ledger(rank))
-
-    @property
-    def parameter_hash(self) -> str | None:
-        manifest = read_manifest(self.run)
-        return None if manifest is None or self.exit_code else manifest.results.get("parameter_hash")
-
-
 def chaos(request: ChaosRequest) -> ChaosReport:
     """Return how the run with the faults compares with one without.
 
@@ -80,13 +52,13 @@ def chaos(request: ChaosRequest) -> ChaosReport:
     progress.info("without faults: %s", format_duration(expected.took_s))
     found = _train(request, "with-faults", request.faults)
     progress.info("with %s: %s", counted(len(request.faults), "fault"), format_duration(found.took_s))
-    report = _judge(request, request.faults, expected, found)
+    report = judge(request.job, request.num_ranks, request.faults, expected, found)
     if report.holds or not request.shrinks or len(request.faults) == 1:
         return report
     return report.replace(smallest=tuple(_shrink(request, expected)))
 
 
-def _train(request: ChaosRequest, name: str, faults: Sequence[Fault]) -> _Run:
+def _train(request: ChaosRequest, name: str, faults: Sequence[Fault]) -> EndedRun:
     """Train the job under `faults` in a new run folder; what it prints is written to NAME.log."""
     folder = request.folder / name
     section = request.job.run.replace(
@@ -108,7 +80,9 @@ def _train(request: ChaosRequest, name: str, faults: Sequence[Fault]) -> _Run:
             num_errors, num_repairs = now, num_repairs + 1
             resumed = config.replace(resume=True)
             code = train_locally(resumed, request.num_ranks, lambda: ended.append(time.time()))
-    return _Run(Run(folder), code, ended, time.monotonic() - started_s, num_repairs)
+    manifest = read_manifest(config.run)
+    digest = None if manifest is None or code else manifest.results.get("parameter_hash")
+    return EndedRun(config.run, code, digest, ended, time.monotonic() - started_s, num_repairs)
 
 
 def _num_disk_errors(run: Run, faults: Sequence[Fault]) -> int:
@@ -116,61 +90,7 @@ def _num_disk_errors(run: Run, faults: Sequence[Fault]) -> int:
     return sum(one.kind in DISK_FAULTS and run.injected_fault(number).exists() for number, one in enumerate(faults))
 
 
-def _judge(request: ChaosRequest, faults: Sequence[Fault], expected: _Run, found: _Run) -> ChaosReport:
-    problems = (
-        sample_problem(expected.ledger(rank), lineage(found.ledger(rank)), rank) for rank in range(request.num_ranks)
-    )
-    return ChaosReport(
-        job=request.job,
-        num_ranks=request.num_ranks,
-        outcomes=tuple(_outcome(found, number, fault) for number, fault in enumerate(faults)),
-        num_attempts=len(found.attempts_ended_s),
-        exit_code=found.exit_code,
-        expected_hash=expected.parameter_hash or "",
-        found_hash=found.parameter_hash,
-        sample_problem=None if found.exit_code else next(filter(None, problems), None),
-        undisturbed_s=expected.took_s,
-        disturbed_s=found.took_s,
-        goodput=goodput(read_step_times(found.run)),
-        num_repairs=found.num_repairs,
-    )
-
-
-def _outcome(found: _Run, number: int, fault: Fault) -> FaultOutcome:
-    """Return what one fault did, from the ledger of its rank and the ends of attempts."""
-    file = found.run.injected_fault(number)
-    if not file.exists():
-        return FaultOutcome(fault=fault, injection=None)
-    injection = Injection.from_json(file.read_text(encoding="utf-8"))
-    ended_s = min((end_s for end_s in found.attempts_ended_s if end_s > injection.time_s), default=None)
-    ledger = found.ledger(fault.rank)
-    if fault.kind == "slow-rank" or (fault.is_of_disk and _went_on(ledger, injection.time_s, ended_s)):
-        return FaultOutcome(fault=fault, injection=injection)
-    before = [entry for entry in ledger if entry.time_s <= (ended_s or injection.time_s)]
-    after = [entry for entry in ledger if ended_s is not None and entry.time_s > ended_s]
-    return FaultOutcome(
-        fault=fault,
-        injection=injection,
-        detected_after_s=None if ended_s is None else ended_s - injection.time_s,
-        recovered_after_s=after[0].time_s - injection.time_s if after else None,
-        lost_steps=(before[-1].step if before else 0) - (after[0].step - 1) if after else None,
-        refused=_is_refused(found.run, fault, injection),
-    )
-
-
-def _went_on(ledger: Sequence[LedgerEntry], from_s: float, to_s: float | None) -> bool:
-    """Return whether a rank finished steps between a fault and the end of the attempt."""
-    return any(from_s < entry.time_s <= (to_s or from_s) for entry in ledger)
-
-
-def _is_refused(run: Run, fault: Fault, injection: Injection) -> bool | None:
-    """Return whether the checkpoint that a fault damaged was set aside; None for no damage, or harmless."""
-    if fault.kind not in DAMAGES or fault.kind in HARMLESS_DAMAGES:
-        return None
-    return any(run.checkpoints.glob(f"{injection.damaged}.damaged-*"))
-
-
-def _shrink(request: ChaosRequest, expected: _Run) -> list[Fault]:
+def _shrink(request: ChaosRequest, expected: EndedRun) -> list[Fault]:
     """Return the fewest of the request's faults with which the run still fails, each tried in a run of its own."""
     number = 0
 
@@ -178,7 +98,8 @@ def _shrink(request: ChaosRequest, expected: _Run) -> list[Fault]:
         nonlocal number
         number += 1
         name = f"smaller-{number}"
-        report = _judge(request, faults, expected, found := _train(request, name, faults))
+        found = _train(request, name, faults)
+        report = judge(request.job, request.num_ranks, faults, expected, found)
         progress.info("%s of the faults: %s", len(faults), "holds" if report.holds else "fails")
         if report.holds:
             shutil.rmtree(found.run.folder)
