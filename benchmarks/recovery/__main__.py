@@ -25,7 +25,16 @@ from rich.table import Table
 
 import meshwright as mw
 from benchmarks.peers.environments import python_of, versions_of
-from benchmarks.recovery.peer_runs import NUM_RANKS, Way, nvrx, report, torchft, torchrun, torchrun_with_prefix
+from benchmarks.recovery.peer_runs import (
+    NUM_RANKS,
+    Way,
+    nvrx,
+    report,
+    torchft,
+    torchft_wrapper,
+    torchrun,
+    torchrun_with_prefix,
+)
 from meshwright.fault_tolerance.step_ledger import read_ledger
 from meshwright.spec.fault import Fault
 from meshwright.spec.run.chaos_report import ChaosReport
@@ -37,6 +46,7 @@ PEERS: dict[str, Way] = {
     "torchrun --max-restarts": torchrun,
     "torchrun, own store prefix": torchrun_with_prefix,
     "torchft": torchft,
+    "torchft, its DDP": torchft_wrapper,
     "NVRx in-process": nvrx,
 }
 OURS = "meshwright"

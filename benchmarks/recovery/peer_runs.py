@@ -101,11 +101,34 @@ def torchft(run: PeerRun, **variables: str) -> int:
         server.wait()
 
 
-def report(way: Way, python: Path, folder: Path, faults: Sequence[Fault], num_steps: int) -> ChaosReport:
-    """Return how a peer's run under kills compares with one without."""
-    expected = run_of(way, PeerRun(python, folder / "without", (), num_steps))
+def restarted_together(run: PeerRun, program: str, num_ranks: int = NUM_RANKS, **variables: str) -> int:
+    """Start the ranks again, all of them, once for each kill, with a store of their own each time."""
+    code = 0
+    for _ in range(len(run.faults) + 1):
+        own = {"WORLD_SIZE": str(num_ranks), "MASTER_PORT": str(free_port()), **variables}
+        processes = [
+            run.start(f"rank-{rank}", run.program(program), run.variables(RANK=str(rank), LOCAL_RANK=str(rank), **own))
+            for rank in range(num_ranks)
+        ]
+        code = _ended_together(processes, run.timeout_s)
+        if code == 0:
+            break
+    return code
+
+
+def torchft_wrapper(run: PeerRun) -> int:
+    """Do the same with torchft's own DistributedDataParallel."""
+    return torchft(run, WRAPPER="DistributedDataParallel")
+
+
+def report(
+    way: Way, python: Path, folder: Path, faults: Sequence[Fault], num_steps: int, reference: Way | None = None
+) -> ChaosReport:
+    """Return how a peer's run under kills compares with one of `reference`, by default the same peer, without."""
+    expected = run_of(reference or way, PeerRun(python, folder / "without", (), num_steps))
     found = run_of(way, PeerRun(python, folder / "with", faults, num_steps))
-    return judge(Job.from_dict({}), NUM_RANKS, faults, expected, found)
+    num_ranks = len(list((folder / "without" / "ledger").iterdir()))
+    return judge(Job.from_dict({}), num_ranks, faults, expected, found)
 
 
 def run_of(way: Way, run: PeerRun) -> EndedRun:
@@ -144,7 +167,22 @@ def _kept_alive(run: PeerRun, start: Callable[[int], subprocess.Popen[bytes]]) -
         if time.monotonic() > end_s:
             return _ended(list(processes.values()), 0.0)
         time.sleep(0.01)
-    return max(abs(process.returncode) for process in processes.values())
+    return max(abs(int(process.returncode)) for process in processes.values())
+
+
+def _ended_together(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float) -> int:
+    """Return the exit code of the first that fails, whose peers are then killed; 0 where none does."""
+    end_s = time.monotonic() + timeout_s
+    while any(process.poll() is None for process in processes) and time.monotonic() < end_s:
+        if any(process.returncode for process in processes):
+            break
+        time.sleep(0.02)
+    first = next((process.returncode for process in processes if process.returncode), 0)
+    is_late = any(process.poll() is None for process in processes)
+    for process in processes:
+        process.kill()
+        process.wait()
+    return first or (TIMED_OUT if is_late else 0)
 
 
 def _ended(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float) -> int:

@@ -14,7 +14,7 @@ from benchmarks.recovery.ranks.torchrun_rank import train
 FIRST_RANK = int(os.environ["RANK"])
 
 
-@inprocess.Wrapper(
+@inprocess.Wrapper(  # type: ignore[untyped-decorator]
     # Another port than MASTER_PORT, which a new process group takes.
     store_kwargs={"timeout": timedelta(seconds=60), "port": int(os.environ["MASTER_PORT"]) + 1},
     initialize=inprocess.initialize.RetryController(max_iterations=4, min_world_size=1),

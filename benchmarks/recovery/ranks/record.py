@@ -27,13 +27,22 @@ class Record:
         for name in ("ledger", "faults"):
             (self._folder / name).mkdir(exist_ok=True)
 
-    def maybe_die(self, step: int, phase: str = "backward") -> None:
-        """End this process by SIGKILL where a kill is planned here that has not happened."""
-        for number, (rank, at) in enumerate(self._kills):
+    def is_to_die(self, step: int) -> bool:
+        """Return whether a kill is planned for this rank in `step` that has not happened."""
+        return self._planned(step) is not None
+
+    def maybe_die(self, step: int, phase: str = "backward", damaged: str | None = None) -> None:
+        """End this process by SIGKILL where that is planned, having written so, and what was damaged."""
+        if (file := self._planned(step)) is not None:
+            file.write_text(json.dumps({"time_s": time.time(), "step": step, "mark": phase, "damaged": damaged}))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _planned(self, step: int) -> Path | None:
+        for number, kill in enumerate(self._kills):
             file = self._folder / "faults" / f"fault-{number}.json"
-            if (rank, at) == (self._rank, step) and not file.exists():
-                file.write_text(json.dumps({"time_s": time.time(), "step": step, "mark": phase}))
-                os.kill(os.getpid(), signal.SIGKILL)
+            if kill == [self._rank, step] and not file.exists():
+                return file
+        return None
 
     def step(self, step: int, samples: Iterable[Tensor]) -> None:
         """Write that a step is finished."""

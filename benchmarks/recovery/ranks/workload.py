@@ -6,6 +6,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 WIDTH = 64
 SAMPLES_PER_RANK = 4
@@ -34,7 +35,8 @@ class Network(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return each sample turned by one place, once trained."""
         time.sleep(self.pause_s)
-        return self.down(F.gelu(self.up(x)))
+        turned: Tensor = self.down(F.gelu(self.up(x)))
+        return turned
 
     def loss(self, found: Tensor, expected: Tensor) -> Tensor:
         """Return the mean square error."""
@@ -47,6 +49,13 @@ def batch(step: int, rank: int, num_ranks: int) -> tuple[Tensor, Tensor]:
     data = Numbers()
     inputs, targets = zip(*(data[first + number] for number in range(SAMPLES_PER_RANK)), strict=True)
     return torch.from_numpy(np.stack(inputs)), torch.from_numpy(np.stack(targets))
+
+
+def full_tensor(parameter: Tensor) -> Tensor:
+    """Return the whole of a sharded parameter; a collective."""
+    assert isinstance(parameter, DTensor)
+    whole: Tensor = parameter.full_tensor()
+    return whole
 
 
 def new_network() -> Network:

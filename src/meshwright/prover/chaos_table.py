@@ -19,7 +19,7 @@ def chaos_table(report: ChaosReport) -> PageTable:
 
 def _row(one: FaultOutcome) -> list[str]:
     fault = one.fault
-    kind = _kind(fault)
+    kind = fault_words(fault)
     step = "any" if fault.step is None else str(fault.step)
     where = [kind, str(fault.rank), step, fault.phase or ""]
     if one.injection is None:
@@ -29,7 +29,8 @@ def _row(one: FaultOutcome) -> list[str]:
     return [*where, *times, "-" if one.lost_steps is None else str(one.lost_steps)]
 
 
-def _kind(fault: Fault) -> str:
+def fault_words(fault: Fault) -> str:
+    """Return the kind of an injected fault, with its argument."""
     if fault.kind == "slow-rank":
         return f"{fault.kind} {fault.argument:g}x"
     if fault.kind == "slow-disk":
