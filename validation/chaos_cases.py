@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from meshwright.spec.fault import Fault, FaultKind
+from meshwright.spec.frozen import Frozen
 from meshwright.spec.run.goodput import read_step_times
 from meshwright.spec.run.run import Run
 from meshwright.spec.storage_fault import DAMAGES
@@ -105,11 +106,9 @@ def num_steps_of(faults: Sequence[Fault]) -> int:
     return max(fault.step or 0 for fault in faults) + INTERVAL + 1
 
 
-@dataclass(frozen=True)
-class LauncherResult:
+class LauncherResult(Frozen):
     """A run whose launcher was killed and that was resumed by hand."""
 
-    name: str
     expected_hash: str | None
     found_hash: str | None
     next_step_s: float | None
@@ -136,7 +135,7 @@ LAUNCHER_CASES = (
 )
 
 
-def kill_launcher(name: str, before: tuple[int, str], after: tuple[int, str], folder: Path) -> LauncherResult:
+def kill_launcher(before: tuple[int, str], after: tuple[int, str], folder: Path) -> LauncherResult:
     """Train as `before`, ranks and a key, kill the launcher by SIGKILL after two checkpoints, and resume as `after`."""
     expected, found = Run(folder / "expected"), Run(folder / "found")
     _start(expected, before, ()).wait()
@@ -149,7 +148,8 @@ def kill_launcher(name: str, before: tuple[int, str], after: tuple[int, str], fo
     _start(found, after, ("--resume",)).wait()
     # The kill is somewhere in a step: the first of the next attempt counts.
     after_s = [step.end_s for step in read_step_times(found) if step.end_s > killed_s and step.attempt > 1]
-    return LauncherResult(name, _hash(expected), _hash(found), after_s[0] - killed_s if after_s else None)
+    next_step_s = after_s[0] - killed_s if after_s else None
+    return LauncherResult(expected_hash=_hash(expected), found_hash=_hash(found), next_step_s=next_step_s)
 
 
 def _start(run: Run, ranks: tuple[int, str], options: Sequence[str]) -> subprocess.Popen[bytes]:

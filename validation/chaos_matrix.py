@@ -2,8 +2,9 @@
 
 The short form gives each layout a third of the kinds, each at another point, so that all layouts together have each
 kind at two points or more; `--long` gives each layout every kind, and adds 200 random faults in ten runs. A run that
-fails is repeated with fewer faults until none can be left out. docs/chaos_matrix.md is written whenever one run has
-ended. Exit code 1 if a run of ours fails, or if a control passes.
+fails is repeated with fewer faults until none can be left out. Whenever one run has ended, it is kept in a JSON file,
+to which later commands add, and docs/chaos_matrix.md is written. Exit code 1 if a run of ours fails, or if a control
+passes.
 
 Expected, written before the first run: all of ours survive, and all controls fail, but for their sound counterparts.
 """
@@ -36,7 +37,7 @@ from validation.chaos_cases import (
     planned_faults,
 )
 from validation.chaos_controls import CONTROLS
-from validation.chaos_page import MatrixResults, page_of
+from validation.chaos_page import ControlResult, MatrixResults, page_of
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "chaos_matrix.md"
 _EVERY_KIND, _EVERY_THIRD = 1, 3
@@ -53,6 +54,7 @@ PARTS = ("layouts", "launcher", "controls", "random")
 )
 @click.option("--seed", default=0, show_default=True)
 @click.option("--environments", default=".peers", type=click.Path(path_type=Path), show_default=True)
+@click.option("--kept", default=".chaos/matrix.json", type=click.Path(path_type=Path), show_default=True)
 @click.option("--out", default=PAGE, type=click.Path(path_type=Path), show_default=True)
 def main(
     is_long: bool,
@@ -61,15 +63,18 @@ def main(
     num_random: int | None,
     seed: int,
     environments: Path,
+    kept: Path,
     out: Path,
 ) -> None:
     """Run the matrix and write the page."""
     num_random = (200 if is_long else 0) if num_random is None else num_random
     layouts = [one for one in LAYOUTS if not names or one.name in names]
     matrix = _Matrix(layouts, _EVERY_KIND if is_long else _EVERY_THIRD, num_random, seed, environments.absolute())
-    results = MatrixResults(_machine(), [one.name for one in LAYOUTS])
+    results = MatrixResults.kept(kept, _machine())
+    kept.parent.mkdir(parents=True, exist_ok=True)
     for part in parts or [part for part in PARTS if part != "random" or num_random]:
         for done in matrix.run(part, results):
+            kept.write_text(results.to_json(), encoding="utf-8")
             out.write_text(page_of(results), encoding="utf-8")
             progress.info("%s: %s", part, done)
     Console(width=130).print(_table_of(results))
@@ -105,7 +110,7 @@ class _Matrix:
     def _launchers(self, results: MatrixResults) -> Iterator[str]:
         for name, before, after in LAUNCHER_CASES:
             with tempfile.TemporaryDirectory() as folder:
-                results.launchers.append(kill_launcher(name, before, after, Path(folder)))
+                results.launchers[name] = kill_launcher(before, after, Path(folder))
             yield name
 
     def _controls(self, results: MatrixResults) -> Iterator[str]:
@@ -114,7 +119,7 @@ class _Matrix:
             with tempfile.TemporaryDirectory() as folder:
                 bad = control.bad(python, Path(folder) / "bad")
                 sound = control.sound(python, Path(folder) / "sound")
-            results.controls.append((control.name, control.flaw, bad, sound))
+            results.controls[control.name] = ControlResult(flaw=control.flaw, bad=bad, sound=sound)
             yield control.name
 
     def _random(self, results: MatrixResults) -> Iterator[str]:
@@ -143,12 +148,11 @@ def _table_of(results: MatrixResults) -> Table:
     table = Table("run", "faults", "attempts", "verdict")
     for name, one in (*results.layouts.items(), *results.random.items()):
         table.add_row(name, str(len(one.outcomes)), str(one.num_attempts), "survived" if one.holds else "failed")
-    for launcher in results.launchers:
-        table.add_row(launcher.name, "1", "2", "survived" if launcher.holds else "failed")
-    for name, flaw, bad, _ in results.controls:
-        table.add_row(
-            f"control: {name}: {flaw}", str(len(bad.outcomes)), str(bad.num_attempts), "" if bad.holds else "fails"
-        )
+    for name, launcher in results.launchers.items():
+        table.add_row(name, "1", "2", "survived" if launcher.holds else "failed")
+    for name, control in results.controls.items():
+        bad = control.bad
+        table.add_row(f"control: {name}", str(len(bad.outcomes)), str(bad.num_attempts), "" if bad.holds else "fails")
     return table
 
 

@@ -1,14 +1,15 @@
 """docs/chaos_matrix.md: the page of what validation.chaos_matrix has run."""
 
-from __future__ import annotations
-
+import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
 
 from meshwright.prover.chaos_table import fault_words
+from meshwright.spec.frozen import Frozen
 from meshwright.spec.run.chaos_report import ChaosReport, FaultOutcome
 from meshwright.units import format_duration
-from validation.chaos_cases import LauncherResult
+from validation.chaos_cases import LAYOUTS, LauncherResult
 
 _HEAD = """\
 # Chaos matrix
@@ -23,37 +24,47 @@ _CONTROL = ("program", "flaw", "verdict", "without the flaw")
 _FAULT = ("run", "fault", "rank", "step", "point", "all ended after", "next step after", "steps again", "damage")
 
 
-@dataclass
-class MatrixResults:
-    """What has run so far."""
+class ControlResult(Frozen):
+    """A known-bad program and the same without its flaw."""
+
+    flaw: str
+    bad: ChaosReport
+    sound: ChaosReport
+
+
+class MatrixResults(Frozen):
+    """What has run so far, by name."""
 
     machine: str
-    planned: list[str]
-    """Names of all layouts."""
-    layouts: dict[str, ChaosReport] = field(default_factory=dict)
-    launchers: list[LauncherResult] = field(default_factory=list)
-    random: dict[str, ChaosReport] = field(default_factory=dict)
-    controls: list[tuple[str, str, ChaosReport, ChaosReport]] = field(default_factory=list)
-    """Name, flaw, the bad program's report, and that of its sound counterpart."""
+    """Of the last run that added something."""
+    layouts: dict[str, ChaosReport] = {}
+    launchers: dict[str, LauncherResult] = {}
+    random: dict[str, ChaosReport] = {}
+    controls: dict[str, ControlResult] = {}
+
+    @classmethod
+    def kept(cls, file: Path, machine: str) -> Self:
+        """Return what earlier runs have kept in `file`, and nothing where there is none."""
+        if not file.exists():
+            return cls(machine=machine)
+        return cls.from_json(file.read_text(encoding="utf-8")).replace(machine=machine)
 
     @property
     def not_run(self) -> list[str]:
         """Return what the matrix has and this run does not."""
         parts = {"launcher": self.launchers, "controls": self.controls, "random faults": self.random}
-        return [
-            *(name for name in self.planned if name not in self.layouts),
-            *(name for name in parts if not parts[name]),
-        ]
+        layouts = [one.name for one in LAYOUTS if one.name not in self.layouts]
+        return [*layouts, *(name for name, found in parts.items() if not found)]
 
     @property
     def failures(self) -> list[str]:
         """Return what is not as it must be."""
         found = [f"{name}: {'; '.join(one.problems)}" for name, one in self._ours() if not one.holds]
-        found += [f"{one.name}: other parameters" for one in self.launchers if not one.holds]
-        found += [f"{name}: passes, and should not" for name, _, bad, _ in self.controls if bad.holds]
-        found += [
-            f"{name}, sound: {'; '.join(sound.problems)}" for name, _, _, sound in self.controls if not sound.holds
-        ]
+        found += [f"{name}: other parameters" for name, one in self.launchers.items() if not one.holds]
+        for name, control in self.controls.items():
+            if control.bad.holds:
+                found.append(f"{name}: passes, and should not")
+            found += [f"{name}, sound: {problem}" for problem in control.sound.problems]
         return found
 
     def _ours(self) -> Iterator[tuple[str, ChaosReport]]:
@@ -70,9 +81,9 @@ def page_of(results: MatrixResults) -> str:
     parts += ["## Runs\n", *_table(_RUN, (_summary(name, one) for name, one in reports))]
     if results.launchers:
         parts += ["\n## Launcher killed by SIGKILL, then `--resume`\n"]
-        parts += _table(_LAUNCHER, map(_launcher, results.launchers))
+        parts += _table(_LAUNCHER, itertools.starmap(_launcher, results.launchers.items()))
     if results.controls:
-        parts += ["\n## Known-bad controls\n", *_table(_CONTROL, map(_control, results.controls))]
+        parts += ["\n## Known-bad controls\n", *_table(_CONTROL, itertools.starmap(_control, results.controls.items()))]
     faults = ([name, *_fault(one)] for name, report in reports for one in report.outcomes)
     parts += ["\n## Faults\n", "Times are from the fault on; -: the run continued.\n", *_table(_FAULT, faults)]
     return "\n".join(parts) + "\n"
@@ -92,16 +103,16 @@ def _summary(name: str, report: ChaosReport) -> list[str]:
     ]
 
 
-def _launcher(one: LauncherResult) -> list[str]:
+def _launcher(name: str, one: LauncherResult) -> list[str]:
     hashes = [f"`{(digest or 'none')[:12]}`" for digest in (one.expected_hash, one.found_hash)]
     after = "-" if one.next_step_s is None else format_duration(one.next_step_s)
-    return [one.name, *hashes, after, "survived" if one.holds else "failed"]
+    return [name, *hashes, after, "survived" if one.holds else "failed"]
 
 
-def _control(control: tuple[str, str, ChaosReport, ChaosReport]) -> list[str]:
-    name, flaw, bad, sound = control
-    verdicts = ["passed" if one.holds else f"failed: {'; '.join(one.problems)}" for one in (bad, sound)]
-    return [name, flaw, *verdicts]
+def _control(name: str, control: ControlResult) -> list[str]:
+    both = (control.bad, control.sound)
+    verdicts = ["passed" if one.holds else f"failed: {'; '.join(one.problems)}" for one in both]
+    return [name, control.flaw, *verdicts]
 
 
 def _fault(one: FaultOutcome) -> list[str]:
