@@ -27,7 +27,6 @@ from rich.table import Table
 
 import meshwright as mw
 from benchmarks.peers.environments import python_of
-from meshwright.log import progress
 from validation.chaos_cases import (
     LAUNCHER_CASES,
     LAYOUTS,
@@ -76,7 +75,7 @@ def main(
         for done in matrix.run(part, results):
             kept.write_text(results.to_json(), encoding="utf-8")
             out.write_text(page_of(results), encoding="utf-8")
-            progress.info("%s: %s", part, done)
+            print(f"{part}: {done}", file=sys.stderr, flush=True)
     Console(width=130).print(_table_of(results))
     print("\n".join(results.failures) or "all as they must be", f"\n{out}")
     sys.exit(1 if results.failures else 0)

@@ -19,7 +19,7 @@ from meshwright.config.fault_file import faults_text, read_faults
 from meshwright.config.load import ResolvedJob, raise_problems
 from meshwright.errors import ConfigError
 from meshwright.fault_tolerance.random_faults import random_faults
-from meshwright.fault_tolerance.storage_problems import storage_problems
+from meshwright.fault_tolerance.storage.storage_problems import storage_problems
 from meshwright.garbage import kept_garbage
 from meshwright.log import progress
 from meshwright.prover.chaos_table import chaos_notes, chaos_table

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from typing import Final
 
 from meshwright.errors import Retryable
-from meshwright.fault_tolerance.damage import can_damage, damage_newest
 from meshwright.fault_tolerance.hang_watch import HangWatch
 from meshwright.fault_tolerance.injection_note import note_injection
 from meshwright.fault_tolerance.step_ledger import StepLedger
-from meshwright.fault_tolerance.storage_faults import under_disk_faults
+from meshwright.fault_tolerance.storage.damage import can_damage, damage_newest
+from meshwright.fault_tolerance.storage.storage_faults import under_disk_faults
 from meshwright.spec.fault import Fault, FaultKind, Faults
 from meshwright.spec.layout.schedule.action import ACTION_MARK, parse_action
 from meshwright.spec.run.run import Run

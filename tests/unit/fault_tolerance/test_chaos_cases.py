@@ -8,7 +8,7 @@ import pytest
 from benchmarks.recovery.ranks.record import RUN, Record
 from benchmarks.recovery.ranks.workload import batch
 from meshwright.fault_tolerance.step_ledger import read_ledger
-from meshwright.fault_tolerance.storage_problems import storage_problems
+from meshwright.fault_tolerance.storage.storage_problems import storage_problems
 from meshwright.spec.fault import injection_problems
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.run import Run

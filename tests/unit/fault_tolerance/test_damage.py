@@ -7,8 +7,8 @@ import torch
 
 from meshwright.checkpoint.checkpoint import load_newest, save
 from meshwright.errors import ConfigError
-from meshwright.fault_tolerance.damage import can_damage, damage_newest
-from meshwright.fault_tolerance.storage_problems import storage_problems
+from meshwright.fault_tolerance.storage.damage import can_damage, damage_newest
+from meshwright.fault_tolerance.storage.storage_problems import storage_problems
 from meshwright.spec.fault import Fault
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.run import Run

@@ -11,7 +11,7 @@ import torch
 from meshwright.checkpoint.checkpoint import load_newest, save
 from meshwright.checkpoint.prune import prune
 from meshwright.errors import CheckpointError, problems_raised_by
-from meshwright.fault_tolerance.faulty_disk import FaultyDisk
+from meshwright.fault_tolerance.storage.faulty_disk import FaultyDisk
 from meshwright.spec.fault import Fault
 from meshwright.spec.run.chaos_report import Injection
 from meshwright.spec.run.retention import RetentionRule

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from meshwright.errors import ConfigError
 from meshwright.fault_tolerance.random_faults import random_faults
-from meshwright.fault_tolerance.storage_problems import storage_problems
+from meshwright.fault_tolerance.storage.storage_problems import storage_problems
 from meshwright.spec.fault import INJECTED, injection_problems
 from meshwright.spec.job.job import Job
 from meshwright.spec.storage_fault import DAMAGES, DISK_FAULTS

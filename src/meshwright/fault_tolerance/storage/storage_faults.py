@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from meshwright.checkpoint.background import writer_process
-from meshwright.fault_tolerance.faulty_disk import FaultyDisk
+from meshwright.fault_tolerance.storage.faulty_disk import FaultyDisk
 from meshwright.spec.fault import Fault
 from meshwright.spec.run.run import Run
 
