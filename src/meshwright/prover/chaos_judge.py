@@ -75,7 +75,7 @@ def _outcome(found: EndedRun, number: int, fault: Fault) -> FaultOutcome:
         detected_after_s=None if ended_s is None else ended_s - injection.time_s,
         recovered_after_s=after[0].time_s - injection.time_s if after else None,
         lost_steps=(before[-1].step if before else 0) - (after[0].step - 1) if after else None,
-        refused=_is_refused(found.run, fault, injection),
+        refused=_is_refused(found, fault, injection),
     )
 
 
@@ -84,8 +84,11 @@ def _went_on(ledger: Sequence[LedgerEntry], from_s: float, to_s: float | None) -
     return any(from_s < entry.time_s <= (to_s or from_s) for entry in ledger)
 
 
-def _is_refused(run: Run, fault: Fault, injection: Injection) -> bool | None:
-    """Return whether the checkpoint that a fault damaged was set aside; None for no damage, or harmless."""
-    if fault.kind not in DAMAGES or fault.kind in HARMLESS_DAMAGES:
+def _is_refused(found: EndedRun, fault: Fault, injection: Injection) -> bool | None:
+    """Return whether the checkpoint that a fault damaged was set aside; None for no damage, or harmless.
+
+    None also where the run did not come to its end, and so perhaps not to the checkpoint.
+    """
+    if fault.kind not in DAMAGES or fault.kind in HARMLESS_DAMAGES or found.exit_code:
         return None
-    return any(run.checkpoints.glob(f"{injection.damaged}.damaged-*"))
+    return any(found.run.checkpoints.glob(f"{injection.damaged}.damaged-*"))
