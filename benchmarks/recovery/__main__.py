@@ -41,7 +41,7 @@ from meshwright.spec.run.chaos_report import ChaosReport
 from meshwright.spec.run.run import Run
 
 JOB = Path(__file__).parent / "ranks" / "job.toml"
-FIRST_KILL, KILL_EVERY = 8, 10
+FIRST_KILL = 8
 PEERS: dict[str, Way] = {
     "torchrun --max-restarts": torchrun,
     "torchrun, own store prefix": torchrun_with_prefix,
@@ -55,16 +55,20 @@ _ONE_KILL_A_RUN = ("NVRx in-process",)
 
 @click.command()
 @click.option("--kills", default=5, show_default=True)
+@click.option("--every", default=50, show_default=True, help="Steps between kills: more than a restart takes.")
 @click.option("--way", "names", multiple=True, type=click.Choice([OURS, *PEERS]), default=[OURS, *PEERS])
 @click.option("--environments", default=".peers", type=click.Path(path_type=Path), show_default=True)
 @click.option("--keep", type=click.Path(path_type=Path), help="A new folder for the runs.")
-def main(kills: int, names: tuple[str, ...], environments: Path, keep: Path | None) -> None:
+def main(kills: int, every: int, names: tuple[str, ...], environments: Path, keep: Path | None) -> None:
     """Measure, and print the table."""
+    steps = [FIRST_KILL + every * number for number in range(kills)]
     python = python_of("recovery", environments.absolute())
     table = Table("way", "next step, s", "of the killed rank, s", "steps again", "kills survived", "bits and samples")
     with tempfile.TemporaryDirectory() as name:
         for way in names:
-            table.add_row(way, *row_of(way, python, Path(name) / way.partition(" ")[0] / str(len(table.rows)), kills))
+            table.add_row(
+                way, *row_of(way, python, Path(name) / way.partition(" ")[0] / str(len(table.rows)), steps, every)
+            )
         if keep is not None:
             shutil.copytree(name, keep)
     Console(width=130).print(table)
@@ -73,13 +77,12 @@ def main(kills: int, names: tuple[str, ...], environments: Path, keep: Path | No
     print(f"load average of the last minute at the end: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
 
 
-def row_of(way: str, python: Path, folder: Path, kills: int) -> list[str]:
-    """Return the cells of one way, after `kills` kills."""
-    steps = [FIRST_KILL + KILL_EVERY * number for number in range(kills)]
+def row_of(way: str, python: Path, folder: Path, steps: list[int], every: int) -> list[str]:
+    """Return the cells of one way, after kills in `steps`."""
     planned = [[step] for step in steps] if way in _ONE_KILL_A_RUN else [steps]
     reports, next_s = [], []
     for number, kill_steps in enumerate(planned):
-        found = measured(way, python, folder / str(number), kill_steps)
+        found = measured(way, python, folder / str(number), kill_steps, kill_steps[-1] + every)
         reports.append(found)
         next_s += times_to_next_step(found, Run(folder / str(number) / ("with-faults" if way == OURS else "with")))
     outcomes = [one for each in reports for one in each.outcomes]
@@ -88,15 +91,14 @@ def row_of(way: str, python: Path, folder: Path, kills: int) -> list[str]:
         spread(next_s),
         spread([one.recovered_after_s for one in outcomes if one.recovered_after_s is not None]),
         spread([float(one.lost_steps) for one in outcomes if one.lost_steps is not None], digits=0),
-        f"{sum(len(each.outcomes) for each in reports if not each.exit_code)} of {kills}",
+        f"{sum(len(each.outcomes) for each in reports if not each.exit_code)} of {len(steps)}",
         "equal" if not problems else "; ".join(sorted(problems)),
     ]
 
 
-def measured(way: str, python: Path, folder: Path, kill_steps: list[int]) -> ChaosReport:
+def measured(way: str, python: Path, folder: Path, kill_steps: list[int], num_steps: int) -> ChaosReport:
     """Return how a run under these kills compares with one without."""
     faults = [Fault(kind="crash", rank=NUM_RANKS - 1, step=step, phase="backward") for step in kill_steps]
-    num_steps = kill_steps[-1] + KILL_EVERY // 2
     if way == OURS:
         folder.parent.mkdir(parents=True, exist_ok=True)
         return mw.chaos(JOB, f"train.steps={num_steps}", faults=faults, ranks=NUM_RANKS, keep=folder)

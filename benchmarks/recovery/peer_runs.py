@@ -156,18 +156,17 @@ def free_port() -> int:
 
 
 def _kept_alive(run: PeerRun, start: Callable[[int], subprocess.Popen[bytes]]) -> int:
+    """Return the largest exit code of the ranks, each of which is started again after each of its kills."""
     processes = {rank: start(rank) for rank in range(NUM_RANKS)}
-    end_s = time.monotonic() + run.timeout_s
-    num_left = len(run.faults)
-    while any(process.poll() is None for process in processes.values()):
-        for rank, process in processes.items():
-            if process.poll() == -signal.SIGKILL and num_left:
-                num_left -= 1
-                processes[rank] = start(rank)
-        if time.monotonic() > end_s:
-            return _ended(list(processes.values()), 0.0)
+    end_s, num_left = time.monotonic() + run.timeout_s, len(run.faults)
+    while time.monotonic() < end_s:
+        killed = [rank for rank, process in processes.items() if process.poll() == -signal.SIGKILL][:num_left]
+        num_left -= len(killed)
+        processes |= {rank: start(rank) for rank in killed}
+        if all(process.poll() is not None for process in processes.values()):
+            return max(abs(int(process.returncode)) for process in processes.values())
         time.sleep(0.01)
-    return max(abs(int(process.returncode)) for process in processes.values())
+    return _ended(list(processes.values()), 0.0)
 
 
 def _ended_together(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float) -> int:
