@@ -90,7 +90,7 @@ def row_of(way: str, python: Path, folder: Path, steps: list[int], every: int) -
     return [
         spread(next_s),
         spread([one.recovered_after_s for one in outcomes if one.recovered_after_s is not None]),
-        spread([float(one.lost_steps) for one in outcomes if one.lost_steps is not None], digits=0),
+        steps_again([one.lost_steps for one in outcomes if one.lost_steps is not None]),
         f"{sum(len(each.outcomes) for each in reports if not each.exit_code)} of {len(steps)}",
         "equal" if not problems else "; ".join(sorted(problems)),
     ]
@@ -111,6 +111,13 @@ def times_to_next_step(found: ChaosReport, run: Run) -> list[float]:
     kills_s = [one.injection.time_s for one in found.outcomes if one.injection is not None]
     after = [[end_s for end_s in ends_s if end_s > kill_s] for kill_s in kills_s]
     return [ends[0] - kill_s for ends, kill_s in zip(after, kills_s, strict=True) if ends]
+
+
+def steps_again(lost: list[int]) -> str:
+    """Return how many finished steps the killed rank did again; negative ones are steps that it never did."""
+    if any(steps < 0 for steps in lost):
+        return f"none; {spread([-float(steps) for steps in lost], digits=0)} missed"
+    return spread([float(steps) for steps in lost], digits=0)
 
 
 def spread(values: list[float], digits: int = 2) -> str:
