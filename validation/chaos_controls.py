@@ -47,6 +47,8 @@ class Control:
     bad: Callable[[Path, Path], ChaosReport]
     """Takes the peers' interpreter and a new folder."""
     sound: Callable[[Path, Path], ChaosReport]
+    is_by_chance: bool = False
+    """Whether it may pass: it depends on which rank is faster."""
 
 
 def _of(
@@ -93,6 +95,7 @@ CONTROLS = (
         "restarts share one store without a prefix; four kills, four restarts",
         _of(torchrun, _KILLS, 25),
         _of(torchrun_with_prefix, _KILLS, 25),
+        is_by_chance=True,
     ),
     Control(
         "torchft PureDistributedDataParallel",

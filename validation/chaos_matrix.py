@@ -118,7 +118,9 @@ class _Matrix:
             with tempfile.TemporaryDirectory() as folder:
                 bad = control.bad(python, Path(folder) / "bad")
                 sound = control.sound(python, Path(folder) / "sound")
-            results.controls[control.name] = ControlResult(flaw=control.flaw, bad=bad, sound=sound)
+            results.controls[control.name] = ControlResult(
+                flaw=control.flaw, bad=bad, sound=sound, is_by_chance=control.is_by_chance
+            )
             yield control.name
 
     def _random(self, results: MatrixResults) -> Iterator[str]:
