@@ -1,4 +1,4 @@
-# make demo | test | unit | docs | test-long | test-torch | mutants | matrix | validation | lint | venv | ... | clean
+# make demo | test | unit | docs | test-long | test-torch | mutants | matrix | chaos | validation | lint | venv | ... | clean
 # PYTHON=python3.12 chooses the Python, TORCH_INDEX=https://... where torch comes from, VENV=folder the environment.
 
 PYTHON ?= python3
@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Files in the order of their folders: those that start ranks first, the many short ones of tests/unit to fill the end.
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo docs test unit test-long test-torch mutants matrix validation lint venv venv-demo python constraints transcript clean
+.PHONY: help demo docs test unit test-long test-torch mutants matrix chaos validation lint venv venv-demo python constraints transcript clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -51,6 +51,9 @@ mutants: venv ## plant bugs, and print those that no test sees
 
 matrix: venv ## prove what composes and write docs/composability.md
 	@$(BIN)/meshwright prove examples/tiny-moe.toml --matrix docs/composability.md
+
+chaos: venv ## the short chaos matrix, and docs/chaos_matrix.md (CHAOS=--long: every kind on every layout, 200 random)
+	@$(BIN)/python -m validation.chaos_matrix $(CHAOS)
 
 validation: venv ## fit the constants anew, tighten the tolerances, write docs/accuracy.md
 	@$(BIN)/python -m validation.fit

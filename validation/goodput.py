@@ -32,7 +32,7 @@ _KEYS = (
     *("model.options.dim=32", "model.options.head_dim=8", "model.options.ffn_dim=48", "model.options.num_layers=2"),
     *("data.max_bytes=200000", "train.seq_len=32", "train.validation_interval=0"),
     *("run.hang_limit_s=2", "run.timeout_s=5", "run.grace_s=5", "run.parameter_hash=false", "run.log_interval=100"),
-    *("run.max_restarts=100000", "checkpoint.mode=sync"),
+    *("run.max_restarts=100000", "run.restart_backoff_s=0", "checkpoint.mode=sync"),
 )
 _HANG_SHARE = 0.25
 _NUM_REPLAYS = 300

@@ -19,6 +19,7 @@ from meshwright.config.fault_file import faults_text, read_faults
 from meshwright.config.load import ResolvedJob, raise_problems
 from meshwright.errors import ConfigError
 from meshwright.fault_tolerance.random_faults import random_faults
+from meshwright.fault_tolerance.storage.storage_problems import storage_problems
 from meshwright.garbage import kept_garbage
 from meshwright.log import progress
 from meshwright.pages.tables.goodput_table import goodput_page
@@ -83,10 +84,11 @@ def chaos(
         resolved, num_ranks = _settled(job_here(job, (*overrides, f"run.dir={folder / 'run'}"), ranks), ranks)
         if faults is None:
             assert random is not None
-            faults = random_faults(random, seed, num_ranks=num_ranks, num_steps=resolved.job.train.steps)
+            faults = random_faults(random, seed, job=resolved.job, num_ranks=num_ranks)
         elif isinstance(faults, Path | str):
             faults = read_faults(Path(faults))
-        raise_problems(resolved.path, injection_problems(faults, num_ranks, resolved.job.train.steps))
+        problems = injection_problems(faults, num_ranks, resolved.job.train.steps)
+        raise_problems(resolved.path, [*problems, *storage_problems(faults, resolved.job, num_ranks)])
         with kept_garbage():
             from meshwright.prover.chaos import ChaosRequest
             from meshwright.prover.chaos import chaos as _chaos

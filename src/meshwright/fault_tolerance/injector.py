@@ -13,14 +13,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from meshwright.checkpoint.format.durable import temporary_sibling, write_durably
 from meshwright.errors import Retryable
 from meshwright.fault_tolerance.hang_watch import HangWatch
+from meshwright.fault_tolerance.injection_note import note_injection
 from meshwright.fault_tolerance.step_ledger import StepLedger
+from meshwright.fault_tolerance.storage.damage import can_damage, damage_newest
+from meshwright.fault_tolerance.storage.storage_faults import under_disk_faults
 from meshwright.spec.fault import Fault, FaultKind, Faults
 from meshwright.spec.layout.schedule.action import ACTION_MARK, parse_action
-from meshwright.spec.run.chaos_report import Injection
 from meshwright.spec.run.run import Run
+from meshwright.spec.storage_fault import DAMAGES
 
 _MANY_S: Final = 10**6
 
@@ -35,7 +37,7 @@ def under_faults(run: Run, rank: int, faults: Faults | None, watch: HangWatch) -
     if faults is None:
         yield None
         return
-    with StepLedger(run, rank) as ledger:
+    with StepLedger(run, rank) as ledger, under_disk_faults(run, rank, faults, ledger.last_step):
         watch.after_marks.append(Injector(run, rank, faults, ledger.last_step).enter)
         yield ledger
 
@@ -50,7 +52,7 @@ class Injector:
         self._pending = {
             number: fault
             for number, fault in enumerate(faults)
-            if fault.rank == rank and not run.injected_fault(number).exists()
+            if fault.rank == rank and not fault.is_of_disk and not run.injected_fault(number).exists()
         }
         self._step_began_s = time.monotonic()
 
@@ -68,29 +70,32 @@ class Injector:
                 self._slow_down(number, fault)
             else:
                 del self._pending[number]
-                self._note(number, step, mark)
-                _INJECT[fault.kind]()
+                self._note(number, fault, step, mark)
+                _INJECT.get(fault.kind, _crash)()
 
     def _is_here(self, fault: Fault, step: int, phase: str) -> bool:
         if phase == "restore":
-            return fault.phase == phase and 0 < (fault.step or 1) <= self._last_step
+            is_possible = fault.kind not in DAMAGES or can_damage(self._run)
+            return is_possible and fault.phase == phase and 0 < (fault.step or 1) <= self._last_step
+        if fault.kind in DAMAGES and phase == (fault.phase or "data"):
+            return step >= (fault.step or 1) and can_damage(self._run)
         wanted = fault.phase or ("gradients" if fault.kind == "slow-rank" else "data")
         return phase == wanted and (fault.step is None or fault.step == step)
 
     def _slow_down(self, number: int, fault: Fault) -> None:
         """Let the rank take `argument` times as long as it has since its step began."""
         if not self._run.injected_fault(number).exists():
-            self._note(number, fault.step or 0, "slow-rank")
+            note_injection(self._run, number, fault.step or 0, "slow-rank")
         if fault.step is not None:
             del self._pending[number]
         time.sleep((fault.argument - 1) * (time.monotonic() - self._step_began_s))
 
-    def _note(self, number: int, step: int, mark: str) -> None:
-        file = self._run.injected_fault(number)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = temporary_sibling(file)
-        write_durably(temporary, Injection(time_s=time.time(), step=step, mark=mark).to_json())
-        temporary.replace(file)
+    def _note(self, number: int, fault: Fault, step: int, mark: str) -> None:
+        if fault.kind not in DAMAGES:
+            note_injection(self._run, number, step, mark)
+            return
+        # The crash after it is what must not happen twice.
+        note_injection(self._run, number, step, mark, damage_newest(self._run, fault, number))
 
 
 def phase_of(mark: str) -> str:
@@ -128,8 +133,10 @@ def _hold_gil() -> None:
         ctypes.PyDLL(None).pthread_mutex_lock(mutex)
 
 
+_crash = _signal(signal.SIGKILL)
+"""Also what follows any damage."""
 _INJECT: dict[FaultKind, Callable[[], None]] = {
-    "crash": _signal(signal.SIGKILL),
+    "crash": _crash,
     "segfault": _segfault,
     "abort": os.abort,
     "exception": _raise,

@@ -3,26 +3,19 @@
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from meshwright.errors import MeshwrightError
-from meshwright.fault_tolerance.step_ledger import read_ledger
+from meshwright.errors import ExitCode, MeshwrightError
 from meshwright.log import progress
+from meshwright.prover.chaos_judge import EndedRun, judge
 from meshwright.prover.quiet_output import output_in
 from meshwright.prover.smallest import smallest
 from meshwright.spec.fault import Fault
 from meshwright.spec.job.job import Job
-from meshwright.spec.run.chaos_report import (
-    ChaosReport,
-    FaultOutcome,
-    Injection,
-    Ledger,
-    LedgerEntry,
-    sample_problem,
-)
-from meshwright.spec.run.goodput import read_goodput
+from meshwright.spec.run.chaos_report import ChaosReport
 from meshwright.spec.run.run import Run
+from meshwright.spec.storage_fault import DISK_FAULTS
 from meshwright.trainer.launch.launch import train_locally
 from meshwright.trainer.launch.rank import RankConfig
 from meshwright.trainer.run.run_folder import read_manifest
@@ -46,35 +39,6 @@ class ChaosRequest:
     shrinks: bool = False
     """Whether, where the run fails, the fewest faults that make it fail are looked for."""
 
-    def ranks_of_others(self, rank: int) -> list[int]:
-        """Return the ranks of the independent replicas that `rank` is no part of; none where they are not."""
-        if not self.job.replicas.independent:
-            return []
-        size = self.num_ranks // self.job.layout.resolve(self.num_ranks).dp_replicate
-        return [other for other in range(self.num_ranks) if other // size != rank // size]
-
-
-@dataclass
-class _Run:
-    """A run that has ended."""
-
-    run: Run
-    exit_code: int
-    attempts_ended_s: list[float] = field(default_factory=list)
-    """In seconds since 1970."""
-    took_s: float = 0.0
-
-    def ledger(self, rank: int) -> list[LedgerEntry]:
-        return read_ledger(self.run.ledger(rank))
-
-    def finished(self, rank: int) -> list[LedgerEntry]:
-        return [entry for entry in self.ledger(rank) if entry.is_finished]
-
-    @property
-    def parameter_hash(self) -> str | None:
-        manifest = read_manifest(self.run)
-        return None if manifest is None or self.exit_code else manifest.results.get("parameter_hash")
-
 
 def chaos(request: ChaosRequest) -> ChaosReport:
     """Return how the run with the faults compares with one without.
@@ -88,13 +52,13 @@ def chaos(request: ChaosRequest) -> ChaosReport:
     progress.info("without faults: %s", format_duration(expected.took_s))
     found = _train(request, "with-faults", request.faults)
     progress.info("with %s: %s", counted(len(request.faults), "fault"), format_duration(found.took_s))
-    report = _judge(request, request.faults, expected, found)
+    report = judge(request.job, request.num_ranks, request.faults, expected, found)
     if report.holds or not request.shrinks or len(request.faults) == 1:
         return report
     return report.replace(smallest=tuple(_shrink(request, expected)))
 
 
-def _train(request: ChaosRequest, name: str, faults: Sequence[Fault]) -> _Run:
+def _train(request: ChaosRequest, name: str, faults: Sequence[Fault]) -> EndedRun:
     """Train the job under `faults` in a new run folder; what it prints is written to NAME.log."""
     folder = request.folder / name
     section = request.job.run.replace(
@@ -110,61 +74,23 @@ def _train(request: ChaosRequest, name: str, faults: Sequence[Fault]) -> _Run:
     started_s = time.monotonic()
     with output_in(request.folder / f"{name}.log"):
         code = train_locally(config, request.num_ranks, lambda: ended.append(time.time()))
-    return _Run(Run(folder), code, ended, time.monotonic() - started_s)
+        num_errors, num_repairs = 0, 0
+        while code is ExitCode.DO_NOT_RETRY and (now := _num_disk_errors(config.run, faults)) > num_errors:
+            # Exit code 70 leaves it to a person to repair the disk and resume.
+            num_errors, num_repairs = now, num_repairs + 1
+            resumed = config.replace(resume=True)
+            code = train_locally(resumed, request.num_ranks, lambda: ended.append(time.time()))
+    manifest = read_manifest(config.run)
+    digest = None if manifest is None or code else manifest.results.get("parameter_hash")
+    return EndedRun(config.run, code, digest, ended, time.monotonic() - started_s, num_repairs)
 
 
-def _judge(request: ChaosRequest, faults: Sequence[Fault], expected: _Run, found: _Run) -> ChaosReport:
-    expected_samples, found_samples = (
-        [run.ledger(rank) for rank in range(request.num_ranks)] for run in (expected, found)
-    )
-    return ChaosReport(
-        job=request.job,
-        num_ranks=request.num_ranks,
-        outcomes=tuple(_outcome(request, found, number, fault) for number, fault in enumerate(faults)),
-        num_attempts=len(found.attempts_ended_s),
-        exit_code=found.exit_code,
-        expected_hash=expected.parameter_hash or "",
-        found_hash=found.parameter_hash,
-        sample_problem=None if found.exit_code else sample_problem(expected_samples, found_samples),
-        undisturbed_s=expected.took_s,
-        disturbed_s=found.took_s,
-        goodput=read_goodput(found.run),
-    )
+def _num_disk_errors(run: Run, faults: Sequence[Fault]) -> int:
+    """Return how many errors of the disk have happened."""
+    return sum(one.kind in DISK_FAULTS and run.injected_fault(number).exists() for number, one in enumerate(faults))
 
 
-def _outcome(request: ChaosRequest, found: _Run, number: int, fault: Fault) -> FaultOutcome:
-    """Return what one fault did, from the ledger of its rank and the ends of attempts."""
-    file = found.run.injected_fault(number)
-    if not file.exists():
-        return FaultOutcome(fault=fault, injection=None)
-    injection = Injection.from_json(file.read_text(encoding="utf-8"))
-    if fault.kind == "slow-rank":
-        return FaultOutcome(fault=fault, injection=injection)
-    ended_s = min((end_s for end_s in found.attempts_ended_s if end_s > injection.time_s), default=None)
-    others = [found.finished(rank) for rank in request.ranks_of_others(fault.rank)]
-    own = found.finished(fault.rank)
-    after = [entry for entry in own if ended_s is not None and entry.time_s > ended_s]
-    others_s = [entry.time_s for ledger in others for entry in ledger if entry.time_s > injection.time_s]
-    return FaultOutcome(
-        fault=fault,
-        injection=injection,
-        detected_after_s=None if ended_s is None else ended_s - injection.time_s,
-        recovered_after_s=after[0].time_s - injection.time_s if after else None,
-        others_after_s=min(others_s) - injection.time_s if others_s else None,
-        lost_steps=max((_lost_steps(ledger, ended_s or injection.time_s) for ledger in others or [own]), default=0)
-        if after
-        else None,
-    )
-
-
-def _lost_steps(ledger: Ledger, ended_s: float) -> int:
-    """Return the steps of a rank that were finished when an attempt ended, and again later."""
-    before = max((entry.step for entry in ledger if entry.time_s <= ended_s), default=0)
-    after = next((entry.step for entry in ledger if entry.time_s > ended_s), before + 1)
-    return max(0, before - after + 1)
-
-
-def _shrink(request: ChaosRequest, expected: _Run) -> list[Fault]:
+def _shrink(request: ChaosRequest, expected: EndedRun) -> list[Fault]:
     """Return the fewest of the request's faults with which the run still fails, each tried in a run of its own."""
     number = 0
 
@@ -172,7 +98,8 @@ def _shrink(request: ChaosRequest, expected: _Run) -> list[Fault]:
         nonlocal number
         number += 1
         name = f"smaller-{number}"
-        report = _judge(request, faults, expected, found := _train(request, name, faults))
+        found = _train(request, name, faults)
+        report = judge(request.job, request.num_ranks, faults, expected, found)
         progress.info("%s of the faults: %s", len(faults), "holds" if report.holds else "fails")
         if report.holds:
             shutil.rmtree(found.run.folder)

@@ -1,6 +1,7 @@
 """Table of a chaos run: one row for each fault, and the verdict in words."""
 
 from meshwright.pages.tables.page_table import PageTable
+from meshwright.spec.fault import Fault
 from meshwright.spec.run.chaos_report import ChaosReport, FaultOutcome
 from meshwright.units import counted, format_duration
 
@@ -19,7 +20,7 @@ def chaos_table(report: ChaosReport) -> PageTable:
 
 def _row(one: FaultOutcome, *, has_others: bool) -> list[str]:
     fault = one.fault
-    kind = fault.kind if fault.kind != "slow-rank" else f"slow-rank {fault.argument:g}x"
+    kind = fault_words(fault)
     step = "any" if fault.step is None else str(fault.step)
     where = [kind, str(fault.rank), step, fault.phase or ""]
     if one.injection is None:
@@ -28,6 +29,15 @@ def _row(one: FaultOutcome, *, has_others: bool) -> list[str]:
     after = (one.detected_after_s, *others, one.recovered_after_s)
     times = ["-" if seconds is None else format_duration(seconds) for seconds in after]
     return [*where, *times, "-" if one.lost_steps is None else str(one.lost_steps)]
+
+
+def fault_words(fault: Fault) -> str:
+    """Return the kind of an injected fault, with its argument."""
+    if fault.kind == "slow-rank":
+        return f"{fault.kind} {fault.argument:g}x"
+    if fault.kind == "slow-disk":
+        return f"{fault.kind} {fault.argument:g} s"
+    return f"{fault.kind} at call {fault.argument:g}" if fault.is_of_disk and fault.argument else fault.kind
 
 
 def chaos_notes(report: ChaosReport) -> list[str]:
@@ -43,6 +53,10 @@ def chaos_notes(report: ChaosReport) -> list[str]:
         f"{counted(report.num_attempts, 'attempt')}: {format_duration(report.disturbed_s)}, without faults "
         f"{format_duration(report.undisturbed_s)}. Times are from the fault on."
     )
+    if report.num_repairs:
+        lines.append(
+            f"Resumed {counted(report.num_repairs, 'time')} after exit code 70, as a person does who repaired the disk."
+        )
     if report.smallest is not None:
         few = "; ".join(map(str, report.smallest))
         lines.append(f"Fewest faults that make it fail: {few}.")

@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import NonNegativeFloat, NonNegativeInt
 
 from meshwright.spec.frozen import Frozen
+from meshwright.spec.storage_fault import DAMAGES, DISK_FAULTS, DISK_PHASES, DamageKind, DiskFaultKind
 
 FaultKind = Literal[
     "slow-rank",
@@ -19,12 +20,14 @@ FaultKind = Literal[
     "terminate",
     "stop",
     "hold-gil",
+    DamageKind,
+    DiskFaultKind,
 ]
 """slow-rank computes, and slow-link communicates, so many times slower; crash ends the process at once, as SIGKILL
 does; hang stops its training loop, while other threads run; drop-message never sends what others then wait for.
 Segfault and abort end the process by the signals of broken native code, exception by an error that another attempt may
 pass, such as a device's, terminate by SIGTERM, as a preemption of its machine; stop freezes the whole process
-(SIGSTOP), hold-gil all of its Python threads."""
+(SIGSTOP), hold-gil all of its Python threads. Those of storage are in storage_fault.py."""
 
 SIMULATED: tuple[FaultKind, ...] = ("slow-rank", "slow-link", "crash", "hang", "drop-message")
 """Kinds that a simulation knows."""
@@ -38,6 +41,8 @@ INJECTED: tuple[FaultKind, ...] = (
     "hold-gil",
     "stop",
     "slow-rank",
+    *DAMAGES,
+    *DISK_FAULTS,
 )
 """Kinds that `meshwright chaos` makes happen."""
 PHASES = ("data", "forward", "backward", "gradients", "optimizer", "agree", "validation", "checkpoint", "restore")
@@ -59,7 +64,13 @@ class Fault(Frozen):
     step, or its start."""
     argument: NonNegativeFloat = 0.0
     """How many times slower. Simulated, also the record (crash, hang) or the message sent (drop-message), from 0 in its
-    phase."""
+    phase. Injected while a checkpoint is saved or restored: the call on its files, from 1 (crash, no-space, io-error),
+    or the seconds that each takes longer (slow-disk)."""
+
+    @property
+    def is_of_disk(self) -> bool:
+        """Return whether it happens at a call on the files of a checkpoint, not as a rank enters a phase."""
+        return self.kind in DISK_FAULTS or (self.kind == "crash" and self.argument > 0 and self.phase in DISK_PHASES)
 
     def __str__(self) -> str:
         where = "" if self.phase is None else f" in {self.phase}"

@@ -22,6 +22,9 @@ from meshwright.checkpoint.format.boxes import Box
 from meshwright.checkpoint.saving import Extent, SaveRequest, write_checkpoint
 from meshwright.errors import CheckpointError
 
+MODULE = __name__
+"""Whose `main` the writer process runs; chaos runs have one whose disk fails."""
+
 
 class Answer(NamedTuple):
     """How one save ended."""
@@ -37,7 +40,7 @@ class WriterLink:
     """A running writer process."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        command = command_of("meshwright.checkpoint.background.writer_process", options)
+        command = command_of(MODULE, options)
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._answers: queue.Queue[Answer | None] = queue.Queue()
         self._sending: queue.Queue[str | None] = queue.Queue()

@@ -35,7 +35,9 @@ class Injection(Frozen):
     """In seconds since 1970."""
     step: int
     mark: str
-    """The phase, as in a heartbeat."""
+    """The phase, as in a heartbeat, or the call on a file."""
+    damaged: str | None = None
+    """Name of the checkpoint that was damaged, None for other kinds."""
 
 
 class FaultOutcome(Frozen):
@@ -52,6 +54,8 @@ class FaultOutcome(Frozen):
     """Seconds from the fault until another replica finished its next step; None where replicas are not independent."""
     lost_steps: int | None = None
     """Finished steps that had to be done again."""
+    refused: bool | None = None
+    """Whether the damaged checkpoint was set aside; None where none was, or none had to be."""
 
 
 class ChaosReport(Frozen):
@@ -75,6 +79,8 @@ class ChaosReport(Frozen):
     """Seconds of the run with faults."""
     goodput: Goodput | None = None
     """Where the time of the run with faults went."""
+    num_repairs: int = 0
+    """How often an error of the disk ended the run (exit code 70), and it was resumed as after a repair."""
     smallest: tuple[Fault, ...] | None = None
     """Fewest of the faults that make it fail; None where it does not, or was not asked for."""
 
@@ -88,6 +94,9 @@ class ChaosReport(Frozen):
             found.append("the final parameters are not those of the run without faults")
         if self.sample_problem is not None:
             found.append(self.sample_problem)
+        for one in self.outcomes:
+            if one.refused is False and one.injection is not None:
+                found.append(f"{one.injection.damaged} was damaged ({one.fault}) and not refused")
         missed = [one.fault for one in self.outcomes if one.injection is None]
         if missed and not self.exit_code:
             found.append(f"the run never came to: {'; '.join(map(str, missed))}")

@@ -1,0 +1,1 @@
+"""What a killed rank costs: Meshwright's restart, torchrun's, torchft and NVRx by one script."""
