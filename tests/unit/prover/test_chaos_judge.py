@@ -19,7 +19,7 @@ RESTARTED = [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0), (3, 13.0), (4, 14.0), (5, 1
 def ended_run(folder: Path, ledger: list[tuple[int, float]], ends_s: tuple[float, ...], exit_code: int = 0) -> EndedRun:
     run = Run(folder)
     run.ledger(0).parent.mkdir(parents=True)
-    lines = [json.dumps({"step": step, "samples": str(step), "time_s": time_s}) + "\n" for step, time_s in ledger]
+    lines = [json.dumps({"step": step, "samples": {0: str(step)}, "time_s": time_s}) + "\n" for step, time_s in ledger]
     run.ledger(0).write_text("".join(lines), encoding="utf-8")
     return EndedRun(run, exit_code, None if exit_code else "bits", ends_s)
 

@@ -233,7 +233,8 @@ class Coordinator:
                 members = () if last is None else last.members
                 live = {number: self._replicas[number] for number in members if number in self._replicas}
                 ready = {number: one for number, one in live.items() if one.readiness is not None}
-                culprits = self._silence.culprits({number: one.pulse for number, one in live.items()}, ready)
+                pulses = {number: one.pulse for number, one in live.items()}
+                culprits = self._silence.culprits(pulses, ready, time.monotonic())
                 for number in culprits:
                     self._remove(number)
             for number, silent_s in culprits.items():

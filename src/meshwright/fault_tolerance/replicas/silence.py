@@ -62,11 +62,14 @@ class Silence:
         usual_s = statistics.median(self._steps_s) if self._steps_s else 0.0
         return min(max(_USUAL_STEPS * usual_s, self._least_s), self._longest_s)
 
-    def culprits(self, pulses: Mapping[int, Pulse], ready: Mapping[int, object]) -> dict[int, float]:
-        """Return the replicas that hold up the others, with the seconds since anything moved; none where all wait."""
+    def culprits(self, pulses: Mapping[int, Pulse], ready: Mapping[int, object], now_s: float) -> dict[int, float]:
+        """Return the replicas that hold up the others, with the seconds since anything moved; none where all wait.
+
+        `now_s` is on the clock of time.monotonic.
+        """
         if not pulses:
             return {}
-        silent_s = time.monotonic() - max(pulse.moved_s for pulse in pulses.values())
+        silent_s = now_s - max(pulse.moved_s for pulse in pulses.values())
         behind = {replica for replica in pulses if replica not in ready} if ready else self._behind(pulses)
         return {
             replica: silent_s

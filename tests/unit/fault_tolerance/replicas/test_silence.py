@@ -1,15 +1,16 @@
 """Who holds up the others, by what each rank has begun."""
 
-import time
-
 import pytest
 
 from meshwright.fault_tolerance.replicas.silence import Pulse, Silence
 
 
+NOW_S = 1000.0
+
+
 def pulse(*begun: int, silent_s: float, num_steps: int = 10, is_long: bool = False) -> Pulse:
-    """Return the pulse of a replica whose ranks have begun so many sums, the last one `silent_s` ago."""
-    return Pulse(dict(enumerate(begun)), num_steps, is_long, time.monotonic() - silent_s)
+    """Return the pulse of a replica whose ranks have begun so many sums, the last one `silent_s` before NOW."""
+    return Pulse(dict(enumerate(begun)), num_steps, is_long, NOW_S - silent_s)
 
 
 LIMIT = Silence(5.0, least_s=60.0, longest_s=100.0)
@@ -30,13 +31,13 @@ LIMIT = Silence(5.0, least_s=60.0, longest_s=100.0)
     ],
 )
 def test_only_a_replica_that_others_wait_for_is_accused(pulses: dict[int, Pulse], culprits: set[int]) -> None:
-    assert LIMIT.culprits(pulses, {}).keys() == culprits
+    assert LIMIT.culprits(pulses, {}, NOW_S).keys() == culprits
 
 
 def test_one_that_is_not_ready_holds_up_those_that_are() -> None:
     pulses = {0: pulse(4, silent_s=9), 1: pulse(4, silent_s=9)}
-    assert LIMIT.culprits(pulses, {0: ...}).keys() == {1}
-    assert LIMIT.culprits(pulses, {0: ..., 1: ...}).keys() == set()
+    assert LIMIT.culprits(pulses, {0: ...}, NOW_S).keys() == {1}
+    assert LIMIT.culprits(pulses, {0: ..., 1: ...}, NOW_S).keys() == set()
 
 
 def test_the_usual_step_sets_the_limit_where_none_is_given() -> None:
