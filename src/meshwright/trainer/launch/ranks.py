@@ -1,8 +1,10 @@
 """This process among the others: its rank, its device, and the few things all ranks must agree on."""
 
 import os
+import queue
 import signal
 import socket
+import threading
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
@@ -15,6 +17,7 @@ from torch.distributed import PrefixStore, Store, TCPStore
 from meshwright.errors import ConfigError, LostPeer, Retryable
 from meshwright.fault_tolerance.lost_peer import is_lost_peer
 from meshwright.spec.job.sections import RunSection
+from meshwright.trainer.launch.store_socket import limit_silence
 
 
 def choose_device_type(section: RunSection) -> str:
@@ -73,6 +76,7 @@ class Ranks:
                 is_master=rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
                 timeout=timeout,
             )
+            limit_silence(store, section.timeout_s)
             own_store = PrefixStore(f"restart-{restart}", store)
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
@@ -128,19 +132,41 @@ class Ranks:
         return signal.Signals(int(number)) if number else None
 
     def fails_first(self) -> bool:
-        """Return whether no rank has called this before; False, too, where the store went with its rank."""
+        """Return whether no rank has called this before; False, too, where the store went with its rank.
+
+        Where the store does not answer within seconds, the first rank of each node counts as the first of all.
+        """
         if self.store is None:
             return self.is_first
+        answers: queue.Queue[bool] = queue.Queue()
+        # The call has no limit of its own, and the process may end before it returns.
+        threading.Thread(target=_is_first_failure, args=(self.store, answers), daemon=True).start()
         try:
-            return self.store.add("failures", 1) == 1
-        except RuntimeError:
-            return False
+            return answers.get(timeout=_ANSWER_S)
+        except queue.Empty:
+            return _is_first_of_node()
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's picklable `value`, by rank; a collective for the start of a run, not for steps."""
         values: list[Any] = [None] * self.num_ranks
         dist.all_gather_object(values, value)
         return values
+
+
+_ANSWER_S = 5.0
+"""Seconds in which a store that is reached has answered."""
+
+
+def _is_first_failure(store: Store, answers: queue.Queue[bool]) -> None:
+    try:
+        answers.put(store.add("failures", 1) == 1)
+    except RuntimeError as error:
+        # As in limit_silence: no answer, and no process that closed the connection.
+        answers.put("timed out" in str(error) and _is_first_of_node())
+
+
+def _is_first_of_node() -> bool:
+    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def _explained(error: RuntimeError, rank: int, num_ranks: int) -> Retryable | None:

@@ -1,0 +1,83 @@
+"""The torchrun agent that started this rank: whether it is cut off from its rendezvous store, and its end.
+
+A network that goes down closes no connection. The agent asks the store of the rendezvous ten times a second whether a
+node waits to join, and with the network down that call returns once TCP gives up, after some 15 minutes; it is a C++
+call in the agent's main thread, so the agent ignores SIGTERM and the exit of its ranks meanwhile (torch 2.13).
+"""
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from meshwright.log import logger
+
+CUT_OFF_S: Final = 10.0
+"""Seconds without an answer from the store's host after which an agent counts as cut off."""
+_TRY_S: Final = 2.0
+_COMMANDS: Final = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
+
+
+def end_cut_off_agent(environment: Mapping[str, str] = os.environ) -> bool:
+    """Kill the torchrun that started this rank if its rendezvous store does not answer; return whether it was killed.
+
+    For a rank that is about to end with an error. Takes CUT_OFF_S where the store's host does not answer, else
+    milliseconds. Such an agent can neither restart its ranks nor join another round. Agents of one node, whose store is
+    local, and launchers other than torchrun are left alone.
+    """
+    store = _store_of_nodes(environment)
+    if store is None or _answers(*store):
+        return False
+    agent, (host, port) = os.getppid(), store
+    cut_off = f"the rendezvous store of torchrun, {host}:{port}, has not answered for {CUT_OFF_S:.0f} s"
+    if not _is_torchrun(agent):
+        logger.error("%s: the launcher of this rank, pid %d, may not end by itself: kill -9 %d", cut_off, agent, agent)
+        return False
+    logger.error(
+        "%s: torchrun on %s, pid %d, is killed, since it would wait for it", cut_off, socket.gethostname(), agent
+    )
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(agent, signal.SIGKILL)
+        return True
+    return False
+
+
+def _store_of_nodes(environment: Mapping[str, str]) -> tuple[str, int] | None:
+    """Return the address of the rendezvous store where the agents of several nodes use it; None for any other run."""
+    try:
+        num_nodes, port = int(environment.get("GROUP_WORLD_SIZE", "1")), int(environment.get("MASTER_PORT", ""))
+    except ValueError:
+        return None
+    is_agents_own = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if num_nodes == 1 or not is_agents_own or "TORCHELASTIC_RUN_ID" not in environment:
+        return None
+    return environment.get("MASTER_ADDR", ""), port
+
+
+def _answers(host: str, port: int) -> bool:
+    """Return whether a host answers within CUT_OFF_S; a refused connection is an answer, which the agent gets, too."""
+    deadline_s = time.monotonic() + CUT_OFF_S
+    while (left_s := deadline_s - time.monotonic()) > 0:
+        try:
+            with socket.create_connection((host, port), timeout=min(_TRY_S, left_s)):
+                return True
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            # No route, no answer, or a host name that no server resolves now.
+            time.sleep(min(0.5, max(0.0, deadline_s - time.monotonic())))
+    return False
+
+
+def _is_torchrun(pid: int) -> bool:
+    """Return whether a process of this host is the command torchrun."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return False
+    # As torchrun ..., python /bin/torchrun ..., or python -u -m torch.distributed.run ...
+    return any(Path(word).name in _COMMANDS for word in words[:4])
