@@ -2,7 +2,7 @@
 
 Checks run in this order, since an earlier one explains later ones: the run is over; a process died, failed or is
 suspended; the loop makes progress; a rank diverged from its own order of collectives; ranks of a group called different
-collectives; the connection between nodes was lost; ranks wait for one rank; all ranks entered a collective that does not
+collectives; nodes lost their connection; ranks wait for one rank; all ranks entered a collective that does not
 complete; ranks lost a peer.
 """
 

@@ -8,13 +8,12 @@ call in the agent's main thread, so the agent ignores SIGTERM and the exit of it
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
-
-from meshwright.log import logger
 
 CUT_OFF_S: Final = 10.0
 """Seconds without an answer from the store's host after which an agent counts as cut off."""
@@ -35,15 +34,18 @@ def end_cut_off_agent(environment: Mapping[str, str] = os.environ) -> bool:
     agent, (host, port) = os.getppid(), store
     cut_off = f"the rendezvous store of torchrun, {host}:{port}, has not answered for {CUT_OFF_S:.0f} s"
     if not _is_torchrun(agent):
-        logger.error("%s: the launcher of this rank, pid %d, may not end by itself: kill -9 %d", cut_off, agent, agent)
+        _say(f"{cut_off}: the launcher of this rank, pid {agent}, may not end by itself: kill -9 {agent}")
         return False
-    logger.error(
-        "%s: torchrun on %s, pid %d, is killed, since it would wait for it", cut_off, socket.gethostname(), agent
-    )
+    _say(f"{cut_off}: torchrun on {socket.gethostname()}, pid {agent}, is killed, since it would wait for it")
     with suppress(ProcessLookupError, PermissionError):
         os.kill(agent, signal.SIGKILL)
         return True
     return False
+
+
+def _say(what: str) -> None:
+    """Print for the terminal, not for the log of a rank, where a reader of torchrun's end would not look."""
+    print(what, file=sys.stderr, flush=True)
 
 
 def _store_of_nodes(environment: Mapping[str, str]) -> tuple[str, int] | None:

@@ -12,12 +12,12 @@ from typing import Any, Self
 
 import torch
 from torch import distributed as dist
-from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed import Store
 
 from meshwright.errors import ConfigError, LostPeer, Retryable
 from meshwright.fault_tolerance.lost_peer import is_lost_peer
 from meshwright.spec.job.sections import RunSection
-from meshwright.trainer.launch.store_socket import limit_silence
+from meshwright.trainer.launch.rank_store import join_store
 
 
 def choose_device_type(section: RunSection) -> str:
@@ -65,19 +65,8 @@ class Ranks:
         local_rank = int(os.environ["LOCAL_RANK"])
         device = cls._own_device(choose_device_type(section), local_rank)
         timeout = timedelta(seconds=section.timeout_s)
-        # torchrun hands every restart the same store, and gloo would find the dead ranks' addresses in it
-        # (torch 2.13; 11 of 13 restarts failed without this prefix).
-        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         try:
-            store = TCPStore(
-                os.environ["MASTER_ADDR"],
-                int(os.environ["MASTER_PORT"]),
-                num_ranks,
-                is_master=rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
-                timeout=timeout,
-            )
-            limit_silence(store, section.timeout_s)
-            own_store = PrefixStore(f"restart-{restart}", store)
+            own_store = join_store(rank, num_ranks, section.timeout_s)
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
                 store=own_store,

@@ -25,14 +25,14 @@ def limit_silence(store: TCPStore, timeout_s: float) -> None:
         socket.TCP_KEEPINTVL: probe_s,
         socket.TCP_KEEPCNT: 3,
     }
-    for one in _connections_to(store.port):
+    for one in connections_to(store.port):
         with one:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in options.items():
                 one.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def _connections_to(port: int) -> list[socket.socket]:
+def connections_to(port: int) -> list[socket.socket]:
     """Return this process's connections to a port, as sockets that share them."""
     found = []
     for descriptor in map(int, os.listdir("/proc/self/fd")):
