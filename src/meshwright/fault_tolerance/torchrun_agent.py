@@ -18,6 +18,7 @@ from typing import Final
 CUT_OFF_S: Final = 10.0
 """Seconds without an answer from the store's host after which an agent counts as cut off."""
 _TRY_S: Final = 2.0
+_FIRST_ACTS_S: Final = 3.0
 _COMMANDS: Final = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 
 
@@ -28,12 +29,19 @@ def end_cut_off_agent(environment: Mapping[str, str] = os.environ) -> bool:
     milliseconds. Such an agent can neither restart its ranks nor join another round. Agents of one node, whose store is
     local, and launchers other than torchrun are left alone.
     """
-    store = _store_of_nodes(environment)
+    store, agent = _store_of_nodes(environment), os.getppid()
     if store is None or _answers(*store):
         return False
-    agent, (host, port) = os.getppid(), store
+    if environment.get("LOCAL_RANK", "0") != "0":
+        # The first rank of the node has the terminal; where it is gone, another one acts.
+        time.sleep(_FIRST_ACTS_S)
+    words = _command_of(agent)
+    if os.getppid() != agent or not words:
+        return False  # another rank has ended it
+    host, port = store
     cut_off = f"the rendezvous store of torchrun, {host}:{port}, has not answered for {CUT_OFF_S:.0f} s"
-    if not _is_torchrun(agent):
+    # As in torchrun ..., python /bin/torchrun ..., or python -u -m torch.distributed.run ...
+    if not any(Path(word).name in _COMMANDS for word in words[:4]):
         _say(f"{cut_off}: the launcher of this rank, pid {agent}, may not end by itself: kill -9 {agent}")
         return False
     _say(f"{cut_off}: torchrun on {socket.gethostname()}, pid {agent}, is killed, since it would wait for it")
@@ -75,11 +83,9 @@ def _answers(host: str, port: int) -> bool:
     return False
 
 
-def _is_torchrun(pid: int) -> bool:
-    """Return whether a process of this host is the command torchrun."""
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return False
-    # As torchrun ..., python /bin/torchrun ..., or python -u -m torch.distributed.run ...
-    return any(Path(word).name in _COMMANDS for word in words[:4])
+def _command_of(pid: int) -> list[str]:
+    """Return the words of a process of this host; [] where it has ended."""
+    with suppress(OSError):
+        line = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+        return line.split("\0") if line else []
+    return []

@@ -78,7 +78,7 @@ def test_another_launcher_is_left_alone_and_named(tmp_path: Path, silent_port: i
 
 def test_a_store_that_answers_or_refuses_is_no_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     # This test's own parent would be killed.
-    monkeypatch.setattr(torchrun_agent, "_is_torchrun", lambda pid: pytest.fail("it answered"))
+    monkeypatch.setattr(torchrun_agent, "_command_of", lambda pid: pytest.fail("it answered"))
     with socket.create_server(("127.0.0.1", 0)) as store:
         port = store.getsockname()[1]
         assert not end_cut_off_agent(variables("127.0.0.1", port))
