@@ -9,11 +9,14 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+from meshwright.fault_tolerance.stop_request import ignore_stops
 
 CUT_OFF_S: Final = 10.0
 """Seconds without an answer from the store's host after which an agent counts as cut off."""
@@ -45,6 +48,9 @@ def end_cut_off_agent(environment: Mapping[str, str] = os.environ) -> bool:
         _say(f"{cut_off}: the launcher of this rank, pid {agent}, may not end by itself: kill -9 {agent}")
         return False
     _say(f"{cut_off}: torchrun on {socket.gethostname()}, pid {agent}, is killed, since it would wait for it")
+    if threading.current_thread() is threading.main_thread():
+        # The kernel sends SIGTERM to the ranks of a launcher that is gone: this one reports its error first.
+        ignore_stops()
     with suppress(ProcessLookupError, PermissionError):
         os.kill(agent, signal.SIGKILL)
         return True
