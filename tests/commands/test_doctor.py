@@ -161,3 +161,12 @@ def test_a_gpu_says_which_memory_pools_it_has(monkeypatch: pytest.MonkeyPatch) -
     assert "managed memory: yes: " in text
     assert "NCCL's allocator: no: the device has no multicast" in " ".join(text.split())
     assert "extended memory: no: " in text
+
+
+def test_a_rank_without_torchruns_variables_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    found = subprocess.run([sys.executable, "-m", "meshwright", "doctor"], capture_output=True, text=True, check=False)
+    assert found.returncode == 2
+    assert "no MASTER_ADDR" in found.stderr
+    assert "unset RANK to check this machine alone" in found.stderr

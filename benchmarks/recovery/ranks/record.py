@@ -49,7 +49,7 @@ class Record:
         digest = hashlib.sha256()
         for tensor in samples:
             digest.update(tensor.contiguous().numpy().tobytes())
-        line = json.dumps({"step": step, "samples": digest.hexdigest(), "time_s": time.time()})
+        line = json.dumps({"step": step, "samples": {0: digest.hexdigest()}, "time_s": time.time()})
         with (self._folder / "ledger" / f"rank-{self._rank}.jsonl").open("a") as file:
             file.write(line + "\n")
 

@@ -2,12 +2,14 @@
 
 Checks run in this order, since an earlier one explains later ones: the run is over; a process died, failed or is
 suspended; the loop makes progress; a rank diverged from its own order of collectives; ranks of a group called different
-collectives; ranks wait for one rank; all ranks entered a collective that does not complete; ranks lost a peer.
+collectives; nodes lost their connection; ranks wait for one rank; all ranks entered a collective that does not
+complete; ranks lost a peer.
 """
 
 from collections.abc import Callable, Sequence
 
 from meshwright.errors import ExitCode
+from meshwright.fault_tolerance.connection_loss import lost_connection, nodes_text, ranks_by_host
 from meshwright.fault_tolerance.diagnosis_text import (
     Wait,
     activity_text,
@@ -56,6 +58,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         checks.moves,
         checks.departed,
         checks.disagrees,
+        checks.has_lost_connection,
         checks.is_waited_for,
         checks.is_complete,
         checks.has_lost_peer,
@@ -118,6 +121,12 @@ class _Checks:
         first = min(failed, key=lambda record: record.time_s)
         headline = f"rank {first.rank} ended first, with {first.error}, {location_text(first.stack)}"
         advice = f"Correct what rank {first.rank} says in its log, then start the same command with --resume."
+        if first.is_lost_peer:
+            # It may have died where this host sees no process, or with its node.
+            advice = (
+                "Another rank, or the network to its host, was lost. Read the logs of the ranks that could not write "
+                "their record, then start the same command with --resume."
+            )
         return self._say("failed", [first.rank], headline, advice, self._first_wait_for([first.rank]))
 
     def is_stopped(self) -> Diagnosis | None:
@@ -176,6 +185,13 @@ class _Checks:
         )
         return self._say("mismatch", sorted(found.by_rank), headline, advice)
 
+    def has_lost_connection(self) -> Diagnosis | None:
+        lost = lost_connection(self._evidence, self._waits, self._edges)
+        if lost is None:
+            return None
+        found = self._say("network", [], lost.headline, lost.advice, lost.wait)
+        return found.replace(evidence=[*lost.evidence, *found.evidence])
+
     def is_waited_for(self) -> Diagnosis | None:
         culprits = [rank for rank in roots(self._edges) if not self._is_in_complete_wait(rank)]
         if not culprits:
@@ -192,9 +208,9 @@ class _Checks:
             first = complete[0]
             what = collective_text(first.collective, first.group)
             headline = f"every rank has entered {what}, and it does not end"
-            advice = (
-                "Look at the network between the ranks' hosts, and at their devices; then start again with --resume."
-            )
+            hosts = ranks_by_host({rank: self._beats[rank].host for rank in first.group.ranks if rank in self._beats})
+            network = f"the network between {nodes_text(hosts)}" if len(hosts) > 1 else "the network"
+            advice = f"Look at {network}, and at the ranks' devices; then start again with --resume."
             return self._say("network", [], headline, advice, first)
         if not any(self._edges.values()):
             return None

@@ -22,6 +22,7 @@ from meshwright.fault_tolerance.hang_limit import LONG_PHASES, NUM_WARM_UP, Hang
 from meshwright.fault_tolerance.launcher_watch import GRACE_S
 from meshwright.fault_tolerance.lost_peer import is_lost_peer
 from meshwright.fault_tolerance.step_record import StepRecord, groups
+from meshwright.fault_tolerance.torchrun_agent import end_cut_off_agent
 from meshwright.log import logger
 from meshwright.parallelism.module_tracker import module_names
 from meshwright.parallelism.pipeline.stages import Stages
@@ -112,12 +113,14 @@ class HangWatch:
             elif failed_s is not None and time.monotonic() - failed_s > _END_AFTER_S:
                 # The loop's thread may be in a call that never returns.
                 logger.error("rank %d is still running %.0f s after another failed: it ends", self._rank, _END_AFTER_S)
+                end_cut_off_agent()
                 os._exit(ExitCode.RETRY)
             elif self._is_hung(silent_s):
                 self._report("hung")
                 logger.error("rank %d has not moved for %.0f s: it ends", self._rank, silent_s)
                 with suppress(OSError):
                     append_event(self._run, "hang", duration_s=silent_s)
+                end_cut_off_agent()
                 os._exit(ExitCode.RETRY)
 
     def _is_hung(self, silent_s: float) -> bool:
@@ -163,6 +166,7 @@ class HangWatch:
             stack=[self._frame(frame, line) for frame, line in stack],
             error=None if error is None else _one_line(error),
             is_lost_peer=has_lost_peer,
+            waited_s=None if error is None else round(time.monotonic() - self._heartbeat.beaten_s, 3),
         )
 
     def _frame(self, frame: FrameType, line: int) -> Frame:

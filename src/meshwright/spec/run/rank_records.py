@@ -109,6 +109,8 @@ class FlightRecord(Frozen):
     """The error that ended this rank, in a line."""
     is_lost_peer: bool = False
     """Whether that error is a timeout, or a lost connection to another rank: the cause is elsewhere."""
+    waited_s: float | None = None
+    """Seconds from the loop's last mark to that error; None without one."""
 
 
 Verdict = Literal["ended", "moving", "died", "failed", "stopped", "departed", "mismatch", "busy", "network", "unknown"]

@@ -107,9 +107,14 @@ def train_rank(config: RankConfig) -> ExitCode:
     # Before torch is imported, which may read its settings then.
     set_allocator(os.environ)
     with kept_garbage():
+        from meshwright.fault_tolerance.torchrun_agent import end_cut_off_agent
         from meshwright.trainer.launch.worker import train_as_rank
 
-    return train_as_rank(config)
+    try:
+        return train_as_rank(config)
+    except Exception:
+        end_cut_off_agent()
+        raise
 
 
 def preempt_on_sigterm() -> None:

@@ -1,8 +1,10 @@
 """This process among the others: its rank, its device, and the few things all ranks must agree on."""
 
 import os
+import queue
 import signal
 import socket
+import threading
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
@@ -10,11 +12,12 @@ from typing import Any, Self
 
 import torch
 from torch import distributed as dist
-from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed import Store
 
 from meshwright.errors import ConfigError, LostPeer, Retryable
 from meshwright.fault_tolerance.lost_peer import is_lost_peer
 from meshwright.spec.job.sections import RunSection
+from meshwright.trainer.launch.rank_store import join_store
 
 
 def choose_device_type(section: RunSection) -> str:
@@ -62,18 +65,8 @@ class Ranks:
         local_rank = int(os.environ["LOCAL_RANK"])
         device = cls._own_device(choose_device_type(section), local_rank)
         timeout = timedelta(seconds=section.timeout_s)
-        # torchrun hands every restart the same store, and gloo would find the dead ranks' addresses in it
-        # (torch 2.13; 11 of 13 restarts failed without this prefix).
-        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         try:
-            store = TCPStore(
-                os.environ["MASTER_ADDR"],
-                int(os.environ["MASTER_PORT"]),
-                num_ranks,
-                is_master=rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
-                timeout=timeout,
-            )
-            own_store = PrefixStore(f"restart-{restart}", store)
+            own_store = join_store(rank, num_ranks, section.timeout_s)
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
                 store=own_store,
@@ -128,19 +121,41 @@ class Ranks:
         return signal.Signals(int(number)) if number else None
 
     def fails_first(self) -> bool:
-        """Return whether no rank has called this before; False, too, where the store went with its rank."""
+        """Return whether no rank has called this before; False, too, where the store went with its rank.
+
+        Where the store does not answer within seconds, the first rank of each node counts as the first of all.
+        """
         if self.store is None:
             return self.is_first
+        answers: queue.Queue[bool] = queue.Queue()
+        # The call has no limit of its own, and the process may end before it returns.
+        threading.Thread(target=_is_first_failure, args=(self.store, answers), daemon=True).start()
         try:
-            return self.store.add("failures", 1) == 1
-        except RuntimeError:
-            return False
+            return answers.get(timeout=_ANSWER_S)
+        except queue.Empty:
+            return _is_first_of_node()
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's picklable `value`, by rank; a collective for the start of a run, not for steps."""
         values: list[Any] = [None] * self.num_ranks
         dist.all_gather_object(values, value)
         return values
+
+
+_ANSWER_S = 5.0
+"""Seconds in which a store that is reached has answered."""
+
+
+def _is_first_failure(store: Store, answers: queue.Queue[bool]) -> None:
+    try:
+        answers.put(store.add("failures", 1) == 1)
+    except RuntimeError as error:
+        # As in limit_silence: no answer, and no process that closed the connection.
+        answers.put("timed out" in str(error) and _is_first_of_node())
+
+
+def _is_first_of_node() -> bool:
+    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def _explained(error: RuntimeError, rank: int, num_ranks: int) -> Retryable | None:

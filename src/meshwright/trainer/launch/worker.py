@@ -23,6 +23,7 @@ from meshwright.parallelism.torch_private.torch_flight_recorder import keep_more
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.user_object import is_object_source
 from meshwright.spec.run.run import Run
+from meshwright.trainer.cluster.first_look import warn_of_nodes
 from meshwright.trainer.launch.host_process import prepare_host_process
 from meshwright.trainer.launch.ranks import Ranks, choose_device_type
 from meshwright.trainer.run.loop import train
@@ -56,6 +57,7 @@ def train_as_rank(config: RankConfig) -> ExitCode:
             with Terminal(ranks, own) as terminal:
                 if config.replica is None:
                     _claim_together(ranks, job, run, resume=config.resume, overwrite=config.overwrite)
+                warn_of_nodes(ranks)
                 terminal.leave_to_rank_0()
                 show_stacks_on_signal(own.stack(ranks.rank))
                 code = train(config.replace(job=job), ranks)

@@ -4,7 +4,6 @@ import pytest
 
 from meshwright.fault_tolerance.replicas.silence import Pulse, Silence
 
-
 NOW_S = 1000.0
 
 

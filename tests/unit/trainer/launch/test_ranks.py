@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.errors import LostPeer, Retryable
 from meshwright.spec.job.sections import RunSection
-from meshwright.trainer.launch import ranks
+from meshwright.trainer.launch import rank_store
 from meshwright.trainer.launch.ranks import Ranks
 
 
@@ -29,7 +29,7 @@ def test_ranks_of_several_machines_that_find_no_other_say_which_network_to_name(
     def no_store(*_: object, **__: object) -> None:
         raise RuntimeError("Gloo connectFullMesh failed with [gloo/transport/tcp/pair.h:311] Connect timeout [none]")
 
-    monkeypatch.setattr(ranks, "TCPStore", no_store)
+    monkeypatch.setattr(rank_store, "TCPStore", no_store)
     place = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": str(local_ranks)}
     for name, value in {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)
