@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 
 from pydantic import Field
 
@@ -14,8 +13,8 @@ from meshwright.spec.job.guards_section import GuardsSection, guards_problems
 from meshwright.spec.job.memory_section import MemorySection
 from meshwright.spec.job.optimizer_rules import optimizer_problems
 from meshwright.spec.job.replicas_section import ReplicasSection, replicas_problems
+from meshwright.spec.job.run_rules import budget_problems, checkpoint_problems, step_problems
 from meshwright.spec.job.sections import (
-    DEFAULT_WARMUP_STEPS,
     CheckpointSection,
     ClusterSection,
     DataSection,
@@ -140,13 +139,13 @@ class Job(Frozen):
             )
             own = [
                 *job.batch_problems(),
-                *job._step_problems(),
+                *step_problems(job),
                 *optimizer_problems(job.optimizer, job.precision),
                 *guards_problems(job.guards, job.optimizer, job.checkpoint),
                 *exact_problems(job),
                 *replicas_problems(job),
-                *job._checkpoint_problems(),
-                *job._budget_problems(),
+                *checkpoint_problems(job),
+                *budget_problems(job),
                 *of_layout,
             ]
             return [*own, *further(job, own)]
@@ -220,64 +219,6 @@ class Job(Frozen):
             nearest = multiples_near(train.global_batch_tokens, train.seq_len * rows)
             return [Problem(what, [{"train.global_batch_tokens": value} for value in nearest])]
         return []
-
-    def _step_problems(self) -> Iterator[Problem]:
-        train, start, last = self.train, self.run.profile_start, self.train.last_step
-        if start is not None and start > last:
-            key = "train.stop_after" if last == train.stop_after else "train.steps"
-            yield Problem(
-                f"run.profile_start = {start} lies after the last step, {key} = {last}; must be from 1 to {last}",
-                [{"run.profile_start": max(1, last - self.run.profile_steps + 1)}, {"run.profile_start": None}],
-            )
-        if train.stop_after is not None and train.stop_after > train.steps:
-            yield Problem(
-                f"train.stop_after = {train.stop_after} lies after train.steps = {train.steps}",
-                [{"train.stop_after": train.steps}, {"train.stop_after": None}],
-            )
-        # A few steps for a trial are a job too: the default warmup is cut off, and check says so.
-        if self.optimizer.warmup_steps > max(train.steps, DEFAULT_WARMUP_STEPS):
-            yield Problem(
-                f"optimizer.warmup_steps = {self.optimizer.warmup_steps} is more than train.steps = {train.steps}",
-                [{"optimizer.warmup_steps": train.steps}],
-                after=" or less",
-            )
-        if train.validation_interval and not self.data.validation_fraction:
-            yield Problem(
-                f"train.validation_interval = {train.validation_interval} but data.validation_fraction = 0 keeps no "
-                "samples for validation",
-                [{"train.validation_interval": 0}, {"data.validation_fraction": 0.02}],
-            )
-
-    def _checkpoint_problems(self) -> Iterator[Problem]:
-        train, checkpoint = self.train, self.checkpoint
-        if not checkpoint.keep_best:
-            return
-        measured = train.validation_interval
-        saved = measured if checkpoint.interval == "auto" else checkpoint.interval
-        if measured and (train.steps % measured == 0 or (saved and math.lcm(saved, measured) <= train.steps)):
-            return
-        interval = f"train.validation_interval = {measured}"
-        what = "never measures one" if not measured else f"measures none at a step that is saved (every {saved})"
-        yield Problem(
-            f"checkpoint.keep_best = {checkpoint.keep_best} keeps those of the lowest validation loss, but {interval} "
-            f"{what}",
-            [{"train.validation_interval": saved or train.steps}, {"checkpoint.keep_best": 0}],
-        )
-
-    def _budget_problems(self) -> Iterator[Problem]:
-        layout = self.layout
-        if layout.memory_budget_bytes is not None and layout.search:
-            yield Problem(
-                f"layout.memory_budget_bytes = {layout.memory_budget_bytes} bounds what the blocks of a layout that is "
-                "set save, and layout.search = true chooses another, which leaves planner.memory_margin free",
-                [{"layout.memory_budget_bytes": None}, {"layout.search": False}],
-            )
-        elif layout.memory_budget_bytes is not None and layout.activation_checkpoint != "auto":
-            yield Problem(
-                f"layout.memory_budget_bytes = {layout.memory_budget_bytes} has nothing to apply with "
-                f'layout.activation_checkpoint = "{layout.activation_checkpoint}"',
-                [{"layout.activation_checkpoint": "auto"}, {"layout.memory_budget_bytes": None}],
-            )
 
     def _layout_problems(self, num_ranks: int | None, *, suggests_ranks: bool = True) -> list[Problem]:
         if self.layout.search:
