@@ -47,6 +47,8 @@ class HangWatch:
         self._modules: dict[int, str] = {}
         self.after_mark: Callable[[int, str], None] = _ignore
         """Called in the loop's thread with the step and the phase of every mark, when it is written."""
+        self.after_follow: Callable[[Stages], None] = _no_model
+        """Called with the model once it exists."""
         self._loop_thread = threading.get_ident()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="hang_watch", daemon=True)
@@ -83,6 +85,7 @@ class HangWatch:
     def follow(self, stages: Stages) -> None:
         """Set the model whose modules are named in stacks."""
         self._modules = module_names(stages)
+        self.after_follow(stages)
 
     def tracking(self, stages: Stages) -> AbstractContextManager[None]:
         """Record the order and the modules of collectives in the step that runs within the context."""
@@ -172,6 +175,10 @@ class HangWatch:
 
 
 def _ignore(step: int, phase: str) -> None:
+    pass
+
+
+def _no_model(stages: Stages) -> None:
     pass
 
 

@@ -16,8 +16,10 @@ from typing import Final
 from meshwright.checkpoint.format.durable import temporary_sibling, write_durably
 from meshwright.errors import Retryable
 from meshwright.fault_tolerance.hang_watch import HangWatch
+from meshwright.fault_tolerance.number_faults import spoil
 from meshwright.fault_tolerance.step_ledger import StepLedger
-from meshwright.spec.fault import Fault, FaultKind, Faults
+from meshwright.parallelism.pipeline.stages import Stages
+from meshwright.spec.fault import NUMBER_FAULTS, PHASE_OF, Fault, FaultKind, Faults
 from meshwright.spec.layout.schedule.action import ACTION_MARK, parse_action
 from meshwright.spec.run.chaos_report import Injection
 from meshwright.spec.run.run import Run
@@ -36,7 +38,8 @@ def under_faults(run: Run, rank: int, faults: Faults | None, watch: HangWatch) -
         yield None
         return
     with StepLedger(run, rank) as ledger:
-        watch.after_mark = Injector(run, rank, faults, ledger.last_step).enter
+        injector = Injector(run, rank, faults, ledger.last_step)
+        watch.after_mark, watch.after_follow = injector.enter, injector.follow
         yield ledger
 
 
@@ -53,6 +56,11 @@ class Injector:
             if fault.rank == rank and not run.injected_fault(number).exists()
         }
         self._step_began_s = time.monotonic()
+        self._model: Stages | None = None
+
+    def follow(self, model: Stages) -> None:
+        """Set the model whose numbers faults change."""
+        self._model = model
 
     def enter(self, step: int, mark: str) -> None:
         """Make happen what befalls this rank as it enters the phase that `mark` names, in `step`."""
@@ -69,12 +77,15 @@ class Injector:
             else:
                 del self._pending[number]
                 self._note(number, step, mark)
-                _INJECT[fault.kind]()
+                if fault.kind in NUMBER_FAULTS:
+                    spoil(fault, self._model)
+                else:
+                    _INJECT[fault.kind]()
 
     def _is_here(self, fault: Fault, step: int, phase: str) -> bool:
         if phase == "restore":
             return fault.phase == phase and 0 < (fault.step or 1) <= self._last_step
-        wanted = fault.phase or ("gradients" if fault.kind == "slow-rank" else "data")
+        wanted = fault.phase or PHASE_OF.get(fault.kind, "data")
         return phase == wanted and (fault.step is None or fault.step == step)
 
     def _slow_down(self, number: int, fault: Fault) -> None:

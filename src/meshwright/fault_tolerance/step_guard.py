@@ -13,7 +13,8 @@ from typing import Any, Literal
 from meshwright.errors import NonFiniteError
 from meshwright.spec.job.guards_section import GuardsSection
 
-Decision = Literal["take", "skip", "roll back"]
+Decision = Literal["take", "skip", "roll back", "restore"]
+"""roll back leaves out the data since the checkpoint; restore, after corruption, computes the same steps again."""
 
 
 class StepGuard:

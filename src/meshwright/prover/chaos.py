@@ -11,7 +11,7 @@ from meshwright.fault_tolerance.step_ledger import read_ledger
 from meshwright.log import progress
 from meshwright.prover.quiet_output import output_in
 from meshwright.prover.smallest import smallest
-from meshwright.spec.fault import Fault
+from meshwright.spec.fault import NUMBER_FAULTS, Fault
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.chaos_report import (
     ChaosReport,
@@ -23,6 +23,7 @@ from meshwright.spec.run.chaos_report import (
 )
 from meshwright.spec.run.goodput import goodput, read_step_times
 from meshwright.spec.run.run import Run
+from meshwright.spec.run.run_event import read_events
 from meshwright.trainer.launch.launch import train_locally
 from meshwright.trainer.launch.rank import RankConfig
 from meshwright.trainer.run.run_folder import read_manifest
@@ -130,6 +131,8 @@ def _outcome(found: _Run, number: int, fault: Fault) -> FaultOutcome:
     injection = Injection.from_json(file.read_text(encoding="utf-8"))
     if fault.kind == "slow-rank":
         return FaultOutcome(fault=fault, injection=injection)
+    if fault.kind in NUMBER_FAULTS:
+        return _number_outcome(found, fault, injection)
     ended_s = min((end_s for end_s in found.attempts_ended_s if end_s > injection.time_s), default=None)
     ledger = found.ledger(fault.rank)
     before = [entry for entry in ledger if entry.time_s <= (ended_s or injection.time_s)]
@@ -141,6 +144,27 @@ def _outcome(found: _Run, number: int, fault: Fault) -> FaultOutcome:
         recovered_after_s=after[0].time_s - injection.time_s if after else None,
         lost_steps=(before[-1].step if before else 0) - (after[0].step - 1) if after else None,
     )
+
+
+def _number_outcome(found: _Run, fault: Fault, injection: Injection) -> FaultOutcome:
+    """Return what wrong numbers did: when a check found them, and how many steps were computed again."""
+    events = [event for event in read_events(found.run.events) if event.kind == "corruption"]
+    found_s = [event.time_s for event in events if event.time_s >= injection.time_s]
+    if not found_s:
+        return FaultOutcome(fault=fault, injection=injection)
+    before, after = split_at(found.ledger(fault.rank), found_s[0])
+    return FaultOutcome(
+        fault=fault,
+        injection=injection,
+        detected_after_s=found_s[0] - injection.time_s,
+        recovered_after_s=after[0].time_s - injection.time_s if after else None,
+        lost_steps=max(0, (before[-1].step if before else 0) - (after[0].step - 1)) if after else None,
+    )
+
+
+def split_at(entries: Sequence[LedgerEntry], time_s: float) -> tuple[list[LedgerEntry], list[LedgerEntry]]:
+    """Return the entries of a ledger up to a moment, and those after it."""
+    return [one for one in entries if one.time_s <= time_s], [one for one in entries if one.time_s > time_s]
 
 
 def _shrink(request: ChaosRequest, expected: _Run) -> list[Fault]:

@@ -16,6 +16,7 @@ from meshwright.checkpoint.parameter_hash import parameter_hash
 from meshwright.errors import ExitCode
 from meshwright.fault_tolerance.hang_watch import HangWatch
 from meshwright.fault_tolerance.injector import under_faults
+from meshwright.fault_tolerance.run_events import RunEvents
 from meshwright.fault_tolerance.step_guard import Decision
 from meshwright.fault_tolerance.step_ledger import StepLedger
 from meshwright.fault_tolerance.stop_request import StopRequest
@@ -63,8 +64,7 @@ def train(
         cached = load_cache(job, run, ranks) if job.layout.compiles_anything else None
         training = Training.build(job, ranks)
         post_mortem.follow(training)
-        watch.follow(training.model)
-        training.step.report_to(watch.mark)
+        connect(training, watch, run)
         watch.mark("restore")
         step = training.load_newest(run) if resume else 0
         speed = PeakFlops.of(job, ranks)
@@ -91,9 +91,9 @@ def train(
                     decision = take_step(training, step, speed, recorder, ledger)
                 compiles.after_step(training, step)
                 profiler.after_step(step)
-                if decision == "roll back":
+                if decision in ("roll back", "restore"):
                     watch.mark("restore")
-                    step = roll_back(training, run, checkpoints, step)
+                    step = roll_back(training, run, checkpoints, step, decision)
                     continue
                 if step == first_step:
                     checkpoints.prepare(last_step - step)
@@ -125,6 +125,14 @@ def train(
                 recorder.finish(step, code, parameter_hash=digest)
         training.loader.close()
         return code
+
+
+def connect(training: Training, watch: HangWatch, run: Run) -> None:
+    """Let the heartbeat follow the phases of a step, and what its checks find be recorded in `run`."""
+    watch.follow(training.model)
+    training.step.report_to(watch.mark)
+    if training.step.replica_guard is not None:
+        training.step.replica_guard.events = RunEvents(run)
 
 
 def announce(training: Training, step: int, peak_name: str | None) -> None:
@@ -184,6 +192,8 @@ def take_step(
         data_wait_s = time.perf_counter() - started_s
         result = training.step(step, microbatches)
     step_s = time.perf_counter() - started_s
+    if result.decision == "restore":
+        return result.decision
     if ledger is not None:
         ledger.add(step, (one.inputs for one in microbatches))
     if guard is not None and result.decision != "take":
@@ -209,9 +219,13 @@ def take_step(
     return result.decision
 
 
-def roll_back(training: Training, run: Run, checkpoints: RunCheckpoints, step: int) -> int:
-    """Return to the newest checkpoint after `step`, whose data and that since are left out; a collective."""
+def roll_back(training: Training, run: Run, checkpoints: RunCheckpoints, step: int, decision: Decision) -> int:
+    """Return to an earlier checkpoint after `step`; "roll back" leaves out the data since; a collective."""
     checkpoints.settle()
+    if decision == "restore":
+        restored = training.restore(run, step)
+        logger.warning("restored step %d: steps %d to %d are computed again", restored, restored + 1, step)
+        return restored
     restored = training.roll_back(run, step)
     logger.warning("rolled back to step %d; the data of steps %d to %d is left out", restored, restored + 1, step)
     return restored

@@ -1,0 +1,86 @@
+"""RunEvents: appends to events.jsonl, warns, and counts how often a rank was found wrong; the same on every rank."""
+
+import socket
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from meshwright.checkpoint.peers import GroupPeers
+from meshwright.errors import CorruptionError
+from meshwright.log import logger
+from meshwright.spec.run.run import Run
+from meshwright.spec.run.run_event import Action, RunEvent, read_events
+
+_MAX_ACCUSATIONS = 3
+"""Findings against the same ranks after which the run ends."""
+
+
+class RunEvents:
+    """Events of one run; methods are collectives, called with equal arguments on all ranks."""
+
+    def __init__(self, run: Run | None) -> None:
+        """Without a run, as in tests of a step, nothing is written."""
+        self._run = run
+        self._hosts: list[str] = []
+        self._accused: Counter[tuple[tuple[int, ...], tuple[str, ...]]] = Counter()
+
+    def corruption(self, step: int, ranks: Sequence[int], what: str, action: Action, tensor: str | None) -> None:
+        """Record a finding against `ranks`, any of which may be wrong; raises CorruptionError at their third."""
+        self._open()
+        hosts = tuple(self._hosts[rank] for rank in ranks)
+        self._accused[tuple(ranks), hosts] += 1
+        count = self._accused[tuple(ranks), hosts]
+        is_last = bool(ranks) and count >= _MAX_ACCUSATIONS
+        event = RunEvent(
+            kind="corruption",
+            time_s=time.time(),
+            step=step,
+            ranks=tuple(ranks),
+            hosts=hosts,
+            action="stop" if is_last else action,
+            what=what,
+            tensor=tensor,
+        )
+        self.write(event)
+        if is_last:
+            places = " or ".join(f"rank {rank} on {host}" for rank, host in zip(ranks, hosts, strict=True))
+            raise CorruptionError(
+                f"step {step}: {what}: numbers of {places} were wrong {count} times: take "
+                f"{' or '.join(sorted(set(hosts)))} out of the run, test its memory and devices, and continue on "
+                "others with --resume"
+            )
+
+    def write(self, event: RunEvent) -> None:
+        """Log an event as a warning, and append it to events.jsonl, on rank 0."""
+        if GroupPeers().rank > 0:
+            return
+        logger.warning("step %d: %s", event.step, event.what)
+        if self._run is not None:
+            with self._run.events.open("a", encoding="utf-8") as file:
+                file.write(event.model_dump_json() + "\n")
+
+    def places(self, ranks: Sequence[int]) -> str:
+        """Return ranks with their hosts, in words."""
+        self._open()
+        return " or ".join(f"rank {rank} ({self._hosts[rank]})" for rank in ranks)
+
+    def host(self, rank: int) -> str:
+        """Return the host of a rank."""
+        self._open()
+        return self._hosts[rank]
+
+    def _open(self) -> None:
+        """Learn the hosts, and what was found in earlier attempts, before the first event."""
+        if self._hosts:
+            return
+        peers = GroupPeers()
+        self._hosts = peers.gather(socket.gethostname())
+        # Rank 0's view: a shared folder may show others an older file.
+        earlier = (
+            []
+            if self._run is None or peers.rank
+            else [event.model_dump_json() for event in read_events(self._run.events)]
+        )
+        for event in map(RunEvent.from_json, peers.publish(earlier)):
+            if event.kind == "corruption":
+                self._accused[event.ranks, event.hosts] += 1

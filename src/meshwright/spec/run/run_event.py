@@ -1,0 +1,52 @@
+"""RunEvent: something that happened to a run and that a person should know, one line of events.jsonl."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from meshwright.spec.frozen import Frozen
+
+EventKind = Literal["corruption", "straggler"]
+Action = Literal["recompute", "copy", "restore", "stop", "none"]
+"""recompute: forward and backward of the step ran again. copy: the tensors were copied from the majority. restore: the
+run returned to its newest checkpoint. stop: the run ended. none: nothing was changed."""
+
+
+class RunEvent(Frozen):
+    """A corruption that was found, or a rank that is slower than the others."""
+
+    kind: EventKind
+    time_s: float
+    """In seconds since 1970."""
+    step: int
+    ranks: tuple[int, ...]
+    """The ranks that it is about; several where it is not known which one of them was wrong."""
+    hosts: tuple[str, ...]
+    """Host of each of these ranks."""
+    action: Action
+    what: str
+    """The finding in a sentence."""
+    tensor: str | None = None
+    """The first tensor that differs, such as `gradient of norm.weight`."""
+    phase: str | None = None
+    """The phase of a step in which a straggler is slow."""
+    times_slower: float | None = None
+    """Own time of a straggler over that of the median rank."""
+    num_steps: int | None = None
+    """Steps for which a straggler has been slow."""
+
+
+def read_events(path: Path) -> list[RunEvent]:
+    """Return the events in a file, oldest first; none without the file. A line that is cut off is left out."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    events = []
+    for line in lines:
+        try:
+            events.append(RunEvent.from_json(line))
+        except ValidationError:
+            continue
+    return events
