@@ -22,6 +22,7 @@ from meshwright.fault_tolerance.hang_limit import LONG_PHASES, NUM_WARM_UP, Hang
 from meshwright.fault_tolerance.launcher_watch import GRACE_S
 from meshwright.fault_tolerance.lost_peer import is_lost_peer
 from meshwright.fault_tolerance.step_record import StepRecord, groups
+from meshwright.fault_tolerance.stragglers.phase_times import PhaseTimes
 from meshwright.log import logger
 from meshwright.parallelism.module_tracker import module_names
 from meshwright.parallelism.pipeline.stages import Stages
@@ -47,6 +48,8 @@ class HangWatch:
         self._modules: dict[int, str] = {}
         self.after_mark: Callable[[int, str], None] = _ignore
         """Called in the loop's thread with the step and the phase of every mark, when it is written."""
+        self.phase_times = PhaseTimes()
+        """Own times of the loop's phases, for who compares ranks."""
         self.after_follow: Callable[[Stages], None] = _no_model
         """Called with the model once it exists."""
         self._loop_thread = threading.get_ident()
@@ -70,6 +73,7 @@ class HangWatch:
 
     def mark(self, phase: str, waits_for_rank: int | None = None) -> None:
         """Record that the loop starts `phase`."""
+        self.phase_times.enter(phase)
         self._record.enter_phase(phase)
         self._heartbeat.mark(phase, waits_for_rank=waits_for_rank)
         self.after_mark(self._heartbeat.step, phase)
@@ -78,6 +82,8 @@ class HangWatch:
         """Record that the loop starts `step`, with phase "data"."""
         self._record.begin(step)
         self._num_steps += 1
+        self.phase_times.begin_step()
+        self.phase_times.enter("data")
         self._record.enter_phase("data")
         self._heartbeat.mark("data", step)
         self.after_mark(step, "data")

@@ -18,9 +18,9 @@ from meshwright.errors import Retryable
 from meshwright.fault_tolerance.hang_watch import HangWatch
 from meshwright.fault_tolerance.number_faults import spoil
 from meshwright.fault_tolerance.step_ledger import StepLedger
+from meshwright.fault_tolerance.stragglers.phase_times import phase_of
 from meshwright.parallelism.pipeline.stages import Stages
 from meshwright.spec.fault import NUMBER_FAULTS, PHASE_OF, Fault, FaultKind, Faults
-from meshwright.spec.layout.schedule.action import ACTION_MARK, parse_action
 from meshwright.spec.run.chaos_report import Injection
 from meshwright.spec.run.run import Run
 
@@ -102,13 +102,6 @@ class Injector:
         temporary = temporary_sibling(file)
         write_durably(temporary, Injection(time_s=time.time(), step=step, mark=mark).to_json())
         temporary.replace(file)
-
-
-def phase_of(mark: str) -> str:
-    """Return the phase of spec/fault.py that a mark of the training loop belongs to."""
-    if not mark.startswith(ACTION_MARK):
-        return mark
-    return "forward" if parse_action(mark.removeprefix(ACTION_MARK)).kind.endswith("F") else "backward"
 
 
 def _raise() -> None:

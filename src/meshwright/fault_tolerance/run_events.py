@@ -26,7 +26,7 @@ class RunEvents:
 
     def corruption(self, step: int, ranks: Sequence[int], what: str, action: Action, tensor: str | None) -> None:
         """Record a finding against `ranks`, any of which may be wrong; raises CorruptionError at their third."""
-        self._open()
+        self.open()
         hosts = tuple(self._hosts[rank] for rank in ranks)
         self._accused[tuple(ranks), hosts] += 1
         count = self._accused[tuple(ranks), hosts]
@@ -50,26 +50,27 @@ class RunEvents:
                 "others with --resume"
             )
 
-    def write(self, event: RunEvent) -> None:
-        """Log an event as a warning, and append it to events.jsonl, on rank 0."""
+    def write(self, event: RunEvent, *, is_logged: bool = True) -> None:
+        """Append an event to events.jsonl, and log it as a warning, on rank 0; no collective."""
         if GroupPeers().rank > 0:
             return
-        logger.warning("step %d: %s", event.step, event.what)
+        if is_logged:
+            logger.warning("step %d: %s", event.step, event.what)
         if self._run is not None:
             with self._run.events.open("a", encoding="utf-8") as file:
                 file.write(event.model_dump_json() + "\n")
 
     def places(self, ranks: Sequence[int]) -> str:
         """Return ranks with their hosts, in words."""
-        self._open()
+        self.open()
         return " or ".join(f"rank {rank} ({self._hosts[rank]})" for rank in ranks)
 
     def host(self, rank: int) -> str:
         """Return the host of a rank."""
-        self._open()
+        self.open()
         return self._hosts[rank]
 
-    def _open(self) -> None:
+    def open(self) -> None:
         """Learn the hosts, and what was found in earlier attempts, before the first event."""
         if self._hosts:
             return

@@ -20,6 +20,7 @@ from meshwright.fault_tolerance.run_events import RunEvents
 from meshwright.fault_tolerance.step_guard import Decision
 from meshwright.fault_tolerance.step_ledger import StepLedger
 from meshwright.fault_tolerance.stop_request import StopRequest
+from meshwright.fault_tolerance.stragglers.straggler_watch import StragglerWatch
 from meshwright.hardware.catalogue import load_device, recognise_device
 from meshwright.hardware.machine import peak_resident_bytes
 from meshwright.log import logger
@@ -64,7 +65,7 @@ def train(
         cached = load_cache(job, run, ranks) if job.layout.compiles_anything else None
         training = Training.build(job, ranks)
         post_mortem.follow(training)
-        connect(training, watch, run)
+        stragglers = connect(training, watch, run)
         watch.mark("restore")
         step = training.load_newest(run) if resume else 0
         speed = PeakFlops.of(job, ranks)
@@ -73,6 +74,7 @@ def train(
         with (
             recorder or nullcontext(),
             profiler,
+            stragglers,
             RunCheckpoints(training, run) as checkpoints,
             explained_compilation(stop),
         ):
@@ -106,6 +108,7 @@ def train(
                     compiles.after_validation()
                 watch.mark("agree")
                 asked = ranks.agree_on(stop.signal)
+                stragglers.after_step(step)
                 if asked is None and (step == last_step or is_save_due(training, step)):
                     watch.mark("checkpoint")
                     checkpoints.save(step, validation_loss)
@@ -127,12 +130,14 @@ def train(
         return code
 
 
-def connect(training: Training, watch: HangWatch, run: Run) -> None:
-    """Let the heartbeat follow the phases of a step, and what its checks find be recorded in `run`."""
+def connect(training: Training, watch: HangWatch, run: Run) -> StragglerWatch:
+    """Let the heartbeat follow the phases of a step and checks write into `run`; return what compares ranks' times."""
     watch.follow(training.model)
     training.step.report_to(watch.mark)
+    events = RunEvents(run)
     if training.step.replica_guard is not None:
-        training.step.replica_guard.events = RunEvents(run)
+        training.step.replica_guard.events = events
+    return StragglerWatch(watch.phase_times, events, training.layout, training.ranks.device.type)
 
 
 def announce(training: Training, step: int, peak_name: str | None) -> None:

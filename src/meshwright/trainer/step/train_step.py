@@ -118,6 +118,8 @@ class TrainStep:
         share_buffers(self.model, self.meshes)
         if self.replica_guard is not None and not self.replica_guard.is_sound(step):
             decision = "restore"
+        # What a rank writes of a step is no part of it.
+        self._observe("record")
         return StepResult(loss, grad_norm.item(), rate, experts, decision)
 
     def _replica_guard(self) -> ReplicaGuard:
