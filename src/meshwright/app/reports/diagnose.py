@@ -16,6 +16,7 @@ from meshwright.fault_tolerance.launcher_watch import last_diagnosis
 from meshwright.pages.tables.diagnosis_table import diagnosis_page
 from meshwright.spec.run.rank_records import Diagnosis
 from meshwright.spec.run.run import Run
+from meshwright.spec.run.run_event import event_lines, read_events
 
 
 class DiagnosisResult(Result, Diagnosis):
@@ -55,4 +56,6 @@ def diagnose(
             "ranks have started"
         )
     found = last_diagnosis(run, evidence) or _diagnose(evidence)
+    # Of earlier steps, and of a rank that may be slow no more: evidence, no verdict.
+    found = found.replace(evidence=[*found.evidence, *event_lines(read_events(run.events))])
     return viewed(DiagnosisResult, found, folder=str(folder))

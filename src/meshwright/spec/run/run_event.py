@@ -1,5 +1,6 @@
 """RunEvent: something that happened to a run and that a person should know, one line of events.jsonl."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -50,3 +51,16 @@ def read_events(path: Path) -> list[RunEvent]:
         except ValidationError:
             continue
     return events
+
+
+_MOST_SHOWN = 5
+
+
+def event_lines(events: Sequence[RunEvent]) -> list[str]:
+    """Return what a page says of events: the newest of each straggler, and the newest findings of corruption."""
+    newest = {event.ranks: event for event in events if event.kind == "straggler"}
+    corruption = [event for event in events if event.kind == "corruption"]
+    lines = [f"step {event.step}: {event.what}" for event in [*newest.values(), *corruption[-_MOST_SHOWN:]]]
+    if len(corruption) > _MOST_SHOWN:
+        lines.append(f"{len(corruption) - _MOST_SHOWN} earlier findings of wrong numbers are in events.jsonl")
+    return lines
