@@ -16,6 +16,7 @@ from meshwright.fault_tolerance.step_ledger import StepLedger
 from meshwright.trainer.launch.rank import RankConfig
 from meshwright.trainer.launch.worker import train_as_rank
 from meshwright.trainer.run import loop
+from meshwright.trainer.run.peak_flops import PeakFlops
 from meshwright.trainer.run.run_recorder import RunRecorder
 from meshwright.trainer.step.train_step import StepResult, TrainStep
 from meshwright.trainer.step.training import Training
@@ -31,7 +32,7 @@ def main() -> None:
     def watched_take_step(
         training: Training,
         step: int,
-        speed: loop.PeakFlops,
+        speed: PeakFlops,
         recorder: RunRecorder | None,
         ledger: StepLedger | None = None,
     ) -> Decision:

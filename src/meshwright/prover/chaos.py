@@ -147,7 +147,7 @@ def _outcome(found: _Run, number: int, fault: Fault) -> FaultOutcome:
 
 
 def _number_outcome(found: _Run, fault: Fault, injection: Injection) -> FaultOutcome:
-    """Return what wrong numbers did: when a check found them, and how many steps were computed again."""
+    """Return what wrong numbers did: when a check found them, and how many steps were recomputed."""
     events = [event for event in read_events(found.run.events) if event.kind == "corruption"]
     found_s = [event.time_s for event in events if event.time_s >= injection.time_s]
     if not found_s:

@@ -24,9 +24,9 @@ from meshwright.fault_tolerance.replicas.replica_vote import (
     CONTENTS,
     Ballot,
     Content,
-    Disagreement,
+    DifferingCopies,
     differing,
-    disagreements,
+    differing_copies,
     wrong_ranks,
 )
 from meshwright.fault_tolerance.replicas.tensor_digest import digest_of
@@ -85,7 +85,7 @@ class ReplicaGuard:
         saves = _is_multiple(step, self._save_interval) or step == self._last_step or is_stopping
         if not self._section.replica_check_interval or not saves:
             return True
-        found = disagreements(self._ballots(_STATE))
+        found = differing_copies(self._ballots(_STATE))
         if not found or self._repair(step, found, is_exact=self._equal_after == step):
             self._equal_after = step
             return True
@@ -93,10 +93,10 @@ class ReplicaGuard:
 
     def _vote(self, step: int, loss: Tensor, compute: Compute) -> Tensor | None:
         """Return the loss of gradients on which copies agree, None where the state cannot be repaired."""
-        of_gradients: list[tuple[Disagreement, str]] = []
+        of_gradients: list[tuple[DifferingCopies, str]] = []
         for _ in range(_MAX_RECOMPUTATIONS + 1):
             ballots = self._ballots(CONTENTS)
-            found = disagreements(ballots)
+            found = differing_copies(ballots)
             if not found:
                 self._report_gradients(step, of_gradients, ballots)
                 # Unless only this rank's update goes wrong, all copies are equal after it.
@@ -114,14 +114,16 @@ class ReplicaGuard:
             f"the host of {self.events.places(suspects)} out of the run, and continue on others with --resume"
         )
 
-    def _report_gradients(self, step: int, found: Sequence[tuple[Disagreement, str]], after: Sequence[Ballot]) -> None:
+    def _report_gradients(
+        self, step: int, found: Sequence[tuple[DifferingCopies, str]], after: Sequence[Ballot]
+    ) -> None:
         """Record each set of wrong ranks once, whatever number of their tensors differed."""
         of_ranks = {wrong_ranks(one, after): (one, tensor) for one, tensor in reversed(found)}
         for wrong, (one, tensor) in of_ranks.items():
             what = f"{tensor} of {self.events.places(wrong)} differed from {_others(one, wrong)}"
-            self.events.corruption(step, wrong, f"{what}: the step was computed again", "recompute", tensor)
+            self.events.corruption(step, wrong, f"{what}: the step was recomputed", "recompute", tensor)
 
-    def _repair(self, step: int, found: Sequence[Disagreement], *, is_exact: bool) -> bool:
+    def _repair(self, step: int, found: Sequence[DifferingCopies], *, is_exact: bool) -> bool:
         """Copy what differs from the majority; return False, having changed nothing, where that is not exact."""
         copies = is_exact and all(one.majority is not None for one in found)
         names = [self._differing_names(one) for one in found]
@@ -136,7 +138,7 @@ class ReplicaGuard:
         return copies
 
     @torch.no_grad()
-    def _copy(self, found: Disagreement, names: Sequence[str]) -> None:
+    def _copy(self, found: DifferingCopies, names: Sequence[str]) -> None:
         self.before_write()
         own = dist.get_rank()
         if own != found.source and own not in found.suspects:
@@ -152,7 +154,7 @@ class ReplicaGuard:
                 dist.recv(data, found.source)
                 copy.tensor.copy_(data)
 
-    def _differing_names(self, found: Disagreement) -> list[str]:
+    def _differing_names(self, found: DifferingCopies) -> list[str]:
         """Return the names of the tensors of a set that differ, in their order; a collective of all ranks."""
         copies = self._copies.of(found.content).get(found.copies, [])
         gathered = GroupPeers().gather([(one.name, digest_of([one.tensor])) for one in copies])
@@ -221,7 +223,7 @@ class ReplicaGuard:
         return _is_multiple(step, self._section.recompute_interval)
 
 
-def _others(found: Disagreement, suspects: Sequence[int]) -> str:
+def _others(found: DifferingCopies, suspects: Sequence[int]) -> str:
     """Return the copies that a wrong one was compared with, in words."""
     others = [str(rank) for rank in sorted(found.digests) if rank not in suspects]
     if not others:

@@ -20,7 +20,7 @@ class Ballot(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Disagreement:
+class DifferingCopies:
     """A set of tensors whose copies differ."""
 
     copies: int
@@ -51,19 +51,19 @@ class Disagreement:
         return tuple(sorted(rank for rank, own in self.digests.items() if own != digest))
 
 
-def disagreements(ballots: Iterable[Ballot]) -> list[Disagreement]:
+def differing_copies(ballots: Iterable[Ballot]) -> list[DifferingCopies]:
     """Return the sets whose copies differ, in an order that is the same on every rank."""
     by_set: dict[tuple[int, Content], dict[int, int]] = defaultdict(dict)
     for ballot in ballots:
         by_set[ballot.copies, ballot.content][ballot.rank] = ballot.digest
     return [
-        Disagreement(copies, content, digests)
+        DifferingCopies(copies, content, digests)
         for (copies, content), digests in sorted(by_set.items(), key=lambda item: item[0])
         if len(set(digests.values())) > 1
     ]
 
 
-def wrong_ranks(found: Disagreement, after: Sequence[Ballot]) -> tuple[int, ...]:
+def wrong_ranks(found: DifferingCopies, after: Sequence[Ballot]) -> tuple[int, ...]:
     """Return who had computed wrong gradients, by those of the recomputed step, on which all copies agree.
 
     All ranks that had differed from it, unless all had: then the step is not reproducible, and the majority counts.

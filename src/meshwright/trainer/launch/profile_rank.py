@@ -13,7 +13,8 @@ from meshwright.spec.job.job import Job
 from meshwright.spec.run.run import Run
 from meshwright.trainer.launch.compile_cache import load_cache
 from meshwright.trainer.launch.ranks import Ranks
-from meshwright.trainer.run.loop import PeakFlops, take_step
+from meshwright.trainer.run.loop import take_step
+from meshwright.trainer.run.peak_flops import PeakFlops
 from meshwright.trainer.step.training import Training
 
 

@@ -6,8 +6,6 @@ import logging
 import signal
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch.profiler import record_function
@@ -21,7 +19,6 @@ from meshwright.fault_tolerance.step_guard import Decision
 from meshwright.fault_tolerance.step_ledger import StepLedger
 from meshwright.fault_tolerance.stop_request import StopRequest
 from meshwright.fault_tolerance.stragglers.straggler_watch import StragglerWatch
-from meshwright.hardware.catalogue import load_device, recognise_device
 from meshwright.hardware.machine import peak_resident_bytes
 from meshwright.log import logger
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters
@@ -31,20 +28,19 @@ from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.model.gpt2_architecture import dropout_note
 from meshwright.spec.model.model_source import resolve_architecture
-from meshwright.spec.model.model_spec import model_spec
 from meshwright.spec.run.run import Run
 from meshwright.spec.step.estimate import Estimate
-from meshwright.spec.step.workload import MATMUL_DTYPE
 from meshwright.spec.trace.timeline import DATA_MARK, STEP_MARK
 from meshwright.trainer.launch.compile_cache import load_cache
 from meshwright.trainer.launch.ranks import Ranks
 from meshwright.trainer.run.compile_watch import CompileWatch, explained_compilation
 from meshwright.trainer.run.memory_post_mortem import MemoryPostMortem
 from meshwright.trainer.run.open_run import open_recorder
+from meshwright.trainer.run.peak_flops import PeakFlops
 from meshwright.trainer.run.run_checkpoints import RunCheckpoints
 from meshwright.trainer.run.run_recorder import RunRecorder, StepMetrics
 from meshwright.trainer.step.training import Training
-from meshwright.units import counted, format_count
+from meshwright.units import counted
 
 
 def train(
@@ -66,7 +62,6 @@ def train(
         training = Training.build(job, ranks)
         post_mortem.follow(training)
         stragglers = connect(training, watch, run)
-        watch.mark("restore")
         step = training.load_newest(run) if resume else 0
         speed = PeakFlops.of(job, ranks)
         recorder = open_recorder(training, run, step, estimate)
@@ -131,9 +126,13 @@ def train(
 
 
 def connect(training: Training, watch: HangWatch, run: Run) -> StragglerWatch:
-    """Let the heartbeat follow the phases of a step and checks write into `run`; return what compares ranks' times."""
+    """Let the heartbeat follow the phases of a step and checks write into `run`; return what compares ranks' times.
+
+    The phase is then that of restoring a checkpoint.
+    """
     watch.follow(training.model)
     training.step.report_to(watch.mark)
+    watch.mark("restore")
     events = RunEvents(run)
     if training.step.replica_guard is not None:
         training.step.replica_guard.events = events
@@ -229,7 +228,7 @@ def roll_back(training: Training, run: Run, checkpoints: RunCheckpoints, step: i
     checkpoints.settle()
     if decision == "restore":
         restored = training.restore(run, step)
-        logger.warning("restored step %d: steps %d to %d are computed again", restored, restored + 1, step)
+        logger.warning("restored step %d: steps %d to %d are recomputed", restored, restored + 1, step)
         return restored
     restored = training.roll_back(run, step)
     logger.warning("rolled back to step %d; the data of steps %d to %d is left out", restored, restored + 1, step)
@@ -266,41 +265,6 @@ def exit_code(job: Job, step: int, asked: signal.Signals | None) -> ExitCode:
     if step >= job.train.steps:
         return ExitCode.DONE
     return ExitCode.INTERRUPTED if asked is signal.SIGINT else ExitCode.RETRY
-
-
-@dataclass(frozen=True)
-class PeakFlops:
-    """Model FLOPs of one step and dense peak FLOP/s of all ranks; None if unknown, then MFU is None too."""
-
-    flops_per_step: float | None
-    peak_flops_per_s: float | None
-    peak_name: str | None
-
-    @classmethod
-    def of(cls, job: Job, ranks: Ranks) -> Self:
-        """Return the FLOPs of `job` and the peak of these ranks, from the catalogue."""
-        architecture = resolve_architecture(job.model)
-        flops = None
-        if architecture is not None:
-            flops_per_token = model_spec(architecture).flops_per_token(job.train.seq_len)
-            flops = flops_per_token * job.workload.global_batch_tokens
-        device = None
-        if job.cluster.device is not None:
-            device = load_device(job.cluster.device)
-        elif ranks.device.type == "cuda":
-            device = recognise_device(torch.cuda.get_device_name(ranks.device))
-        # As in a plan and a report: the peak of the blocks' matmuls, float8's where they are in float8.
-        dtype = MATMUL_DTYPE[job.precision.matmuls]
-        peak = None if device is None else device.peak_flops_per_s(dtype)
-        if device is None or peak is None:
-            return cls(flops, None, None)
-        return cls(flops, peak * ranks.num_ranks, f"{device.name} {format_count(peak)}FLOP/s {dtype}")
-
-    def mfu(self, step_s: float) -> float | None:
-        """Return MFU, 0 to 1: model FLOPs without recomputation over the dense peak; None if either is unknown."""
-        if self.flops_per_step is None or self.peak_flops_per_s is None:
-            return None
-        return self.flops_per_step / step_s / self.peak_flops_per_s
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -6,7 +6,7 @@ import torch
 from meshwright.hardware.catalogue import load_device
 from meshwright.spec.job.job import Job
 from meshwright.trainer.launch.ranks import Ranks
-from meshwright.trainer.run.loop import PeakFlops
+from meshwright.trainer.run.peak_flops import PeakFlops
 
 
 @pytest.mark.parametrize(("float8", "dtype"), [("none", "bfloat16"), ("tensorwise", "float8"), ("rowwise", "float8")])
