@@ -137,3 +137,25 @@ def test_what_rules_a_check_out_is_said(keys: tuple[str, ...], what: str, caplog
     caplog.set_level(logging.ERROR)
     with pytest.raises(ConfigError, match=what):
         mw.check(JOB, *SMALL, *keys, ranks=2)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("job", "ranks", "keys"),
+    [
+        ("tiny", 2, (*PAIR, "optimizer.state_dtype=int8")),
+        ("tiny", 2, (*PAIR, "optimizer.state_dtype=bfloat16", "precision.compute=bfloat16")),
+        ("tiny", 4, (*HSDP, "optimizer.name=muon")),
+        ("tiny-moe", 4, ("layout.dp_replicate=2", "layout.dp_shard=2", "layout.ep=2")),
+    ],
+)
+def test_copies_agree_whatever_the_optimizer_and_model(
+    tmp_path: Path, job: str, ranks: int, keys: tuple[str, ...]
+) -> None:
+    run = Run(tmp_path / "run")
+    small = ("train.steps=4", "train.seq_len=32", "train.validation_interval=0", "checkpoint.interval=2")
+    checks = (CHECKED, "guards.recompute_interval=2")
+    ended = mw.train(JOB.with_name(f"{job}.toml"), *small, *keys, *checks, f"run.dir={run.folder}", ranks=ranks)
+    assert ended.exit_code == ExitCode.DONE
+    assert read_events(run.events) == []
