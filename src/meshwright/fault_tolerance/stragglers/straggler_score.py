@@ -21,6 +21,9 @@ Floats = NDArray[np.float64]
 
 LEAST_RATIO: Final = 1.3
 LEAST_Z: Final = 5.0
+_LARGE_RATIO: Final = 2.0
+_LEAST_Z_OF_LARGE: Final = 3.5
+"""A whole step that takes twice as long is seen through more noise: that of its phases averages out."""
 _LEAST_SHARE: Final = 0.05
 """Of the own time of a whole step that the excess must reach."""
 _LEAST_OFTEN: Final = 0.75
@@ -73,7 +76,8 @@ def _of_rank(own_s: Floats, whole_s: Floats, rank: int, others: Sequence[int]) -
         median_s = np.median(times_s[others], axis=0)
         excess_s = float(np.median(times_s[rank] - median_s))
         ratio, z, often = score(times_s, rank, others)
-        if ratio >= LEAST_RATIO and z >= LEAST_Z and often >= _LEAST_OFTEN and excess_s >= least_s:
+        least_z = _LEAST_Z_OF_LARGE if phase is None and ratio >= _LARGE_RATIO else LEAST_Z
+        if ratio >= LEAST_RATIO and z >= least_z and often >= _LEAST_OFTEN and excess_s >= least_s:
             slow.append((-1.0 if phase is None else excess_s, Straggler(rank, phase, ratio, z)))
     return max(slow, key=lambda one: one[0])[1] if slow else None
 
