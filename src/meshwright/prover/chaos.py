@@ -21,9 +21,9 @@ from meshwright.spec.run.chaos_report import (
     lineage,
     sample_problem,
 )
+from meshwright.spec.run.finding import read_findings
 from meshwright.spec.run.goodput import goodput, read_step_times
 from meshwright.spec.run.run import Run
-from meshwright.spec.run.run_event import read_events
 from meshwright.trainer.launch.launch import train_locally
 from meshwright.trainer.launch.rank import RankConfig
 from meshwright.trainer.run.run_folder import read_manifest
@@ -148,7 +148,7 @@ def _outcome(found: _Run, number: int, fault: Fault) -> FaultOutcome:
 
 def _number_outcome(found: _Run, fault: Fault, injection: Injection) -> FaultOutcome:
     """Return what wrong numbers did: when a check found them, and how many steps were recomputed."""
-    events = [event for event in read_events(found.run.events) if event.kind == "corruption"]
+    events = [event for event in read_findings(found.run.findings) if event.kind == "corruption"]
     found_s = [event.time_s for event in events if event.time_s >= injection.time_s]
     if not found_s:
         return FaultOutcome(fault=fault, injection=injection)

@@ -9,8 +9,8 @@ import pytest
 import meshwright as mw
 from meshwright.errors import ConfigError, ExitCode
 from meshwright.spec.fault import Fault, FaultKind
+from meshwright.spec.run.finding import Finding, read_findings
 from meshwright.spec.run.run import Run
-from meshwright.spec.run.run_event import RunEvent, read_events
 from repository import ROOT
 
 JOB = ROOT / "examples" / "tiny.toml"
@@ -32,11 +32,11 @@ REPLICAS = ("layout.dp_replicate=3", "layout.dp_shard=1", "train.global_batch_si
 PAIR = ("layout.dp_replicate=2", "layout.dp_shard=1")
 
 
-def survives(folder: Path, faults: list[Fault], ranks: int, *keys: str) -> list[RunEvent]:
+def survives(folder: Path, faults: list[Fault], ranks: int, *keys: str) -> list[Finding]:
     """Return the events of a run that ended as one without the faults."""
     found = mw.chaos(JOB, *SMALL, *keys, faults=faults, ranks=ranks, keep=folder / "kept")
     assert found.holds, found.problems
-    return read_events(Run(folder / "kept" / "with-faults").events)
+    return read_findings(Run(folder / "kept" / "with-faults").findings)
 
 
 def test_a_flipped_gradient_is_computed_again_and_its_rank_named(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_rank_that_is_wrong_three_times_ends_the_run(tmp_path: Path) -> None:
     faults = [Fault(kind="flip-gradient", rank=1, step=step) for step in (3, 5, 6)]
     found = mw.chaos(JOB, *SMALL, *PAIR, CHECKED, faults=faults, ranks=2, keep=tmp_path / "kept")
     assert found.exit_code == ExitCode.DO_NOT_RETRY
-    events = read_events(Run(tmp_path / "kept" / "with-faults").events)
+    events = read_findings(Run(tmp_path / "kept" / "with-faults").findings)
     assert [event.action for event in events] == ["recompute", "recompute", "stop"]
     printed = (tmp_path / "kept" / "with-faults.log").read_text(encoding="utf-8")
     assert f"take {events[0].hosts[0]} out of the run" in printed
@@ -121,7 +121,7 @@ def test_checks_change_no_bit_and_find_nothing_in_a_healthy_run(tmp_path: Path) 
         run = Run(tmp_path / name)
         assert mw.train(JOB, *SMALL, *HSDP, *keys, f"run.dir={run.folder}", ranks=4).exit_code == ExitCode.DONE
         hashes.append(json.loads(run.manifest.read_text(encoding="utf-8"))["results"]["parameter_hash"])
-        assert read_events(run.events) == []
+        assert read_findings(run.findings) == []
     assert hashes[0] == hashes[1]
 
 
@@ -158,4 +158,4 @@ def test_copies_agree_whatever_the_optimizer_and_model(
     checks = (CHECKED, "guards.recompute_interval=2")
     ended = mw.train(JOB.with_name(f"{job}.toml"), *small, *keys, *checks, f"run.dir={run.folder}", ranks=ranks)
     assert ended.exit_code == ExitCode.DONE
-    assert read_events(run.events) == []
+    assert read_findings(run.findings) == []

@@ -6,8 +6,8 @@ import pytest
 
 import meshwright as mw
 from meshwright.spec.fault import Fault
+from meshwright.spec.run.finding import read_findings
 from meshwright.spec.run.run import Run
-from meshwright.spec.run.run_event import read_events
 from repository import ROOT
 
 JOB = ROOT / "examples" / "tiny.toml"
@@ -31,7 +31,7 @@ def test_a_slow_rank_is_named_with_its_phase_and_host(tmp_path: Path) -> None:
     found = mw.chaos(JOB, *SMALL, faults=[fault], ranks=2, keep=tmp_path / "kept")
     assert found.holds, found.problems
     run = Run(tmp_path / "kept" / "with-faults")
-    slow = [event for event in read_events(run.events) if event.kind == "straggler"]
+    slow = [event for event in read_findings(run.findings) if event.kind == "straggler"]
     assert slow, (tmp_path / "kept" / "with-faults.log").read_text(encoding="utf-8")
     assert {event.ranks for event in slow} == {(1,)}
     # It sleeps as the gradients are finished.

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.fault_tolerance.replicas.replica_vote import (
+from meshwright.fault_tolerance.corruption.replica_vote import (
     Ballot,
     DifferingCopies,
     differing,

@@ -14,9 +14,9 @@ from meshwright.fault_tolerance.diagnose import diagnose as _diagnose
 from meshwright.fault_tolerance.evidence import ask, look
 from meshwright.fault_tolerance.launcher_watch import last_diagnosis
 from meshwright.pages.tables.diagnosis_table import diagnosis_page
+from meshwright.spec.run.finding import finding_lines, read_findings
 from meshwright.spec.run.rank_records import Diagnosis
 from meshwright.spec.run.run import Run
-from meshwright.spec.run.run_event import event_lines, read_events
 
 
 class DiagnosisResult(Result, Diagnosis):
@@ -57,5 +57,5 @@ def diagnose(
         )
     found = last_diagnosis(run, evidence) or _diagnose(evidence)
     # Of earlier steps, and of a rank that may be slow no more: evidence, no verdict.
-    found = found.replace(evidence=[*found.evidence, *event_lines(read_events(run.events))])
+    found = found.replace(evidence=[*found.evidence, *finding_lines(read_findings(run.findings))])
     return viewed(DiagnosisResult, found, folder=str(folder))

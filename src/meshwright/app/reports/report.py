@@ -19,9 +19,9 @@ from meshwright.planner.request import PlanRequest
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.model_source import resolve_architecture
+from meshwright.spec.run.finding import read_findings
 from meshwright.spec.run.goodput import goodput, read_step_times
 from meshwright.spec.run.run import Run, how_to_profile
-from meshwright.spec.run.run_event import read_events
 from meshwright.spec.run.run_report import LEAST_STEPS, RunMetrics, timed_attempt_of, timed_rows, untimed_layout
 from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.trace.timeline import Timeline
@@ -70,7 +70,7 @@ def report(folder: Path | str, *, simulate: bool = False) -> ReportResult:
         waterfall,
         example,
         goodput(read_step_times(run)),
-        tuple(read_events(run.events)),
+        tuple(read_findings(run.findings)),
     )
 
 

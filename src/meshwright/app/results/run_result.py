@@ -35,7 +35,7 @@ class ReportResult(PlottedResult, RunReport):
         record: dict[str, Any] = {"measured_step_s": self.measured_s, "predicted": predicted, "parts": by_component}
         record["waterfall"] = self.waterfall.to_dict()
         record["goodput"] = None if self.goodput is None else self.goodput.to_dict() | {"share": self.goodput.share}
-        record["events"] = [event.to_dict() for event in self.events]
+        record["findings"] = [one.to_dict() for one in self.findings]
         record["timed_attempt"] = self.metrics.timed_attempt
         if self.untimed_layout is not None:
             record["untimed_layout"] = self.untimed_layout.to_dict()

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import distributed as dist
 
-from meshwright.fault_tolerance.run_events import RunEvents
+from meshwright.fault_tolerance.run_findings import RunFindings
 from meshwright.fault_tolerance.stragglers.phase_times import TIMED_PHASES, PhaseTimes
 from meshwright.fault_tolerance.stragglers.straggler_score import Straggler, stragglers
 from meshwright.parallelism.torch_private.torch_waits import WaitClock
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.run.run_event import RunEvent
+from meshwright.spec.run.finding import Finding
 
 _GATHERED: Final = 8
 """Steps from one gathering to the next."""
@@ -29,7 +29,7 @@ _NUM_WINDOWS: Final = 2
 class StragglerWatch:
     """Scores of all ranks, on rank 0; use it in a `with`. Collectives, but for the constructor."""
 
-    def __init__(self, times: PhaseTimes, events: RunEvents, layout: Layout, device_type: str) -> None:
+    def __init__(self, times: PhaseTimes, events: RunFindings, layout: Layout, device_type: str) -> None:
         self._times, self._events, self._peers = times, events, peers_of(layout)
         is_timed = device_type == "cpu" and not layout.compiles_anything and max(map(len, self._peers)) > 1
         self._clock = WaitClock() if is_timed else None
@@ -81,10 +81,10 @@ class StragglerWatch:
                 self._events.write(event, is_logged=one.rank not in self._written)
                 self._written[one.rank] = length
 
-    def _event(self, step: int, one: Straggler, num_steps: int) -> RunEvent:
+    def _event(self, step: int, one: Straggler, num_steps: int) -> Finding:
         phase, host = None if one.phase is None else TIMED_PHASES[one.phase], self._events.host(one.rank)
         where = "a step" if phase is None else phase
-        return RunEvent(
+        return Finding(
             kind="straggler",
             time_s=time.time(),
             step=step,

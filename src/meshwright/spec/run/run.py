@@ -31,7 +31,7 @@ class Run:
         self.manifest = self.folder / "manifest.json"
         self.job = self.folder / "job.toml"
         self.metrics = self.folder / "metrics.jsonl"
-        self.events = self.folder / "events.jsonl"
+        self.findings = self.folder / "findings.jsonl"
         self.checkpoints = self.folder / "checkpoints"
         self.exports = self.folder / "exports"
         self.timelines = self.folder / "timelines"

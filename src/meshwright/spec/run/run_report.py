@@ -13,10 +13,10 @@ from meshwright.errors import ConfigError
 from meshwright.log import logger
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import Layout
+from meshwright.spec.run.finding import Finding
 from meshwright.spec.run.goodput import Goodput
 from meshwright.spec.run.layout_plan import Candidate
 from meshwright.spec.run.run import Attempt, Manifest, Run
-from meshwright.spec.run.run_event import RunEvent
 from meshwright.spec.step.estimate import StepDecomposition
 from meshwright.spec.step.step_waterfall import Waterfall
 
@@ -223,7 +223,7 @@ class RunReport:
     """The machine whose rates the prediction takes, where the one that ran is not calibrated."""
     goodput: Goodput | None = None
     """Where the time of the whole run went; None for a run whose metrics say no times."""
-    events: tuple[RunEvent, ...] = ()
+    findings: tuple[Finding, ...] = ()
     """Ranks that were slower than others, and wrong numbers that were found, oldest first."""
 
     @property

@@ -14,7 +14,7 @@ from meshwright.checkpoint.parameter_hash import parameter_hash
 from meshwright.errors import ExitCode
 from meshwright.fault_tolerance.hang_watch import HangWatch
 from meshwright.fault_tolerance.injector import under_faults
-from meshwright.fault_tolerance.run_events import RunEvents
+from meshwright.fault_tolerance.run_findings import RunFindings
 from meshwright.fault_tolerance.step_guard import Decision
 from meshwright.fault_tolerance.step_ledger import StepLedger
 from meshwright.fault_tolerance.stop_request import StopRequest
@@ -133,9 +133,9 @@ def connect(training: Training, watch: HangWatch, run: Run) -> StragglerWatch:
     watch.follow(training.model)
     training.step.report_to(watch.mark)
     watch.mark("restore")
-    events = RunEvents(run)
+    events = RunFindings(run)
     if training.step.replica_guard is not None:
-        training.step.replica_guard.events = events
+        training.step.replica_guard.findings = events
     return StragglerWatch(watch.phase_times, events, training.layout, training.ranks.device.type)
 
 

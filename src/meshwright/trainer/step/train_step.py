@@ -14,8 +14,8 @@ from torch import distributed as dist
 
 from meshwright.data.loader import Microbatch
 from meshwright.errors import ConfigError, NonFiniteError, UnsupportedError
-from meshwright.fault_tolerance.replicas.replica_copies import ReplicaCopies
-from meshwright.fault_tolerance.replicas.replica_guard import ReplicaGuard
+from meshwright.fault_tolerance.corruption.replica_copies import ReplicaCopies
+from meshwright.fault_tolerance.corruption.replica_guard import ReplicaGuard
 from meshwright.fault_tolerance.step_guard import Decision, StepGuard
 from meshwright.parallelism.context.context_parallel import sequence_indices
 from meshwright.parallelism.data.fully_sharded import reshard_model

@@ -1,4 +1,4 @@
-"""RunEvent: something that happened to a run and that a person should know, one line of events.jsonl."""
+"""Finding: something that happened to a run and that a person should know, one line of findings.jsonl."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,16 +8,16 @@ from pydantic import ValidationError
 
 from meshwright.spec.frozen import Frozen
 
-EventKind = Literal["corruption", "straggler"]
+FindingKind = Literal["corruption", "straggler"]
 Action = Literal["recompute", "copy", "restore", "stop", "none"]
 """recompute: forward and backward of the step ran again. copy: the tensors were copied from the majority. restore: the
 run returned to its newest checkpoint. stop: the run ended. none: nothing was changed."""
 
 
-class RunEvent(Frozen):
+class Finding(Frozen):
     """A corruption that was found, or a rank that is slower than the others."""
 
-    kind: EventKind
+    kind: FindingKind
     time_s: float
     """In seconds since 1970."""
     step: int
@@ -38,29 +38,29 @@ class RunEvent(Frozen):
     """Steps for which a straggler has been slow."""
 
 
-def read_events(path: Path) -> list[RunEvent]:
-    """Return the events in a file, oldest first; none without the file. A line that is cut off is left out."""
+def read_findings(path: Path) -> list[Finding]:
+    """Return the findings in a file, oldest first; none without the file. A line that is cut off is left out."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
-    events = []
+    findings = []
     for line in lines:
         try:
-            events.append(RunEvent.from_json(line))
+            findings.append(Finding.from_json(line))
         except ValidationError:
             continue
-    return events
+    return findings
 
 
 _MOST_SHOWN = 5
 
 
-def event_lines(events: Sequence[RunEvent]) -> list[str]:
-    """Return what a page says of events: the newest of each straggler, and the newest findings of corruption."""
-    newest = {event.ranks: event for event in events if event.kind == "straggler"}
-    corruption = [event for event in events if event.kind == "corruption"]
-    lines = [f"step {event.step}: {event.what}" for event in [*newest.values(), *corruption[-_MOST_SHOWN:]]]
+def finding_lines(findings: Sequence[Finding]) -> list[str]:
+    """Return what a page says of findings: the newest of each straggler, and the newest findings of corruption."""
+    newest = {finding.ranks: finding for finding in findings if finding.kind == "straggler"}
+    corruption = [finding for finding in findings if finding.kind == "corruption"]
+    lines = [f"step {finding.step}: {finding.what}" for finding in [*newest.values(), *corruption[-_MOST_SHOWN:]]]
     if len(corruption) > _MOST_SHOWN:
-        lines.append(f"{len(corruption) - _MOST_SHOWN} earlier findings of wrong numbers are in events.jsonl")
+        lines.append(f"{len(corruption) - _MOST_SHOWN} earlier findings of wrong numbers are in findings.jsonl")
     return lines

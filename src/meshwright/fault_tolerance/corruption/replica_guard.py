@@ -19,8 +19,8 @@ from torch import distributed as dist
 
 from meshwright.checkpoint.peers import GroupPeers
 from meshwright.errors import CorruptionError
-from meshwright.fault_tolerance.replicas.replica_copies import ReplicaCopies
-from meshwright.fault_tolerance.replicas.replica_vote import (
+from meshwright.fault_tolerance.corruption.replica_copies import ReplicaCopies
+from meshwright.fault_tolerance.corruption.replica_vote import (
     CONTENTS,
     Ballot,
     Content,
@@ -29,8 +29,8 @@ from meshwright.fault_tolerance.replicas.replica_vote import (
     differing_copies,
     wrong_ranks,
 )
-from meshwright.fault_tolerance.replicas.tensor_digest import digest_of
-from meshwright.fault_tolerance.run_events import RunEvents
+from meshwright.fault_tolerance.corruption.tensor_digest import digest_of
+from meshwright.fault_tolerance.run_findings import RunFindings
 from meshwright.spec.job.guards_section import GuardsSection
 
 Compute: TypeAlias = Callable[[], Tensor]
@@ -53,7 +53,7 @@ class ReplicaGuard:
         self._num_rows = 0
         self._equal_after = 0
         """Step after whose update all copies were equal, or computed from what was: 0 is the start."""
-        self.events = RunEvents(None)
+        self.findings = RunFindings(None)
         self.before_write: Callable[[], None] = _nothing
         """Called before parameters are overwritten, such as to wait for a snapshot of them."""
 
@@ -111,7 +111,7 @@ class ReplicaGuard:
         suspects = sorted({rank for one, _ in of_gradients for rank in one.suspects})
         raise CorruptionError(
             f"step {step}: gradients of replicas differ, and still do after {_MAX_RECOMPUTATIONS} recomputations: take "
-            f"the host of {self.events.places(suspects)} out of the run, and continue on others with --resume"
+            f"the host of {self.findings.places(suspects)} out of the run, and continue on others with --resume"
         )
 
     def _report_gradients(
@@ -120,8 +120,8 @@ class ReplicaGuard:
         """Record each set of wrong ranks once, whatever number of their tensors differed."""
         of_ranks = {wrong_ranks(one, after): (one, tensor) for one, tensor in reversed(found)}
         for wrong, (one, tensor) in of_ranks.items():
-            what = f"{tensor} of {self.events.places(wrong)} differed from {_others(one, wrong)}"
-            self.events.corruption(step, wrong, f"{what}: the step was recomputed", "recompute", tensor)
+            what = f"{tensor} of {self.findings.places(wrong)} differed from {_others(one, wrong)}"
+            self.findings.corruption(step, wrong, f"{what}: the step was recomputed", "recompute", tensor)
 
     def _repair(self, step: int, found: Sequence[DifferingCopies], *, is_exact: bool) -> bool:
         """Copy what differs from the majority; return False, having changed nothing, where that is not exact."""
@@ -133,8 +133,8 @@ class ReplicaGuard:
         how = "copied from the majority" if copies else "the run returns to its newest checkpoint"
         of_ranks = {one.suspects: (one, of_one[0]) for one, of_one in reversed([*zip(found, names, strict=True)])}
         for wrong, (one, tensor) in of_ranks.items():
-            what = f"{tensor} of {self.events.places(wrong)} differs from {_others(one, wrong)}: {how}"
-            self.events.corruption(step, wrong, what, "copy" if copies else "restore", tensor)
+            what = f"{tensor} of {self.findings.places(wrong)} differs from {_others(one, wrong)}: {how}"
+            self.findings.corruption(step, wrong, what, "copy" if copies else "restore", tensor)
         return copies
 
     @torch.no_grad()
@@ -181,9 +181,9 @@ class ReplicaGuard:
         odd = second if third == first else first
         # The reduction gives a wrong gradient to all ranks of the sum; a loss is each rank's own.
         accused = differing([one for one in odd if one.copies == _LOSS], [one for one in third if one.copies == _LOSS])
-        places = self.events.places(accused or differing(odd, third))
+        places = self.findings.places(accused or differing(odd, third))
         what = f"two computations of the step differ on {places}: a third agrees with one of them"
-        self.events.corruption(step, accused, what, "recompute", None)
+        self.findings.corruption(step, accused, what, "recompute", None)
         return loss
 
     def _own_ballots(self, loss: Tensor) -> list[Ballot]:

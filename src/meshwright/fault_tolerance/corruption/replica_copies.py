@@ -12,7 +12,7 @@ import xxhash
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from meshwright.fault_tolerance.replicas.replica_vote import Content
+from meshwright.fault_tolerance.corruption.replica_vote import Content
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.pipeline.stages import Stages
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters, local_box

@@ -1,4 +1,4 @@
-"""RunEvents: appends to events.jsonl, warns, and counts how often a rank was found wrong; the same on every rank."""
+"""RunFindings: appends to findings.jsonl, warns, and counts how often a rank was wrong; the same on every rank."""
 
 import socket
 import time
@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from meshwright.checkpoint.peers import GroupPeers
 from meshwright.errors import CorruptionError
 from meshwright.log import logger
+from meshwright.spec.run.finding import Action, Finding, read_findings
 from meshwright.spec.run.run import Run
-from meshwright.spec.run.run_event import Action, RunEvent, read_events
 
 _MAX_ACCUSATIONS = 3
 """Findings against the same ranks after which the run ends."""
 
 
-class RunEvents:
+class RunFindings:
     """Events of one run; methods are collectives, called with equal arguments on all ranks."""
 
     def __init__(self, run: Run | None) -> None:
@@ -31,7 +31,7 @@ class RunEvents:
         self._accused[tuple(ranks), hosts] += 1
         count = self._accused[tuple(ranks), hosts]
         is_last = bool(ranks) and count >= _MAX_ACCUSATIONS
-        event = RunEvent(
+        finding = Finding(
             kind="corruption",
             time_s=time.time(),
             step=step,
@@ -41,7 +41,7 @@ class RunEvents:
             what=what,
             tensor=tensor,
         )
-        self.write(event)
+        self.write(finding)
         if is_last:
             places = " or ".join(f"rank {rank} on {host}" for rank, host in zip(ranks, hosts, strict=True))
             raise CorruptionError(
@@ -50,15 +50,15 @@ class RunEvents:
                 "others with --resume"
             )
 
-    def write(self, event: RunEvent, *, is_logged: bool = True) -> None:
-        """Append an event to events.jsonl, and log it as a warning, on rank 0; no collective."""
+    def write(self, finding: Finding, *, is_logged: bool = True) -> None:
+        """Append an finding to findings.jsonl, and log it as a warning, on rank 0; no collective."""
         if GroupPeers().rank > 0:
             return
         if is_logged:
-            logger.warning("step %d: %s", event.step, event.what)
+            logger.warning("step %d: %s", finding.step, finding.what)
         if self._run is not None:
-            with self._run.events.open("a", encoding="utf-8") as file:
-                file.write(event.model_dump_json() + "\n")
+            with self._run.findings.open("a", encoding="utf-8") as file:
+                file.write(finding.model_dump_json() + "\n")
 
     def places(self, ranks: Sequence[int]) -> str:
         """Return ranks with their hosts, in words."""
@@ -71,7 +71,7 @@ class RunEvents:
         return self._hosts[rank]
 
     def open(self) -> None:
-        """Learn the hosts, and what was found in earlier attempts, before the first event."""
+        """Learn the hosts, and what was found in earlier attempts, before the first finding."""
         if self._hosts:
             return
         peers = GroupPeers()
@@ -80,8 +80,8 @@ class RunEvents:
         earlier = (
             []
             if self._run is None or peers.rank
-            else [event.model_dump_json() for event in read_events(self._run.events)]
+            else [finding.model_dump_json() for finding in read_findings(self._run.findings)]
         )
-        for event in map(RunEvent.from_json, peers.publish(earlier)):
-            if event.kind == "corruption":
-                self._accused[event.ranks, event.hosts] += 1
+        for finding in map(Finding.from_json, peers.publish(earlier)):
+            if finding.kind == "corruption":
+                self._accused[finding.ranks, finding.hosts] += 1
