@@ -8,6 +8,7 @@
     ├── CheckpointError       exit 70
     │   └── DamagedCheckpoint
     ├── NonFiniteError        exit 70
+    ├── CorruptionError       exit 70
     └── Retryable             exit 75
         ├── LostPeer
         └── Preempted
@@ -73,6 +74,10 @@ class OutOfMemory(MeshwrightError):
 
 class NonFiniteError(MeshwrightError):
     """Loss or gradients became NaN or infinite; the optimizer step was not taken."""
+
+
+class CorruptionError(MeshwrightError):
+    """A rank computes or keeps wrong numbers, and training on would spoil the model."""
 
 
 class Retryable(MeshwrightError):

@@ -22,6 +22,7 @@ from meshwright.fault_tolerance.hang_limit import LONG_PHASES, NUM_WARM_UP, Hang
 from meshwright.fault_tolerance.launcher_watch import GRACE_S
 from meshwright.fault_tolerance.lost_peer import is_lost_peer
 from meshwright.fault_tolerance.step_record import StepRecord, groups
+from meshwright.fault_tolerance.stragglers.phase_times import PhaseTimes
 from meshwright.fault_tolerance.torchrun_agent import end_cut_off_agent
 from meshwright.log import logger
 from meshwright.parallelism.module_tracker import module_names
@@ -49,6 +50,10 @@ class HangWatch:
         self._modules: dict[int, str] = {}
         self.after_marks: list[Callable[[int, str], None]] = []
         """Called in the loop's thread with the step and the phase of every mark, when it is written."""
+        self.phase_times = PhaseTimes()
+        """Own times of the loop's phases, for who compares ranks."""
+        self.after_follow: Callable[[Stages], None] = _no_model
+        """Called with the model once it exists."""
         self._loop_thread = threading.get_ident()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="hang_watch", daemon=True)
@@ -70,6 +75,7 @@ class HangWatch:
 
     def mark(self, phase: str, waits_for_rank: int | None = None) -> None:
         """Record that the loop starts `phase`."""
+        self.phase_times.enter(phase)
         self._record.enter_phase(phase)
         self._heartbeat.mark(phase, waits_for_rank=waits_for_rank)
         self._after_mark(self._heartbeat.step, phase)
@@ -78,6 +84,8 @@ class HangWatch:
         """Record that the loop starts `step`, with phase "data"."""
         self._record.begin(step)
         self._num_steps += 1
+        self.phase_times.begin_step()
+        self.phase_times.enter("data")
         self._record.enter_phase("data")
         self._heartbeat.mark("data", step)
         self._after_mark(step, "data")
@@ -89,6 +97,7 @@ class HangWatch:
     def follow(self, stages: Stages) -> None:
         """Set the model whose modules are named in stacks."""
         self._modules = module_names(stages)
+        self.after_follow(stages)
 
     def tracking(self, stages: Stages) -> AbstractContextManager[None]:
         """Record the order and the modules of collectives in the step that runs within the context."""
@@ -180,6 +189,10 @@ class HangWatch:
         with suppress(OSError):
             return self._run.hang_request.stat().st_mtime
         return None
+
+
+def _no_model(stages: Stages) -> None:
+    pass
 
 
 def _one_line(error: BaseException) -> str:

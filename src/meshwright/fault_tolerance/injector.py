@@ -16,11 +16,13 @@ from typing import Final
 from meshwright.errors import Retryable
 from meshwright.fault_tolerance.hang_watch import HangWatch
 from meshwright.fault_tolerance.injection_note import note_injection
+from meshwright.fault_tolerance.number_faults import spoil
 from meshwright.fault_tolerance.step_ledger import StepLedger
 from meshwright.fault_tolerance.storage.damage import can_damage, damage_newest
 from meshwright.fault_tolerance.storage.storage_faults import under_disk_faults
-from meshwright.spec.fault import Fault, FaultKind, Faults
-from meshwright.spec.layout.schedule.action import ACTION_MARK, parse_action
+from meshwright.fault_tolerance.stragglers.phase_times import phase_of
+from meshwright.parallelism.pipeline.stages import Stages
+from meshwright.spec.fault import NUMBER_FAULTS, PHASE_OF, Fault, FaultKind, Faults
 from meshwright.spec.run.run import Run
 from meshwright.spec.storage_fault import DAMAGES
 
@@ -38,7 +40,9 @@ def under_faults(run: Run, rank: int, faults: Faults | None, watch: HangWatch) -
         yield None
         return
     with StepLedger(run, rank) as ledger, under_disk_faults(run, rank, faults, ledger.last_step):
-        watch.after_marks.append(Injector(run, rank, faults, ledger.last_step).enter)
+        injector = Injector(run, rank, faults, ledger.last_step)
+        watch.after_marks.append(injector.enter)
+        watch.after_follow = injector.follow
         yield ledger
 
 
@@ -55,6 +59,11 @@ class Injector:
             if fault.rank == rank and not fault.is_of_disk and not run.injected_fault(number).exists()
         }
         self._step_began_s = time.monotonic()
+        self._model: Stages | None = None
+
+    def follow(self, model: Stages) -> None:
+        """Set the model whose numbers faults change."""
+        self._model = model
 
     def enter(self, step: int, mark: str) -> None:
         """Make happen what befalls this rank as it enters the phase that `mark` names, in `step`."""
@@ -71,7 +80,10 @@ class Injector:
             else:
                 del self._pending[number]
                 self._note(number, fault, step, mark)
-                _INJECT.get(fault.kind, _crash)()
+                if fault.kind in NUMBER_FAULTS:
+                    spoil(fault, self._model)
+                else:
+                    _INJECT.get(fault.kind, _crash)()
 
     def _is_here(self, fault: Fault, step: int, phase: str) -> bool:
         if phase == "restore":
@@ -79,7 +91,7 @@ class Injector:
             return is_possible and fault.phase == phase and 0 < (fault.step or 1) <= self._last_step
         if fault.kind in DAMAGES and phase == (fault.phase or "data"):
             return step >= (fault.step or 1) and can_damage(self._run)
-        wanted = fault.phase or ("gradients" if fault.kind == "slow-rank" else "data")
+        wanted = fault.phase or PHASE_OF.get(fault.kind, "data")
         return phase == wanted and (fault.step is None or fault.step == step)
 
     def _slow_down(self, number: int, fault: Fault) -> None:
@@ -96,13 +108,6 @@ class Injector:
             return
         # The crash after it is what must not happen twice.
         note_injection(self._run, number, step, mark, damage_newest(self._run, fault, number))
-
-
-def phase_of(mark: str) -> str:
-    """Return the phase of spec/fault.py that a mark of the training loop belongs to."""
-    if not mark.startswith(ACTION_MARK):
-        return mark
-    return "forward" if parse_action(mark.removeprefix(ACTION_MARK)).kind.endswith("F") else "backward"
 
 
 def _raise() -> None:

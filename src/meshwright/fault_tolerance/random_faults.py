@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from meshwright.errors import ConfigError
-from meshwright.spec.fault import INJECTED, PHASES, Fault, FaultKind
+from meshwright.spec.fault import INJECTED, NUMBER_FAULTS, PHASES, Fault, FaultKind
 from meshwright.spec.job.job import Job
 from meshwright.spec.storage_fault import DAMAGES, DISK_FAULTS
 
@@ -18,7 +18,7 @@ _MAX_CALL: Final = 6
 
 
 def random_faults(num_faults: int, seed: int, *, job: Job, num_ranks: int) -> tuple[Fault, ...]:
-    """Return faults of every kind, on any rank, in any phase, at most one in each of the steps from 2.
+    """Return faults that a run survives without checks, on any rank, in any phase, one at most in each step from 2.
 
     Storage is damaged, and fails, only where the job saves checkpoints, and keeps two. Raises ConfigError for more
     faults than there are such steps.
@@ -51,7 +51,7 @@ def _kinds(job: Job, num_ranks: int, step: int) -> Sequence[FaultKind]:
     """Return the kinds that can happen in a step."""
     # Known while the run trains only ("auto"), or of one of several independent replicas, which only one of them saves.
     is_known = job.checkpoint.interval != "auto" and not job.replicas.independent
-    interval, left_out = int(job.checkpoint.interval) if is_known else 0, set[str]()
+    interval, left_out = int(job.checkpoint.interval) if is_known else 0, {*NUMBER_FAULTS}
     if not interval:
         left_out |= {*DISK_FAULTS}
     if not interval or job.checkpoint.keep == 1 or step <= 2 * interval:

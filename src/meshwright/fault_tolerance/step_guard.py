@@ -13,7 +13,9 @@ from typing import Any, Literal
 from meshwright.errors import NonFiniteError
 from meshwright.spec.job.guards_section import GuardsSection
 
-Decision = Literal["take", "skip", "roll back", "again"]
+Decision = Literal["take", "skip", "roll back", "restore", "again"]
+"""roll back leaves out the data since the checkpoint; restore, after corruption, computes the same steps again; again:
+another replica was lost in the step, which is done again."""
 
 
 class StepGuard:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from meshwright.fault_tolerance.step_ledger import read_ledger
-from meshwright.spec.fault import Fault
+from meshwright.spec.fault import NUMBER_FAULTS, Fault
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.chaos_report import (
     ChaosReport,
@@ -15,6 +15,7 @@ from meshwright.spec.run.chaos_report import (
     LedgerEntry,
     sample_problem,
 )
+from meshwright.spec.run.finding import read_findings
 from meshwright.spec.run.goodput import read_goodput
 from meshwright.spec.run.run import Run
 from meshwright.spec.storage_fault import DAMAGES, HARMLESS_DAMAGES
@@ -77,6 +78,8 @@ def _outcome(found: EndedRun, number: int, fault: Fault, others: Sequence[int]) 
     if not file.exists():
         return FaultOutcome(fault=fault, injection=None)
     injection = Injection.from_json(file.read_text(encoding="utf-8"))
+    if fault.kind in NUMBER_FAULTS:
+        return _number_outcome(found, fault, injection)
     ended_s = min((end_s for end_s in found.attempts_ended_s if end_s > injection.time_s), default=None)
     own = found.finished(fault.rank)
     if fault.kind == "slow-rank" or (fault.is_of_disk and _went_on(own, injection.time_s, ended_s)):
@@ -93,6 +96,23 @@ def _outcome(found: EndedRun, number: int, fault: Fault, others: Sequence[int]) 
         others_after_s=min(others_s) - injection.time_s if others_s else None,
         lost_steps=max(lost) if after else None,
         refused=_is_refused(found, fault, injection),
+    )
+
+
+def _number_outcome(found: EndedRun, fault: Fault, injection: Injection) -> FaultOutcome:
+    """Return what wrong numbers did: when a check found them, and how many steps were recomputed."""
+    findings = [one for one in read_findings(found.run.findings) if one.kind == "corruption"]
+    found_s = min((one.time_s for one in findings if one.time_s >= injection.time_s), default=None)
+    if found_s is None:
+        return FaultOutcome(fault=fault, injection=injection)
+    own = found.finished(fault.rank)
+    after = [entry for entry in own if entry.time_s > found_s]
+    return FaultOutcome(
+        fault=fault,
+        injection=injection,
+        detected_after_s=found_s - injection.time_s,
+        recovered_after_s=after[0].time_s - injection.time_s if after else None,
+        lost_steps=_lost_steps(own, found_s) if after else None,
     )
 
 

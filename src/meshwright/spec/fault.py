@@ -22,15 +22,24 @@ FaultKind = Literal[
     "hold-gil",
     DamageKind,
     DiskFaultKind,
+    "flip-parameter",
+    "flip-gradient",
+    "nan-gradient",
+    "loss-spike",
 ]
 """slow-rank computes, and slow-link communicates, so many times slower; crash ends the process at once, as SIGKILL
 does; hang stops its training loop, while other threads run; drop-message never sends what others then wait for.
 Segfault and abort end the process by the signals of broken native code, exception by an error that another attempt may
 pass, such as a device's, terminate by SIGTERM, as a preemption of its machine; stop freezes the whole process
-(SIGSTOP), hold-gil all of its Python threads. Those of storage are in storage_fault.py."""
+(SIGSTOP), hold-gil all of its Python threads. Flip-parameter and flip-gradient change one bit of the largest number of
+the rank's largest tensor, after gradients are reduced; nan-gradient makes it NaN; loss-spike multiplies the outputs of
+the rank's last stage in one forward, so that its loss and its gradients before the reduction are wrong. Those of storage
+are in storage_fault.py."""
 
 SIMULATED: tuple[FaultKind, ...] = ("slow-rank", "slow-link", "crash", "hang", "drop-message")
 """Kinds that a simulation knows."""
+NUMBER_FAULTS: tuple[FaultKind, ...] = ("flip-parameter", "flip-gradient", "nan-gradient", "loss-spike")
+"""Injected kinds that no rank stops for: it computes on with wrong numbers."""
 INJECTED: tuple[FaultKind, ...] = (
     "crash",
     "segfault",
@@ -43,8 +52,15 @@ INJECTED: tuple[FaultKind, ...] = (
     "slow-rank",
     *DAMAGES,
     *DISK_FAULTS,
+    *NUMBER_FAULTS,
 )
 """Kinds that `meshwright chaos` makes happen."""
+PHASE_OF: dict[FaultKind, str] = {
+    "slow-rank": "gradients",
+    "flip-gradient": "gradients",
+    "nan-gradient": "gradients",
+}
+"""Phase in which a kind is injected where none is given, if not at the start of the step."""
 PHASES = ("data", "forward", "backward", "gradients", "optimizer", "agree", "validation", "checkpoint", "restore")
 """Where in a step a fault can be injected: as the rank enters that phase. restore is that of the next attempt after the
 step was finished."""
@@ -93,6 +109,10 @@ def injection_problems(faults: Iterable[Fault], num_ranks: int, num_steps: int) 
             problems.append(f"step = {fault.step}, and the run has {num_steps}: use one from 1 to {num_steps}")
         if fault.phase is not None and fault.phase not in PHASES:
             problems.append(f'phase = "{fault.phase}": must be one of {", ".join(PHASES)}')
+        if fault.kind in ("flip-gradient", "nan-gradient", "loss-spike") and fault.phase is not None:
+            problems.append(f'phase = "{fault.phase}" of a {fault.kind}: leave it out, it has only one')
+        if fault.kind == "loss-spike" and fault.argument <= 1:
+            problems.append(f"argument = {fault.argument:g} of a loss-spike: say by how much, such as 100")
         if fault.kind == "slow-rank" and fault.argument <= 1:
             problems.append(f"argument = {fault.argument:g} of a slow-rank: say how many times slower, such as 3")
     return problems

@@ -14,6 +14,7 @@ from meshwright.fault_tolerance.diagnose import diagnose as _diagnose
 from meshwright.fault_tolerance.evidence import ask, look
 from meshwright.fault_tolerance.launcher_watch import last_diagnosis
 from meshwright.pages.tables.diagnosis_table import diagnosis_page
+from meshwright.spec.run.finding import finding_lines, read_findings
 from meshwright.spec.run.rank_records import Diagnosis
 from meshwright.spec.run.run import Run
 
@@ -55,4 +56,6 @@ def diagnose(
             "ranks have started"
         )
     found = last_diagnosis(run, evidence) or _diagnose(evidence)
+    # Of earlier steps, and of a rank that may be slow no more: evidence, no verdict.
+    found = found.replace(evidence=[*found.evidence, *finding_lines(read_findings(run.findings))])
     return viewed(DiagnosisResult, found, folder=str(folder))

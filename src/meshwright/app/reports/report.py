@@ -19,6 +19,7 @@ from meshwright.planner.request import PlanRequest
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.model_source import resolve_architecture
+from meshwright.spec.run.finding import read_findings
 from meshwright.spec.run.goodput import read_goodput
 from meshwright.spec.run.run import Run, how_to_profile
 from meshwright.spec.run.run_report import LEAST_STEPS, RunMetrics, timed_attempt_of, timed_rows, untimed_layout
@@ -69,6 +70,7 @@ def report(folder: Path | str, *, simulate: bool = False) -> ReportResult:
         waterfall,
         example,
         read_goodput(run),
+        tuple(read_findings(run.findings)),
     )
 
 

@@ -32,9 +32,10 @@ class ReportResult(PlottedResult, RunReport):
         """Return what `meshwright report --json` prints."""
         by_component = {name: one.to_dict() for name, one in self.parts.items()}
         predicted = None if self.predicted is None else self.predicted.to_dict()
-        record = {"measured_step_s": self.measured_s, "predicted": predicted, "parts": by_component}
+        record: dict[str, Any] = {"measured_step_s": self.measured_s, "predicted": predicted, "parts": by_component}
         record["waterfall"] = self.waterfall.to_dict()
         record["goodput"] = None if self.goodput is None else self.goodput.to_dict() | {"share": self.goodput.share}
+        record["findings"] = [one.to_dict() for one in self.findings]
         record["timed_attempt"] = self.metrics.timed_attempt
         if self.untimed_layout is not None:
             record["untimed_layout"] = self.untimed_layout.to_dict()

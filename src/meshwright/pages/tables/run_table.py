@@ -13,6 +13,7 @@ from meshwright.pages.tables.page_table import PageTable, percent, signed, signe
 from meshwright.pages.tables.waterfall import HFU_MEANS, NO_PEAK, NO_PEAK_OF_EXAMPLE, mfu_words
 from meshwright.pages.tables.waterfall_lines import waterfall_page
 from meshwright.spec.layout.layout_text import layout_text
+from meshwright.spec.run.finding import finding_lines
 from meshwright.spec.run.run_comparison import RunComparison, RunSummary
 from meshwright.spec.run.run_report import LEAST_STEPS, RunReport
 from meshwright.spec.step.comparison import Comparison, Operation, RankComparison, Side
@@ -30,6 +31,7 @@ def run_page(report: RunReport, how_to_profile: str) -> Iterator[RenderableType]
         yield ""
         yield from goodput_page(report.goodput)
         yield ""
+    yield from map(escape, finding_lines(report.findings))
     not_finite = report.metrics.steps_not_finite
     if len(not_finite):
         yield not_finite_words(int(not_finite[0]), len(not_finite))

@@ -55,6 +55,10 @@ def _rules(job: Job) -> _Rules:
     guards, returns = job.guards, job.guards.skips_any and job.guards.max_rollbacks > 0
     alone = "replicas do not return to an earlier checkpoint together yet"
     yield "guards.max_rollbacks", guards.max_rollbacks, returns, 0, alone
+    compared, twice = guards.replica_check_interval, guards.recompute_interval
+    unequal = "only one replica would return to a checkpoint"
+    yield "guards.replica_check_interval", compared, compared > 0, 0, unequal
+    yield "guards.recompute_interval", twice, twice > 0, 0, unequal
     few = f"there are only layout.dp_replicate = {layout.dp_replicate} of them"
     minimum = job.replicas.minimum
     yield "replicas.minimum", minimum, minimum > layout.dp_replicate, layout.dp_replicate, few

@@ -22,6 +22,7 @@ from meshwright.spec.job.cuda_graph_rules import cuda_graph_layout_problems, cud
 from meshwright.spec.job.even_layouts import even_layouts
 from meshwright.spec.job.exact_rules import exact_layout_problems
 from meshwright.spec.job.float8_rules import float8_problems
+from meshwright.spec.job.guards_section import replica_problems
 from meshwright.spec.job.memory_rules import memory_problems
 from meshwright.spec.job.optimizer_rules import block_problems, update_problems
 from meshwright.spec.job.sections import ModelSection
@@ -96,6 +97,7 @@ def broken_rules(job: Job, layout: Layout) -> list[Problem]:
     ]
     of_model += [*memory_problems(job.memory, job.optimizer, layout), *_own_model_problems(job.model, layout)]
     of_model += exact_layout_problems(layout, sums_exactly=job.train.exact_elastic)
+    of_model += replica_problems(job.guards, layout)
     return [*batch, *split, *schedule, *float8_problems(job, layout), *of_optimizer, *of_model]
 
 

@@ -47,7 +47,8 @@ class FaultOutcome(Frozen):
     injection: Injection | None
     """None where the run never came to it."""
     detected_after_s: float | None = None
-    """Seconds from the fault until all ranks had ended; None where they went on, as with a slow rank."""
+    """Seconds from the fault until all ranks had ended, or until a check found wrong numbers; None where neither
+    happened, as with a slow rank."""
     recovered_after_s: float | None = None
     """Seconds from the fault until the next step was finished by the rank that it befell."""
     others_after_s: float | None = None

@@ -32,6 +32,7 @@ class Run:
         self.job = self.folder / "job.toml"
         self.metrics = self.folder / "metrics.jsonl"
         self.events = self.folder / "events.jsonl"
+        self.findings = self.folder / "findings.jsonl"
         self.checkpoints = self.folder / "checkpoints"
         self.exports = self.folder / "exports"
         self.timelines = self.folder / "timelines"

@@ -13,9 +13,11 @@ from meshwright.checkpoint.parameter_hash import parameter_hash
 from meshwright.errors import ExitCode
 from meshwright.fault_tolerance.hang_watch import HangWatch
 from meshwright.fault_tolerance.injector import under_faults
+from meshwright.fault_tolerance.run_findings import RunFindings
 from meshwright.fault_tolerance.step_guard import Decision
 from meshwright.fault_tolerance.step_ledger import StepLedger
 from meshwright.fault_tolerance.stop_request import StopRequest
+from meshwright.fault_tolerance.stragglers.straggler_watch import StragglerWatch
 from meshwright.log import logger
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters
 from meshwright.profiler.window import ProfilerWindow
@@ -67,9 +69,7 @@ def train(config: RankConfig, ranks: Ranks) -> ExitCode:
         cached = load_cache(job, run, ranks) if job.layout.compiles_anything else None
         training = Training.build(job, ranks)
         post_mortem.follow(training)
-        watch.follow(training.model)
-        training.step.report_to(watch.mark)
-        watch.mark("restore")
+        stragglers = connect(training, watch, own)
         replicas = None if place is None else join_others(place, job, watch)
         step = begin(training, config, replicas)
         speed = PeakFlops.of(job, ranks)
@@ -77,6 +77,7 @@ def train(config: RankConfig, ranks: Ranks) -> ExitCode:
         with (
             Recording(training, run, replicas, config.estimate) as recording,
             profiler,
+            stragglers,
             RunCheckpoints(training, run, step) as checkpoints,
             explained_compilation(stop),
         ):
@@ -101,9 +102,9 @@ def train(config: RankConfig, ranks: Ranks) -> ExitCode:
                     step, asked = agree(ranks, replicas, step - 1, stop)
                     recording.follow(step)
                     continue
-                if decision == "roll back":
+                if decision in ("roll back", "restore"):
                     watch.mark("restore")
-                    step = roll_back(training, run, checkpoints, step, recording.recorder)
+                    step = roll_back(training, run, checkpoints, decision, step, recording.recorder)
                     continue
                 if step == first_step:
                     checkpoints.prepare(last_step - step)
@@ -116,6 +117,7 @@ def train(config: RankConfig, ranks: Ranks) -> ExitCode:
                 watch.mark("agree")
                 step, asked = agree(ranks, replicas, step, stop)
                 recording.follow(step)
+                stragglers.after_step(step)
                 if asked is None and recording.is_ours and (step == last_step or checkpoints.is_due(step)):
                     watch.mark("checkpoint")
                     checkpoints.save(step, validation_loss)
@@ -151,6 +153,20 @@ def finish(
     return code
 
 
+def connect(training: Training, watch: HangWatch, run: Run) -> StragglerWatch:
+    """Let the heartbeat follow the phases of a step and checks write into `run`; return what compares ranks' times.
+
+    The phase is then that of restoring a checkpoint.
+    """
+    watch.follow(training.model)
+    training.step.report_to(watch.mark)
+    watch.mark("restore")
+    findings = RunFindings(run)
+    if training.step.replica_guard is not None:
+        training.step.replica_guard.findings = findings
+    return StragglerWatch(watch.phase_times, findings, training.layout, training.ranks.device.type)
+
+
 def take_step(
     training: Training, step: int, speed: PeakFlops, recorder: RunRecorder | None, ledger: StepLedger | None = None
 ) -> Decision:
@@ -170,6 +186,8 @@ def take_step(
             ledger.add(step, microbatches, training.step.epoch, is_finished=False)
         result = training.step(step, microbatches)
     step_s = time.perf_counter() - started_s
+    if result.decision == "restore":
+        return result.decision
     if ledger is not None and result.decision != "again":
         ledger.add(step, microbatches, training.step.epoch)
     if guard is not None and result.decision != "take":
@@ -196,14 +214,22 @@ def take_step(
 
 
 def roll_back(
-    training: Training, run: Run, checkpoints: RunCheckpoints, step: int, recorder: RunRecorder | None
+    training: Training,
+    run: Run,
+    checkpoints: RunCheckpoints,
+    decision: Decision,
+    step: int,
+    recorder: RunRecorder | None,
 ) -> int:
-    """Return to the newest checkpoint after `step`, whose data and that since are left out; a collective."""
+    """Return to an earlier checkpoint after `step`; "roll back" leaves out the data since; a collective."""
     checkpoints.settle()
     started_s = time.perf_counter()
-    restored = training.roll_back(run, step)
+    restored = training.restore(run, step) if decision == "restore" else training.roll_back(run, step)
     if recorder is not None:
         recorder.event("restore", step, time.perf_counter() - started_s)
+    if decision == "restore":
+        logger.warning("restored step %d: steps %d to %d are recomputed", restored, restored + 1, step)
+        return restored
     logger.warning("rolled back to step %d; the data of steps %d to %d is left out", restored, restored + 1, step)
     return restored
 

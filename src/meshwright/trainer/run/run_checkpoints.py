@@ -59,7 +59,10 @@ class RunCheckpoints:
         self._last_error: str | None = None
 
     def __enter__(self) -> Self:
-        self._training.step.before_update = self._wait_until_staged
+        step = self._training.step
+        step.before_update = self._wait_until_staged
+        if step.replica_guard is not None:
+            step.replica_guard.before_write = self._wait_until_staged
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -121,7 +124,10 @@ class RunCheckpoints:
         left_s = min(ranks.gather(deadline_s - time.monotonic()))
         deadline_s = time.monotonic() + left_s
         longest_s = max(ranks.gather(self._longest_s))
-        if left_s > longest_s or step >= job.train.steps:
+        guard = self._training.step.replica_guard
+        if guard is not None and not guard.is_sound(step, is_stopping=True):
+            logger.error("no checkpoint after step %d, whose replicas differ: --resume takes an earlier one", step)
+        elif left_s > longest_s or step >= job.train.steps:
             with self._stall(step):
                 state = self._training.state()
                 self._save_now(self._run.checkpoint(step), state, self._metadata(step, validation_loss))

@@ -14,11 +14,13 @@ from torch import distributed as dist
 
 from meshwright.data.loader import Microbatch
 from meshwright.errors import ConfigError, NonFiniteError, UnsupportedError
+from meshwright.fault_tolerance.corruption.replica_copies import ReplicaCopies
+from meshwright.fault_tolerance.corruption.replica_guard import ReplicaGuard
 from meshwright.fault_tolerance.replicas.replica_group import ReplicaGroup
 from meshwright.fault_tolerance.step_guard import Decision, StepGuard
 from meshwright.parallelism.context.context_parallel import sequence_indices
 from meshwright.parallelism.data.fully_sharded import reshard_model
-from meshwright.parallelism.data.materialize import share_buffers
+from meshwright.parallelism.data.materialize import share_buffers, statistics_of
 from meshwright.parallelism.exact_sums import GRADIENT_LIMIT_BITS, LOSS_LIMIT_BITS
 from meshwright.parallelism.float8.float8_gather import Float8Gathers
 from meshwright.parallelism.gradients import Gradients
@@ -29,7 +31,7 @@ from meshwright.parallelism.pipeline.stage_input import StageInput
 from meshwright.parallelism.pipeline.stages import Stages
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters, local_box, persistent_buffers
 from meshwright.spec.job.job import Job
-from meshwright.trainer.optimizer.optimizer import ModelOptimizer, learning_rate
+from meshwright.trainer.optimizer.optimizer import ModelOptimizer, learning_rate, optimizer_state
 from meshwright.trainer.optimizer.update_in_backward import UpdateInBackward
 from meshwright.trainer.step.expert_load import ExpertLoad
 from meshwright.units import first_of
@@ -66,6 +68,7 @@ class TrainStep:
         self.replicas: ReplicaGroup | None = None
         """Independent replicas that share the batch; None where all of it is on these ranks."""
         self.guard = StepGuard(job.guards) if job.guards.skips_any else None
+        self.replica_guard = self._replica_guard() if job.guards.checks_numbers else None
         self._has_checked_gradients = False
         self._observe: Observe = ignore
         self.before_update: Callable[[], None] | None = None
@@ -88,6 +91,7 @@ class TrainStep:
             self.before_update()
         self.float8_gathers.update_scales()
         buffers = self._buffers_before()
+        kept = self._kept_for_recomputation(step)
         total_loss = self.pipeline.step(self._stage_inputs(step, microbatches))
         self._observe("gradients")
         require_unchanged(buffers, persistent_buffers(self.model), self.job.model.source)
@@ -98,6 +102,12 @@ class TrainStep:
             self._has_checked_gradients = True
         num_microbatches = len(microbatches) if self.replicas is None else self.job.num_microbatches(self.meshes.layout)
         self.gradients.finish(num_microbatches)
+        if kept is not None:
+            assert self.replica_guard is not None
+            settled = self.replica_guard.settle(step, total_loss, partial(self._recompute, step, microbatches, kept))
+            if settled is None:
+                return StepResult(math.nan, math.nan, rate, decision="restore")
+            total_loss = settled
         if self.observe_gradients is not None:
             self.gradients.apply_scale()
             self.observe_gradients(self.model)
@@ -120,7 +130,39 @@ class TrainStep:
         self.optimizer.zero_grad()
         experts = self.expert_load.after_step(is_taken=decision == "take")
         share_buffers(self.model, self.meshes)
+        if self.replica_guard is not None and not self.replica_guard.is_sound(step):
+            decision = "restore"
+        # What a rank writes of a step is no part of it.
+        self._observe("record")
         return StepResult(loss, grad_norm.item(), rate, experts, decision)
+
+    def _replica_guard(self) -> ReplicaGuard:
+        copies = ReplicaCopies(self.model, self.meshes, partial(optimizer_state, self.model, self.optimizer))
+        guards, checkpoint, train = self.job.guards, self.job.checkpoint, self.job.train
+        # No replica check goes with an interval that the run chooses.
+        interval = 0 if checkpoint.interval == "auto" else checkpoint.interval
+        return ReplicaGuard(guards, copies, self.meshes.device_type, interval, train.last_step)
+
+    def _kept_for_recomputation(self, step: int) -> list[tuple[Tensor, Tensor]] | None:
+        """Return what forward changes, each with a copy, where the gradients of `step` are checked; None elsewhere."""
+        if self.replica_guard is None or not self.replica_guard.is_due(step):
+            return None
+        changing = [*persistent_buffers(self.model).values()]
+        changing += [statistic for stage in self.model for statistic in statistics_of(stage)]
+        return [(tensor, tensor.clone()) for tensor in changing]
+
+    def _recompute(
+        self, step: int, microbatches: Sequence[Microbatch], kept: Sequence[tuple[Tensor, Tensor]]
+    ) -> Tensor:
+        """Return the loss of forward and backward run again, with new gradients; a collective."""
+        self.optimizer.zero_grad()
+        for tensor, before in kept:
+            tensor.copy_(before)
+        self.float8_gathers.update_scales()
+        total_loss = self.pipeline.step(self._stage_inputs(step, microbatches))
+        self._observe("gradients")
+        self.gradients.finish(len(microbatches))
+        return total_loss
 
     def _buffers_before(self) -> dict[str, Tensor]:
         """Return copies of what no forward may change in the first step: exact sums, and replicas, do not see it."""

@@ -18,7 +18,7 @@ from meshwright.checkpoint.saved_model import MODEL_FIELDS
 from meshwright.data.dataset import Dataset, build_dataset
 from meshwright.data.loader import Loader
 from meshwright.data.order import Share, check_resumable
-from meshwright.errors import ConfigError, InfeasibleLayout, NonFiniteError, UnsupportedError
+from meshwright.errors import ConfigError, InfeasibleLayout, NonFiniteError, Retryable, UnsupportedError
 from meshwright.fault_tolerance.replicas.replica_group import ReplicaGroup
 from meshwright.memory.memory_pools import memory_pools
 from meshwright.models.build import build_model
@@ -125,6 +125,8 @@ class Training:
         check_resumable(metadata["position"], self.loader.position)
         if self.step.guard is not None:
             self.step.guard.restore(metadata.get("guard", {}))
+        if self.step.replica_guard is not None:
+            self.step.replica_guard.restored(metadata["step"])
 
     def roll_back(self, run: Run, step: int) -> int:
         """Return to the newest regular checkpoint, leave out the data up to that of `step`, and return its step.
@@ -144,6 +146,21 @@ class Training:
                 "(checkpoint.interval), or lengthen optimizer.warmup_steps"
             )
         self.step.guard.rolled_back(step - restored)
+        return restored
+
+    def restore(self, run: Run, step: int) -> int:
+        """Return to the newest checkpoint, since numbers of `step` were wrong, and return its step; a collective.
+
+        Raises Retryable where there is none: a new start computes the first steps again.
+        """
+        self.optimizer.zero_grad()
+        reshard_model(self.model)
+        restored = self.load_newest(run)
+        if restored == 0:
+            raise Retryable(
+                f"step {step}: numbers of replicas differ, and there is no checkpoint to return to: start the run "
+                "again (--resume), which begins with its first step, or save earlier (checkpoint.interval)"
+            )
         return restored
 
     def state(self) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Silent corruption: comparison of replicas, recomputation of a step, repair."""
