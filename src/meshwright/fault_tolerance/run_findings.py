@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from meshwright.checkpoint.peers import GroupPeers
 from meshwright.errors import CorruptionError
 from meshwright.log import logger
-from meshwright.spec.run.finding import Action, Finding, read_findings
+from meshwright.spec.run.finding import Action, RankFinding, read_findings
 from meshwright.spec.run.run import Run
 
 _MAX_ACCUSATIONS = 3
@@ -31,7 +31,7 @@ class RunFindings:
         self._accused[tuple(ranks), hosts] += 1
         count = self._accused[tuple(ranks), hosts]
         is_last = bool(ranks) and count >= _MAX_ACCUSATIONS
-        finding = Finding(
+        finding = RankFinding(
             kind="corruption",
             time_s=time.time(),
             step=step,
@@ -50,7 +50,7 @@ class RunFindings:
                 "others with --resume"
             )
 
-    def write(self, finding: Finding, *, is_logged: bool = True) -> None:
+    def write(self, finding: RankFinding, *, is_logged: bool = True) -> None:
         """Append an finding to findings.jsonl, and log it as a warning, on rank 0; no collective."""
         if GroupPeers().rank > 0:
             return
@@ -82,6 +82,6 @@ class RunFindings:
             if self._run is None or peers.rank
             else [finding.model_dump_json() for finding in read_findings(self._run.findings)]
         )
-        for finding in map(Finding.from_json, peers.publish(earlier)):
+        for finding in map(RankFinding.from_json, peers.publish(earlier)):
             if finding.kind == "corruption":
                 self._accused[finding.ranks, finding.hosts] += 1

@@ -33,8 +33,8 @@ Segfault and abort end the process by the signals of broken native code, excepti
 pass, such as a device's, terminate by SIGTERM, as a preemption of its machine; stop freezes the whole process
 (SIGSTOP), hold-gil all of its Python threads. Flip-parameter and flip-gradient change one bit of the largest number of
 the rank's largest tensor, after gradients are reduced; nan-gradient makes it NaN; loss-spike multiplies the outputs of
-the rank's last stage in one forward, so that its loss and its gradients before the reduction are wrong. Those of storage
-are in storage_fault.py."""
+the rank's last stage in one forward, so that its loss and its gradients before the reduction are wrong. Those of
+storage are in storage_fault.py."""
 
 SIMULATED: tuple[FaultKind, ...] = ("slow-rank", "slow-link", "crash", "hang", "drop-message")
 """Kinds that a simulation knows."""

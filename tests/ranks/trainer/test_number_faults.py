@@ -9,7 +9,7 @@ import pytest
 import meshwright as mw
 from meshwright.errors import ConfigError, ExitCode
 from meshwright.spec.fault import Fault, FaultKind
-from meshwright.spec.run.finding import Finding, read_findings
+from meshwright.spec.run.finding import RankFinding, read_findings
 from meshwright.spec.run.run import Run
 from repository import ROOT
 
@@ -32,7 +32,7 @@ REPLICAS = ("layout.dp_replicate=3", "layout.dp_shard=1", "train.global_batch_si
 PAIR = ("layout.dp_replicate=2", "layout.dp_shard=1")
 
 
-def survives(folder: Path, faults: list[Fault], ranks: int, *keys: str) -> list[Finding]:
+def survives(folder: Path, faults: list[Fault], ranks: int, *keys: str) -> list[RankFinding]:
     """Return the events of a run that ended as one without the faults."""
     found = mw.chaos(JOB, *SMALL, *keys, faults=faults, ranks=ranks, keep=folder / "kept")
     assert found.holds, found.problems

@@ -19,7 +19,7 @@ from meshwright.fault_tolerance.stragglers.phase_times import TIMED_PHASES, Phas
 from meshwright.fault_tolerance.stragglers.straggler_score import Straggler, stragglers
 from meshwright.parallelism.torch_private.torch_waits import WaitClock
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.run.finding import Finding
+from meshwright.spec.run.finding import RankFinding
 
 _GATHERED: Final = 8
 """Steps from one gathering to the next."""
@@ -81,10 +81,10 @@ class StragglerWatch:
                 self._events.write(event, is_logged=one.rank not in self._written)
                 self._written[one.rank] = length
 
-    def _event(self, step: int, one: Straggler, num_steps: int) -> Finding:
+    def _event(self, step: int, one: Straggler, num_steps: int) -> RankFinding:
         phase, host = None if one.phase is None else TIMED_PHASES[one.phase], self._events.host(one.rank)
         where = "a step" if phase is None else phase
-        return Finding(
+        return RankFinding(
             kind="straggler",
             time_s=time.time(),
             step=step,

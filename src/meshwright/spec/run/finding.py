@@ -1,4 +1,4 @@
-"""Finding: something that happened to a run and that a person should know, one line of findings.jsonl."""
+"""RankFinding: something that happened to a run and that a person should know, one line of findings.jsonl."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ Action = Literal["recompute", "copy", "restore", "stop", "none"]
 run returned to its newest checkpoint. stop: the run ended. none: nothing was changed."""
 
 
-class Finding(Frozen):
+class RankFinding(Frozen):
     """A corruption that was found, or a rank that is slower than the others."""
 
     kind: FindingKind
@@ -38,7 +38,7 @@ class Finding(Frozen):
     """Steps for which a straggler has been slow."""
 
 
-def read_findings(path: Path) -> list[Finding]:
+def read_findings(path: Path) -> list[RankFinding]:
     """Return the findings in a file, oldest first; none without the file. A line that is cut off is left out."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -47,7 +47,7 @@ def read_findings(path: Path) -> list[Finding]:
     findings = []
     for line in lines:
         try:
-            findings.append(Finding.from_json(line))
+            findings.append(RankFinding.from_json(line))
         except ValidationError:
             continue
     return findings
@@ -56,7 +56,7 @@ def read_findings(path: Path) -> list[Finding]:
 _MOST_SHOWN = 5
 
 
-def finding_lines(findings: Sequence[Finding]) -> list[str]:
+def finding_lines(findings: Sequence[RankFinding]) -> list[str]:
     """Return what a page says of findings: the newest of each straggler, and the newest findings of corruption."""
     newest = {finding.ranks: finding for finding in findings if finding.kind == "straggler"}
     corruption = [finding for finding in findings if finding.kind == "corruption"]

@@ -13,7 +13,7 @@ from meshwright.errors import ConfigError
 from meshwright.log import logger
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.run.finding import Finding
+from meshwright.spec.run.finding import RankFinding
 from meshwright.spec.run.goodput import Goodput
 from meshwright.spec.run.layout_plan import Candidate
 from meshwright.spec.run.run import Attempt, Manifest, Run
@@ -223,7 +223,7 @@ class RunReport:
     """The machine whose rates the prediction takes, where the one that ran is not calibrated."""
     goodput: Goodput | None = None
     """Where the time of the whole run went; None for a run whose metrics say no times."""
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[RankFinding, ...] = ()
     """Ranks that were slower than others, and wrong numbers that were found, oldest first."""
 
     @property
