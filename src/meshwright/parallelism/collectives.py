@@ -19,6 +19,14 @@ from meshwright.spec.trace.timeline import AXIS_MARK
 _ops = torch.ops._c10d_functional
 
 
+def of_all_ranks(own: Tensor) -> Tensor:
+    """Return this tensor of every rank, along a new first dim; a collective of all ranks, for small tensors."""
+    # all_gather_into_tensor warns from 2.13 on, and its successor is not in 2.11.
+    tensors = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(tensors, own.contiguous())
+    return torch.stack(tensors)
+
+
 def all_gather_dim(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     """Return the ranks' tensors concatenated along `dim`; no gradient."""
     return x if group.size() == 1 else start_all_gather(x, dim, group)()

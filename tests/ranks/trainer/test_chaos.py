@@ -115,7 +115,7 @@ def test_a_data_set_that_forgets_where_it_was_is_found_out(tmp_path: Path) -> No
         job, *SMALL, *source, "data.max_bytes=200000", faults=[Fault(kind="crash", rank=0, step=5)], ranks=1, keep=kept
     )
     assert not found.holds
-    assert any("was made of other samples" in problem for problem in found.problems)
+    assert any("was made without the samples of slot" in problem for problem in found.problems)
     assert any("the final parameters are not those" in problem for problem in found.problems)
     assert (kept / "with-faults" / "manifest.json").exists()
     assert (kept / "with-faults.log").exists()

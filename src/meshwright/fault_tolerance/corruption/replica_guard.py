@@ -31,6 +31,7 @@ from meshwright.fault_tolerance.corruption.replica_vote import (
 )
 from meshwright.fault_tolerance.corruption.tensor_digest import digest_of
 from meshwright.fault_tolerance.run_findings import RunFindings
+from meshwright.parallelism.collectives import of_all_ranks
 from meshwright.spec.job.guards_section import GuardsSection
 
 Compute: TypeAlias = Callable[[], Tensor]
@@ -210,11 +211,9 @@ class ReplicaGuard:
         # Ranks of stages without copies join with empty rows.
         rows += [(0, -1, 0)] * (num_rows - len(rows))
         table = torch.tensor(rows, device=self._device)
-        tables = torch.empty(dist.get_world_size() * len(rows), 3, dtype=table.dtype, device=self._device)
-        dist.all_gather_into_tensor(tables, table)
         return [
             Ballot(rank, copies, CONTENTS[content], digest)
-            for rank, of_rank in enumerate(tables.view(-1, len(rows), 3).tolist())
+            for rank, of_rank in enumerate(of_all_ranks(table).tolist())
             for copies, content, digest in of_rank
             if content >= 0
         ]

@@ -17,6 +17,7 @@ from torch import distributed as dist
 from meshwright.fault_tolerance.run_findings import RunFindings
 from meshwright.fault_tolerance.stragglers.phase_times import TIMED_PHASES, PhaseTimes
 from meshwright.fault_tolerance.stragglers.straggler_score import Straggler, stragglers
+from meshwright.parallelism.collectives import of_all_ranks
 from meshwright.parallelism.torch_private.torch_waits import WaitClock
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.run.finding import RankFinding
@@ -59,12 +60,11 @@ class StragglerWatch:
         if self._num_steps % _GATHERED:
             return
         own = torch.tensor(self._times.take(_GATHERED), dtype=torch.float64)
-        gathered = torch.empty(dist.get_world_size() * len(own), own.shape[1], dtype=own.dtype)
-        dist.all_gather_into_tensor(gathered, own)
+        gathered = of_all_ranks(own)
         self._events.open()
         # The first steps of an attempt warm up.
         if self._num_steps > _GATHERED:
-            self._windows.append(gathered.view(-1, *own.shape).numpy())
+            self._windows.append(gathered.numpy())
         if dist.get_rank() == 0 and self._windows:
             self._judge(step, stragglers(np.concatenate(self._windows, axis=1), self._peers))
 
