@@ -52,8 +52,8 @@ def _fragment_problems(job: Job) -> Iterator[Problem]:
     elif delay >= job.replicas.steps_between_syncs:
         between = job.replicas.steps_between_syncs
         what = (
-            f"replicas.sync_delay_steps = {delay}: a sum ends before the next one begins, {counted(between, 'step')} later "
-            f"({_KEY} / replicas.fragments)"
+            f"replicas.sync_delay_steps = {delay}: a sum ends before the next one begins, "
+            f"{counted(between, 'step')} later ({_KEY} / replicas.fragments)"
         )
         yield Problem(what, [{"replicas.sync_delay_steps": between - 1}])
 
