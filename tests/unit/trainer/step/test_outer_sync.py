@@ -51,8 +51,12 @@ def job_of(**replicas: Any) -> Job:
 
 
 def model_and_data(place: int) -> tuple[nn.Module, Callable[[int], Tensor]]:
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 16), nn.Linear(16, 6))
+    # Not by the global generator, which the threads of a test share.
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
 
     def loss_of(step: int) -> Tensor:
         generator = torch.Generator().manual_seed(100 * step + place)
