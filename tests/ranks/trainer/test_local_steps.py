@@ -47,8 +47,9 @@ class Training:
         self._file, self._printed = folder / f"{name}.toml", folder / f"{name}.txt"
         self._file.write_text(to_toml(self.job))
 
-    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "meshwright", "train", str(self._file), "--ranks", str(self.num_replicas)]
+    def start(self, *arguments: str, ranks_of_replica: int = 1) -> subprocess.Popen[bytes]:
+        num_ranks = self.num_replicas * ranks_of_replica
+        command = [sys.executable, "-m", "meshwright", "train", str(self._file), "--ranks", str(num_ranks)]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         # Not into a pipe, which fills up where no one reads it, and then blocks the rank that prints.
         with self._printed.open("w") as out:
@@ -56,9 +57,9 @@ class Training:
                 [*command, *arguments], stdout=out, stderr=subprocess.STDOUT, start_new_session=True, env=environment
             )
 
-    def train(self, *arguments: str) -> str:
+    def train(self, *arguments: str, ranks_of_replica: int = 1) -> str:
         """Return what a run printed that ended well, or where train.stop_after ends it."""
-        code = self.start(*arguments).wait(timeout=600)
+        code = self.start(*arguments, ranks_of_replica=ranks_of_replica).wait(timeout=600)
         assert code in (0, 75), self.output
         return self.output
 
@@ -164,6 +165,18 @@ def test_a_stopped_run_resumes_to_the_bit(tmp_path: Path) -> None:
     stopped.train("--resume")
     assert stopped.parameter_hash == whole.parameter_hash
     assert {row["step"]: row["loss"] for row in stopped.rows} == {row["step"]: row["loss"] for row in whole.rows}
+
+
+@pytest.mark.long
+def test_states_of_all_replicas_are_resharded(tmp_path: Path) -> None:
+    train = {"steps": 12}
+    whole = Training(tmp_path, 2, "whole", replicas=STREAMED, train=train)
+    whole.train()
+    other = Training(tmp_path, 2, "other", replicas=STREAMED, train=train)
+    other.train("train.stop_after=6", "layout.pp=2", ranks_of_replica=2)
+    other.train("--resume")
+    for one, expected in zip(other.rows, whole.rows, strict=True):
+        assert one["loss"] == pytest.approx(expected["loss"], rel=1e-5), one["step"]
 
 
 @pytest.mark.long
