@@ -65,7 +65,10 @@ def _interval_problems(job: Job) -> Iterator[Problem]:
         f"({_KEY} / replicas.fragments)"
     )
     interval = job.checkpoint.interval
-    if interval % between:
+    if interval == "auto":
+        what = 'checkpoint.interval = "auto" saves after any number of steps'
+        yield Problem(f"{what}: {why}", [{"checkpoint.interval": between}])
+    elif interval % between:
         what = f"checkpoint.interval = {interval} is no multiple of these steps: {why}"
         yield Problem(what, [{"checkpoint.interval": near} for near in multiples_near(interval, between)])
     if last is not None and not job.replicas.is_sync(last, job.train.steps):

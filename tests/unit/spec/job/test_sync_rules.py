@@ -19,6 +19,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, dict[str, Any]], str, str]] = [
         "replicas.sync_delay_steps to 2",
     ),
     (LOCAL, {"checkpoint": {"interval": 50}}, "checkpoint.interval = 50", "checkpoint.interval to 48 or 54"),
+    (LOCAL, {"checkpoint": {"interval": "auto"}}, 'checkpoint.interval = "auto" saves', "checkpoint.interval to 6"),
     (LOCAL, {"train": {"stop_after": 7}}, "train.stop_after = 7", "train.stop_after to 6 or 12"),
     (LOCAL, {"train": {"exact_elastic": True}}, "train.exact_elastic = true", "train.exact_elastic to false"),
     (LOCAL, {"guards": {"not_finite": "skip"}}, 'guards.not_finite = "skip"', 'guards.not_finite to "stop"'),
