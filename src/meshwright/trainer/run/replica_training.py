@@ -87,5 +87,7 @@ def agree(
     outer = training.step.outer_sync
     if outer is not None and outer.pending is None and not outer.is_due(step):
         # Nothing is asked of other replicas between their sums.
+        if stop.signal is not None:
+            outer.announce_stop(stop.signal.name, step)
         return step, None
     return replicas.agree(step, stop.signal)

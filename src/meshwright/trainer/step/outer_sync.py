@@ -11,12 +11,14 @@ failed is done again with the replicas that are left, from what is kept: no step
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from meshwright.fault_tolerance.replicas.replica_group import ReplicaGroup
+from meshwright.log import logger
 from meshwright.spec.job.job import Job
 from meshwright.trainer.optimizer.outer_optimizer import OuterOptimizer
 
@@ -40,6 +42,7 @@ class OuterSync:
         self._section, self._last_step, self._replicas = job.replicas, job.train.steps, replicas
         self._sums: list[_Sum] = []
         self._background: _Background | None = None
+        self._has_announced_stop = False
         self.pending: dict[str, Any] | None = None
         """What a step resulted in whose sync is to be done again, as JSON holds it; None where none is."""
 
@@ -74,6 +77,13 @@ class OuterSync:
             if one.total is None:
                 one.total = self.optimizer.change(one.fragment, one.local)
                 self._replicas.sum(one.total)
+
+    def announce_stop(self, why: str, step: int) -> None:
+        """Log once in which step a stop will be honoured that was asked for in `step`."""
+        if not self._has_announced_stop:
+            self._has_announced_stop = True
+            due = next(later for later in count(step + 1) if self.is_due(later))
+            logger.info("%s: stopping at the next sum over replicas, after step %d", why, due)
 
     def metadata(self) -> dict[str, Any]:
         """Return what another replica that receives this one's state needs to know besides tensors."""

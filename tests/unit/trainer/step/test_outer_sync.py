@@ -196,3 +196,15 @@ def test_between_its_syncs_a_replica_sums_nothing() -> None:
     replicas = ThreadReplicas(0, 1, {}, threading.Barrier(1))
     train(0, job_of(), replicas, lambda step, model: sums.append(replicas.num_sums))
     assert sums == [0, 0, 0, 1, 1, 1, 1, 2]
+
+
+def test_a_stop_between_syncs_is_announced_once(caplog: pytest.LogCaptureFixture) -> None:
+    job = job_of()
+    replicas: Any = ThreadReplicas(0, 1, {}, threading.Barrier(1))
+    sync = OuterSync(job, OuterOptimizer(model_and_data(0)[0], job.replicas), replicas)
+    with caplog.at_level("INFO", logger="meshwright"):
+        for step in (5, 6, 7):
+            sync.announce_stop("SIGTERM", step)
+    assert [record.message for record in caplog.records] == [
+        "SIGTERM: stopping at the next sum over replicas, after step 8"
+    ]
