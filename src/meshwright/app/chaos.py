@@ -25,7 +25,9 @@ from meshwright.log import progress
 from meshwright.pages.tables.goodput_table import goodput_page
 from meshwright.prover.chaos_table import chaos_notes, chaos_table
 from meshwright.spec.fault import Fault, injection_problems
+from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import RunSection
+from meshwright.spec.problem import Problem
 from meshwright.spec.run.chaos_report import ChaosReport
 
 _LIMITS = {"timeout_s": 10.0, "hang_limit_s": 5.0}
@@ -82,6 +84,7 @@ def chaos(
     folder = Path(tempfile.mkdtemp(prefix="meshwright-chaos-"))
     try:
         resolved, num_ranks = _settled(job_here(job, (*overrides, f"run.dir={folder / 'run'}"), ranks), ranks)
+        raise_problems(resolved.path, _bit_problems(resolved.job))
         if faults is None:
             assert random is not None
             faults = random_faults(random, seed, job=resolved.job, num_ranks=num_ranks)
@@ -105,6 +108,15 @@ def chaos(
     else:
         progress.info("the runs and what they printed are in %s", folder)
     return found
+
+
+def _bit_problems(job: Job) -> list[Problem]:
+    """Return why a run under faults cannot end with the bits of one without; empty where it can."""
+    every = job.replicas.sync_every
+    if not job.replicas.trains_locally:
+        return []
+    what = f"replicas.sync_every = {every}: what a lost replica has trained since its last sum is not used"
+    return [Problem(what, [{"replicas.sync_every": 1}])]
 
 
 def _settled(resolved: ResolvedJob, ranks: int | None) -> tuple[ResolvedJob, int]:

@@ -48,6 +48,11 @@ def read_metadata(folder: Path) -> dict[str, Any]:
     return read_index(folder).metadata
 
 
+def saved_sections(folder: Path) -> list[str]:
+    """Return the top-level keys of the state that was saved; raises CheckpointError for a damaged checkpoint."""
+    return read_index(folder).sections
+
+
 def load_newest(run: Run, state: Mapping[str, Any]) -> tuple[int, dict[str, Any]] | None:
     """Load the newest checkpoint whose every byte is as it was saved; None if there is none; a collective.
 

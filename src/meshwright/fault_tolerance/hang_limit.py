@@ -3,7 +3,7 @@
     limit = run.hang_limit_s; "auto": max(20 x median of recent steps, run.hang_after_s + 60 s)
 
 It counts from the fourth step of an attempt on, since the first ones compile, and only in the phases of a step: a
-restore, a validation or a checkpoint takes what it takes.
+restore, a validation, a checkpoint or a sync, which waits for slower replicas, takes what it takes.
 """
 
 import math
@@ -20,7 +20,7 @@ _USUAL_STEPS: Final = 20.0
 _LEAST_EXTRA_S: Final = 60.0
 NUM_WARM_UP: Final = 3
 """Steps of an attempt for which there is no limit."""
-LONG_PHASES: Final = ("start", "restore", "validation", "checkpoint", "finish", *LAST_PHASES)
+LONG_PHASES: Final = ("start", "restore", "sync", "validation", "checkpoint", "finish", *LAST_PHASES)
 """Phases without a limit."""
 
 

@@ -27,6 +27,8 @@ from meshwright.units import counted, format_bytes, format_count
 # A checkpoint holds the float32 weights and AdamW's two float32 moments.
 _CHECKPOINT_BYTES_PER_PARAMETER = 12
 _LEAST_RUN = 3
+_OUTER_BYTES_PER_PARAMETER = 8
+"""An outer parameter and its momentum, where replicas sum every few steps."""
 
 
 def summary(resolved: ResolvedJob, num_ranks: int | None) -> Iterator[tuple[str, str]]:
@@ -207,7 +209,26 @@ def checkpoint_bytes(job: Job) -> int | None:
     architecture = resolve_architecture(job.model)
     if architecture is None:
         return None
-    return _CHECKPOINT_BYTES_PER_PARAMETER * model_spec(architecture).num_parameters
+    outer_bytes = _OUTER_BYTES_PER_PARAMETER * job.replicas.trains_locally
+    return (_CHECKPOINT_BYTES_PER_PARAMETER + outer_bytes) * model_spec(architecture).num_parameters
+
+
+def _sync_note(job: Job, layout: Layout | None) -> str | None:
+    """Return what predictions leave out of replicas that sum every few steps; None for others."""
+    if not job.replicas.trains_locally:
+        return None
+    every = f"replicas.sync_every = {job.replicas.sync_every}"
+    note = f"{every}: time and memory are predicted as with replicas.sync_every = 1, which sums gradients in every step"
+    architecture = resolve_architecture(job.model)
+    if architecture is None or layout is None:
+        return note
+    parameters = model_spec(architecture).num_parameters / (layout.dp_shard * layout.cp * layout.tp * layout.pp)
+    summed_bytes = parameters * (2 if job.replicas.outer_dtype == "bfloat16" else 4) / job.replicas.sync_every
+    outer = format_bytes(_OUTER_BYTES_PER_PARAMETER * parameters)
+    return (
+        f"{note}; a rank sums about {format_bytes(summed_bytes)} a step over replicas instead of "
+        f"{format_bytes(4 * parameters)}, and holds {outer} of outer parameters and momentum more"
+    )
 
 
 def _named_device(job: Job) -> Device | None:
@@ -222,8 +243,13 @@ def _notes(resolved: ResolvedJob, layout: Layout | None) -> Iterator[tuple[str, 
     if job.optimizer.warmup_steps > job.train.steps:
         yield "note", f"the warmup of {job.optimizer.warmup_steps} steps is longer than the run's {job.train.steps}"
     idle_schedule = "" if layout is None else idle_schedule_note(layout)
+    sync_note = _sync_note(job, layout)
     of_model = dropout_note(resolve_architecture(job.model))
-    yield from (("note", note) for note in (of_model, tokenizer_note(resolved), int8_note(job), idle_schedule) if note)
+    yield from (
+        ("note", note)
+        for note in (of_model, tokenizer_note(resolved), int8_note(job), idle_schedule, sync_note)
+        if note
+    )
     if job.data.document_tokens is not None and not job.data.mask_documents:
         yield (
             "note",

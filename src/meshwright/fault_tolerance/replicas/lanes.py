@@ -32,6 +32,8 @@ class Lane:
         self._quorum: Quorum | None = None
         self.has_failed = False
         """Whether a sum, or the connection, failed since `form`."""
+        self.summed_bytes = 0
+        """Bytes of tensors that were summed, or tried to be."""
 
     def form(self, quorum: Quorum) -> None:
         """Connect to the ranks in this place in all members of a quorum, if that is a new set of them."""
@@ -48,6 +50,7 @@ class Lane:
         self._member.beat()
         if self._quorum is None or len(self._quorum.members) == 1 or self.has_failed:
             return
+        self.summed_bytes += tensor.numel() * tensor.element_size()
         self._try(lambda: self._required.allreduce([tensor], dist.AllreduceOptions()).wait())
 
     def abandon(self) -> None:

@@ -70,6 +70,16 @@ class ReplicaGroup:
         """Return whether this replica writes metrics and checkpoints."""
         return self.quorum is not None and self.quorum.writer == self.replica
 
+    @property
+    def num_members(self) -> int:
+        """Return the number of replicas that take part in the step."""
+        return len(self._required.members)
+
+    @property
+    def summed_bytes(self) -> int:
+        """Return the bytes of what this rank has summed over replicas so far."""
+        return self._lane.summed_bytes
+
     def join(self, state: ReplicaState, *, warms_up: bool) -> int:
         """Return the step that this replica has after it got the state that the others have; a collective.
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 _USUAL_STEPS: Final = 20.0
+_LEAST_QUORUMS: Final = 2.0
 _NUM_WARM_UP: Final = 3
 """Steps of a replica's life for which only the long limit counts: it compiles, and allocates."""
 
@@ -45,13 +46,17 @@ class Pulse:
 class Silence:
     """The limit of a run, and who has exceeded it."""
 
-    def __init__(self, limit_s: float | None, least_s: float, longest_s: float) -> None:
-        """A `limit_s` of None is 20 usual steps, `least_s` or more; `longest_s` counts in phases that may be long."""
+    def __init__(self, limit_s: float | None, least_s: float, longest_s: float, steps_between_quorums: int = 1) -> None:
+        """A `limit_s` of None is 20 usual steps, `least_s` or more; `longest_s` counts in phases that may be long.
+
+        It is two quorums at least, where replicas train for several steps between them.
+        """
         self._limit_s, self._least_s, self._longest_s = limit_s, least_s, longest_s
+        self._num_usual = max(_LEAST_QUORUMS, _USUAL_STEPS / steps_between_quorums)
         self._steps_s: deque[float] = deque(maxlen=20)
 
     def add_step(self, step_s: float) -> None:
-        """Note how long a step took."""
+        """Note how long it took from one quorum to the next."""
         self._steps_s.append(step_s)
 
     @property
@@ -60,7 +65,7 @@ class Silence:
         if self._limit_s is not None:
             return min(self._limit_s, self._longest_s)
         usual_s = statistics.median(self._steps_s) if self._steps_s else 0.0
-        return min(max(_USUAL_STEPS * usual_s, self._least_s), self._longest_s)
+        return min(max(self._num_usual * usual_s, self._least_s), self._longest_s)
 
     def culprits(self, pulses: Mapping[int, Pulse], ready: Mapping[int, object], now_s: float) -> dict[int, float]:
         """Return the replicas that hold up the others, with the seconds since anything moved; none where all wait.

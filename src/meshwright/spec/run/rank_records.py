@@ -21,8 +21,8 @@ class Heartbeat(Frozen):
     step: int
     """The optimizer step that it is in; 0 before the first."""
     phase: str
-    """start, restore, data, `action 0F1` (the action of the pipeline's list), gradients, optimizer, record, agree,
-    validation, checkpoint, finish, ended or failed."""
+    """start, restore, data, `action 0F1` (the action of the pipeline's list), gradients, optimizer, sync, record,
+    agree, validation, checkpoint, finish, ended or failed."""
     waits_for_rank: int | None
     """The rank whose tensor it waits for, or that is to take one; None unless it waits in a pipeline's exchange."""
     time_s: float

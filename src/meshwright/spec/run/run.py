@@ -74,13 +74,17 @@ class Run:
         return self.folder / "faults" / f"fault-{number}.json"
 
     def of_replica(self, replica: int) -> "Run":
-        """Return the folder with what belongs to one of several independent replicas: heartbeats, hangs and logs."""
+        """Return the folder of one of several independent replicas: heartbeats, hangs, logs, own checkpoints."""
         return Run(self.folder / "replicas" / str(replica))
 
     @property
     def invitation(self) -> Path:
         """Return the file by which further replicas can join the run while it trains."""
         return self.folder / "replicas" / "invitation.json"
+
+    def replicas(self) -> list["Run"]:
+        """Return the folders of all independent replicas that there were."""
+        return [Run(folder) for folder in sorted((self.folder / "replicas").glob("*")) if folder.is_dir()]
 
     def ledger(self, rank: int) -> Path:
         """Return the file in which one rank of a chaos run says what each finished step was made of."""

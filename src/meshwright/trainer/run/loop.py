@@ -99,7 +99,7 @@ def train(config: RankConfig, ranks: Ranks) -> ExitCode:
                 compiles.after_step(training, step)
                 profiler.after_step(step)
                 if decision == "again":
-                    step, asked = agree(ranks, replicas, step - 1, stop)
+                    step, asked = agree(training, replicas, step - 1, stop)
                     recording.follow(step)
                     continue
                 if decision in ("roll back", "restore"):
@@ -115,12 +115,12 @@ def train(config: RankConfig, ranks: Ranks) -> ExitCode:
                     validation_loss = validate(training, step, recording.recorder)
                     compiles.after_validation()
                 watch.mark("agree")
-                step, asked = agree(ranks, replicas, step, stop)
+                step, asked = agree(training, replicas, step, stop)
                 recording.follow(step)
                 stragglers.after_step(step)
-                if asked is None and recording.is_ours and (step == last_step or checkpoints.is_due(step)):
+                if asked is None and recording.saves and (step == last_step or checkpoints.is_due(step)):
                     watch.mark("checkpoint")
-                    checkpoints.save(step, validation_loss)
+                    recording.save(checkpoints, step, validation_loss)
             watch.mark("finish" if asked is None else "checkpoint")
             code = finish(training, recording, checkpoints, LastStep(step, validation_loss, asked), stop)
         if replicas is not None:
@@ -138,15 +138,13 @@ def finish(
     """
     job = training.job
     if last.asked is None:
-        news, digest = checkpoints.finish(), final_hash(training)
+        recording.add_results(checkpoints.finish())
+        digest = final_hash(training)
     else:
         if last.step < job.train.steps:
             logger.info("%s: stopping after step %d, with a checkpoint", last.asked.name, last.step)
-        news, digest = {}, None
-        if recording.is_ours:
-            deadline_s = stop.asked_at_s + job.run.grace_s
-            news = checkpoints.save_before_kill(last.step, last.validation_loss, deadline_s)
-    recording.add_results(news)
+        digest, deadline_s = None, stop.asked_at_s + job.run.grace_s
+        recording.save_before_kill(checkpoints, last.step, last.validation_loss, deadline_s)
     code = exit_code(job, last.step, last.asked)
     if recording.recorder is not None:
         recording.recorder.finish(last.step, code, parameter_hash=digest)
@@ -175,7 +173,7 @@ def take_step(
     A collective.
     """
     guard = training.step.guard
-    started_s = time.perf_counter()
+    started_s, summed_bytes = time.perf_counter(), training.summed_bytes
     with record_function(f"{STEP_MARK}{step}"):
         with record_function(DATA_MARK):
             # Data positions count from 0, steps from 1.
@@ -207,6 +205,7 @@ def take_step(
             memory_bytes=peak_memory_bytes(training.ranks.device),
             mfu=speed.mfu(step_s),
             attempt=recorder.attempt,
+            summed_bytes=None if training.replicas is None else training.summed_bytes - summed_bytes,
             experts=result.experts,
         )
     )

@@ -10,6 +10,8 @@ from meshwright.fault_tolerance.replicas.replica_group import ReplicaGroup
 from meshwright.spec.run.run import Run
 from meshwright.spec.step.estimate import Estimate
 from meshwright.trainer.run.open_run import open_recorder
+from meshwright.trainer.run.own_checkpoints import OwnCheckpoints
+from meshwright.trainer.run.run_checkpoints import RunCheckpoints
 from meshwright.trainer.run.run_recorder import RunRecorder
 from meshwright.trainer.step.training import Training
 
@@ -19,6 +21,7 @@ class Recording:
 
     def __init__(self, training: Training, run: Run, replicas: ReplicaGroup | None, estimate: Estimate | None) -> None:
         self._training, self._run, self._replicas, self._estimate = training, run, replicas, estimate
+        self._own = OwnCheckpoints.of(training, run, replicas)
         self._stack = ExitStack()
         self._is_open = False
         self.recorder: RunRecorder | None = None
@@ -34,6 +37,31 @@ class Recording:
     def is_ours(self) -> bool:
         """Return whether this process group writes the run's files: its only one, or the replica that does."""
         return self._replicas is None or self._replicas.is_writer
+
+    @property
+    def saves(self) -> bool:
+        """Return whether these ranks save a state: that of the run, or their replica's own."""
+        return self.is_ours or self._own is not None
+
+    def save(self, checkpoints: RunCheckpoints, step: int, validation_loss: float | None) -> None:
+        """Save the state after `step`, as the run's or this replica's own; a collective."""
+        self._save_own(step)
+        if self.is_ours:
+            checkpoints.save(step, validation_loss)
+
+    def save_before_kill(
+        self, checkpoints: RunCheckpoints, step: int, validation_loss: float | None, deadline_s: float
+    ) -> None:
+        """Save the state after `step` as above, if the time until `deadline_s` allows it; a collective."""
+        self._save_own(step)
+        if self.is_ours:
+            self.add_results(checkpoints.save_before_kill(step, validation_loss, deadline_s))
+
+    def _save_own(self, step: int) -> None:
+        if self._own is not None and self.is_ours:
+            self._own.forget(step)
+        elif self._own is not None:
+            self._own.save(step)
 
     def follow(self, step: int) -> None:
         """Open the record from `step` on where these ranks come to write it, close it where others do; a collective.

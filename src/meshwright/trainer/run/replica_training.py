@@ -17,20 +17,24 @@ from meshwright.spec.job.job import Job
 from meshwright.spec.run.quorum import ReplicaPlace
 from meshwright.spec.run.run import Run
 from meshwright.trainer.launch.rank import RankConfig
-from meshwright.trainer.launch.ranks import Ranks
+from meshwright.trainer.run.own_checkpoints import OwnCheckpoints
 from meshwright.trainer.step.training import Training
 
 
 class ReplicaTraining:
     """The state of one rank of an independent replica."""
 
-    def __init__(self, training: Training, run: Run) -> None:
-        self._training, self._run = training, run
+    def __init__(self, training: Training, run: Run, own: OwnCheckpoints | None) -> None:
+        """Restore from the checkpoints of `run`, and what differs in each replica from its `own`."""
+        self._training, self._run, self._own = training, run, own
 
     def restore(self) -> int:
         """Load the newest checkpoint, if there is one, and return its step, 0 without; a collective of the replica."""
         # Not only with --resume: all replicas of a run that begins may be lost, and what they saved is its own.
-        return self._training.load_newest(self._run)
+        step = self._training.load_newest(self._run)
+        if self._own is not None:
+            self._own.restore(step)
+        return step
 
     def tensors(self) -> list[Tensor]:
         """Return this rank's tensors of the state, in one order in all replicas."""
@@ -70,13 +74,20 @@ def begin(training: Training, config: RankConfig, replicas: ReplicaGroup | None)
     if replicas is None:
         return training.load_newest(config.run) if config.resume else 0
     training.join_replicas(replicas)
-    return replicas.join(ReplicaTraining(training, config.run), warms_up=config.warms_up)
+    state = ReplicaTraining(training, config.run, OwnCheckpoints.of(training, config.run, replicas))
+    return replicas.join(state, warms_up=config.warms_up)
 
 
 def agree(
-    ranks: Ranks, replicas: ReplicaGroup | None, step: int, stop: StopRequest
+    training: Training, replicas: ReplicaGroup | None, step: int, stop: StopRequest
 ) -> tuple[int, signal.Signals | None]:
     """Return the steps that the state has once all are ready for the next, and what all stop for; a collective."""
     if replicas is None:
-        return step, ranks.agree_on(stop.signal)
+        return step, training.ranks.agree_on(stop.signal)
+    outer = training.step.outer_sync
+    if outer is not None and outer.pending is None and not outer.is_due(step):
+        # Nothing is asked of other replicas between their sums.
+        if stop.signal is not None:
+            outer.announce_stop(stop.signal.name, step)
+        return step, None
     return replicas.agree(step, stop.signal)

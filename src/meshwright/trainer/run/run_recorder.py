@@ -47,6 +47,8 @@ class StepMetrics:
     attempt: int
     time_s: float = field(default_factory=time.time)
     """When the step was done, in seconds since 1970."""
+    summed_bytes: int | None = None
+    """Bytes that a rank has summed over independent replicas in the step; None, and no column, without them."""
     experts: dict[str, float] = field(default_factory=dict)
     """Further columns of the row, from ExpertLoad; empty without experts."""
 
@@ -54,6 +56,8 @@ class StepMetrics:
         """Return the row as plain values; None for an unknown MFU and for data without tokens."""
         row = asdict(self)
         experts = row.pop("experts")
+        if self.summed_bytes is None:
+            del row["summed_bytes"]
         return {**row, **experts}
 
     def line(self, num_steps: int, left_s: float) -> str:

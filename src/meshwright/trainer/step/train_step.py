@@ -3,7 +3,7 @@
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -34,6 +34,7 @@ from meshwright.spec.job.job import Job
 from meshwright.trainer.optimizer.optimizer import ModelOptimizer, learning_rate, optimizer_state
 from meshwright.trainer.optimizer.update_in_backward import UpdateInBackward
 from meshwright.trainer.step.expert_load import ExpertLoad
+from meshwright.trainer.step.outer_sync import OuterSync
 from meshwright.units import first_of
 
 
@@ -66,7 +67,9 @@ class TrainStep:
         self.observe_gradients: Callable[[nn.Module], None] | None = None
         """Called with the model once per step, with the gradients of the mean loss before clipping."""
         self.replicas: ReplicaGroup | None = None
-        """Independent replicas that share the batch; None where all of it is on these ranks."""
+        """Independent replicas that share every step's batch; None where all of it is on these ranks."""
+        self.outer_sync: OuterSync | None = None
+        """What independent replicas do that train for several steps by themselves, each on its part of the batch."""
         self.guard = StepGuard(job.guards) if job.guards.skips_any else None
         self.replica_guard = self._replica_guard() if job.guards.checks_numbers else None
         self._has_checked_gradients = False
@@ -84,7 +87,21 @@ class TrainStep:
         self._observe = self.pipeline.observe = observe
 
     def __call__(self, step: int, microbatches: Sequence[Microbatch]) -> StepResult:
-        """Return the mean loss over the global batch of `step` after updating the parameters; a collective."""
+        """Return the mean loss over the global batch of `step` after updating the parameters; a collective.
+
+        Over this replica's part of the batch where it trains for several steps by itself.
+        """
+        if self.outer_sync is None:
+            return self._updated(step, microbatches)
+        before = self.outer_sync.pending
+        result = self._updated(step, microbatches) if before is None else StepResult(**before)
+        if self.outer_sync.is_due(step):
+            self._observe("sync")
+        has_synced = self.outer_sync(step)
+        self.outer_sync.pending = None if has_synced else asdict(result)
+        return result if has_synced else replace(result, decision="again")
+
+    def _updated(self, step: int, microbatches: Sequence[Microbatch]) -> StepResult:
         rate = learning_rate(step, self.job.train.steps, self.job.optimizer)
         self.optimizer.set_learning_rate(rate)
         if self.in_backward is not None and self.before_update is not None:
@@ -166,7 +183,8 @@ class TrainStep:
 
     def _buffers_before(self) -> dict[str, Tensor]:
         """Return copies of what no forward may change in the first step: exact sums, and replicas, do not see it."""
-        if self._has_checked_gradients or not (self.job.train.exact_elastic or self.replicas is not None):
+        has_replicas = self.replicas is not None or self.outer_sync is not None
+        if self._has_checked_gradients or not (self.job.train.exact_elastic or has_replicas):
             return {}
         return {name: buffer.clone() for name, buffer in persistent_buffers(self.model).items()}
 

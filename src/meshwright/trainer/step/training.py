@@ -2,14 +2,16 @@
 
 import random
 from collections.abc import Sequence
-from typing import Any, Self
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, Self
 
 import numpy as np
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from meshwright.checkpoint.checkpoint import load_earlier, load_newest
+from meshwright.checkpoint.checkpoint import load, load_earlier, load_newest, newest_intact, saved_sections
 from meshwright.checkpoint.hf.hf_model import BuiltInModel, HfModel
 from meshwright.checkpoint.hf.own_model import OwnModel, has_format
 from meshwright.checkpoint.hf.weights import load_hf_weights
@@ -18,8 +20,17 @@ from meshwright.checkpoint.saved_model import MODEL_FIELDS
 from meshwright.data.dataset import Dataset, build_dataset
 from meshwright.data.loader import Loader
 from meshwright.data.order import Share, check_resumable
-from meshwright.errors import ConfigError, InfeasibleLayout, NonFiniteError, Retryable, UnsupportedError
+from meshwright.errors import (
+    CheckpointError,
+    ConfigError,
+    DamagedCheckpoint,
+    InfeasibleLayout,
+    NonFiniteError,
+    Retryable,
+    UnsupportedError,
+)
 from meshwright.fault_tolerance.replicas.replica_group import ReplicaGroup
+from meshwright.log import logger
 from meshwright.memory.memory_pools import memory_pools
 from meshwright.models.build import build_model
 from meshwright.models.contract import blocks_of, require_shardable
@@ -51,8 +62,13 @@ from meshwright.spec.model.unseen_fields import differing_fields, fields_unseen_
 from meshwright.spec.run.run import Run
 from meshwright.trainer.launch.ranks import Ranks
 from meshwright.trainer.optimizer.optimizer import build_optimizer, optimizer_state
+from meshwright.trainer.optimizer.outer_optimizer import OuterOptimizer
 from meshwright.trainer.optimizer.update_groups import require_updatable
+from meshwright.trainer.step.outer_sync import OuterSync
 from meshwright.trainer.step.train_step import TrainStep
+
+OUTER: Final = "outer"
+"""Section of a checkpoint with the state of the outer optimizer."""
 
 
 class Training:
@@ -73,6 +89,7 @@ class Training:
             shuffle=job.data.shuffle,
             pin_memory=ranks.device.type == "cuda",
         )
+        self.replicas: ReplicaGroup | None = None
         self.step = build_train_step(job, meshes, pipeline)
         self.optimizer = self.step.optimizer
         self.step.may_ignore_targets = dataset.may_ignore_targets
@@ -100,11 +117,38 @@ class Training:
             "position": self.loader.position,
             MODEL_FIELDS: None if architecture is None else fields_unseen_in_shapes(architecture),
             **({} if self.step.guard is None else {"guard": self.step.guard.state()}),
+            **({} if self.step.outer_sync is None else {"outer": self.step.outer_sync.metadata()}),
         }
 
     def load_newest(self, run: Run) -> int:
         """Load the newest checkpoint that is as it was saved and return its step, 0 without one; a collective."""
-        return self._take_over(load_newest(run, self.state()))
+        if self.step.outer_sync is None:
+            return self._take_over(load_newest(run, self.state()))
+        return self._take_over(newest_intact(run, self._load, GroupPeers()))
+
+    def load_own(self, run: Run, step: int) -> bool:
+        """Load the checkpoint after `step` of this replica alone, if there is an intact one; a collective."""
+        peers = GroupPeers()
+        if not peers.publish(run.checkpoint(step).exists()):
+            return False
+        try:
+            self.take_over(self._load(run.checkpoint(step)))
+        except DamagedCheckpoint as error:
+            logger.warning("this replica's own state is not loaded, but that of the run's checkpoint: %s", error)
+            return False
+        return True
+
+    def _load(self, folder: Path) -> dict[str, Any]:
+        """Load a checkpoint's tensors, also one without an outer optimizer, and return its metadata; a collective."""
+        state, outer = self.state(), self.step.outer_sync
+        assert outer is not None
+        if _holds_outer(folder):
+            return load(folder, state)
+        del state[OUTER]
+        metadata = load(folder, state)
+        # Until then the run summed gradients in every step.
+        outer.optimizer.restart()
+        return metadata
 
     def _take_over(self, found: tuple[int, dict[str, Any]] | None) -> int:
         """Return the step of a checkpoint whose tensors were loaded, having taken over the rest; a collective."""
@@ -127,6 +171,8 @@ class Training:
             self.step.guard.restore(metadata.get("guard", {}))
         if self.step.replica_guard is not None:
             self.step.replica_guard.restored(metadata["step"])
+        if self.step.outer_sync is not None:
+            self.step.outer_sync.take_over(metadata.get("outer", {}))
 
     def roll_back(self, run: Run, step: int) -> int:
         """Return to the newest regular checkpoint, leave out the data up to that of `step`, and return its step.
@@ -166,21 +212,29 @@ class Training:
     def state(self) -> dict[str, Any]:
         """Return the tensors of a checkpoint: this rank's shards of parameters, buffers and optimizer state."""
         buffers = {f"{BUFFER}{name}": buffer for name, buffer in persistent_buffers(self.model).items()}
+        outer = self.step.outer_sync
         return {
+            **({} if outer is None else {OUTER: outer.optimizer.state()}),
             "model": {**copies_by_name(canonical_parameters(self.model)), **buffers},
             "optimizer": optimizer_state(self.model, self.optimizer),
         }
 
     def join_replicas(self, replicas: ReplicaGroup) -> None:
-        """Sum gradients and losses over independent replicas from now on.
+        """Sum gradients and losses over independent replicas from now on, or what has changed every few steps.
 
         Raises UnsupportedError for a model or data whose step sums something else over all ranks.
         """
-        if self.model.most_experts or self.step.may_ignore_targets:
+        trains_locally = self.job.replicas.trains_locally
+        ignores_targets = self.step.may_ignore_targets and not trains_locally
+        if self.model.most_experts or ignores_targets:
             what = "a mixture of experts" if self.model.most_experts else "data with targets that the loss ignores"
             raise UnsupportedError(
                 f"{what}: its counts are not summed over independent replicas yet: set replicas.independent to false"
             )
+        self.replicas = replicas
+        if trains_locally:
+            self.step.outer_sync = OuterSync(self.job, OuterOptimizer(self.model, self.job.replicas), replicas)
+            return
         self.step.replicas = replicas
         for stage in self.model:
             assert isinstance(stage, FSDPModule)
@@ -195,9 +249,24 @@ class Training:
         self.loader.set_share(share)
         self.step.pipeline.set_schedule(build_schedule(layout, len(share.slots), read_schedule(layout)))
 
+    @property
+    def summed_bytes(self) -> int:
+        """Return the bytes that this rank has summed over independent replicas so far."""
+        return 0 if self.replicas is None else self.replicas.summed_bytes
+
     def changing_names(self) -> list[str]:
         """Return the names in a checkpoint of tensors that a forward may change, such as running statistics."""
         return [f"model/{BUFFER}{name}" for name in persistent_buffers(self.model)]
+
+
+def _holds_outer(folder: Path) -> bool:
+    """Return whether a checkpoint holds the state of an outer optimizer, or is damaged; a collective."""
+    peers, holds = GroupPeers(), True
+    if peers.rank == 0:
+        with suppress(CheckpointError):
+            holds = OUTER in saved_sections(folder)
+    found: bool = peers.publish(holds)
+    return found
 
 
 def build_pipeline(job: Job, ranks: Ranks, microbatches: Sequence[int] | None = None) -> tuple[Meshes, Pipeline, int]:
@@ -213,7 +282,7 @@ def build_pipeline(job: Job, ranks: Ranks, microbatches: Sequence[int] | None = 
     require_valid(job, layout)
     require_attention(job, layout, ranks.device.type)
     described = described_for_hf(job, whole)
-    meshes = build_meshes(layout, ranks.device.type, has_outer_replicas=job.replicas.independent)
+    meshes = build_meshes(layout, ranks.device.type, has_outer_replicas=job.replicas.sums_gradients)
     schedule = build_schedule(layout, job.num_microbatches(layout), read_schedule(layout))
     if microbatches is not None:
         schedule = schedule.of_microbatches(microbatches)

@@ -45,3 +45,10 @@ def test_the_usual_step_sets_the_limit_where_none_is_given() -> None:
     for step_s in (10.0, 10.0, 90.0):
         silence.add_step(step_s)
     assert silence.limit_s == 200
+
+
+@pytest.mark.parametrize(("steps_between_quorums", "limit_s"), [(1, 200.0), (4, 50.0), (64, 20.0)])
+def test_the_limit_is_that_of_as_many_steps_where_quorums_are_rarer(steps_between_quorums: int, limit_s: float) -> None:
+    silence = Silence(None, 0.0, 1e6, steps_between_quorums)
+    silence.add_step(10.0)
+    assert silence.limit_s == limit_s

@@ -88,6 +88,12 @@ def _claim_number(run: Run) -> int:
 
 
 def clear_replicas(run: Run) -> None:
-    """Remove what earlier replicas of a run have left."""
-    shutil.rmtree(run.invitation.parent, ignore_errors=True)
-    run.invitation.parent.mkdir()
+    """Remove what earlier replicas of a run have left, but for the checkpoints that they resume from."""
+    run.invitation.unlink(missing_ok=True)
+    run.invitation.parent.mkdir(exist_ok=True)
+    for own in run.replicas():
+        for path in own.folder.iterdir():
+            if path != own.checkpoints:
+                shutil.rmtree(path, ignore_errors=True)
+        if not own.checkpoint_steps():
+            shutil.rmtree(own.folder, ignore_errors=True)

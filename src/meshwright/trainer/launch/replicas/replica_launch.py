@@ -46,7 +46,8 @@ def train_replicas(config: RankConfig, num_ranks: int, after_loss: Callable[[], 
     ranks_of_replica = num_ranks // layout.dp_replicate
     most = config.job.num_microbatches(layout_of_group(config.job, ranks_of_replica))
     limit_s = None if section.hang_limit_s == "auto" else section.hang_limit_s or section.timeout_s
-    silence = Silence(limit_s, section.hang_after_s + _LEAST_EXTRA_S, section.timeout_s)
+    between = config.job.replicas.steps_between_syncs
+    silence = Silence(limit_s, section.hang_after_s + _LEAST_EXTRA_S, section.timeout_s, between)
     token = new_token()
     roll_call = RollCall(layout.dp_replicate, config.job.replicas.minimum, most)
     with (
@@ -140,7 +141,7 @@ class _ReplicaLauncher:
         report_failures(failures, group.killed, self._config.run.of_replica(replica))
         self._codes[replica] = code = combined([end.exit_code for end in failures]) if failures else ExitCode.DONE
         group.close()
-        if code is ExitCode.DONE or is_stopping:
+        if code is ExitCode.DONE or is_stopping or (code is ExitCode.RETRY and self._has_reached_stop()):
             return
         self.after_loss()
         if code is not ExitCode.RETRY:
@@ -161,6 +162,11 @@ class _ReplicaLauncher:
     def _is_needed(self) -> bool:
         """Return whether the run has not ended: no replica has seen its last step."""
         return ExitCode.DONE not in self._codes.values()
+
+    def _has_reached_stop(self) -> bool:
+        """Return whether the replicas have agreed on the step after which train.stop_after ends them."""
+        stop_after, quorum = self._config.job.train.stop_after, self._coordinator.quorum
+        return stop_after is not None and quorum is not None and quorum.step >= stop_after
 
     def _give_up(self, replica: int, why: str) -> None:
         """Have a replica killed; called from the coordinator's thread."""
