@@ -170,7 +170,13 @@ def _refuse_no_step(job: Job, run: Run, *, resume: bool) -> None:
 
 
 def _refuse_open_layout(resolved: ResolvedJob) -> None:
-    """Raise ConfigError for a layout that each rank would have to choose by itself."""
+    """Raise ConfigError for a layout that each rank would have to choose by itself, and for what needs our launcher."""
+    if resolved.job.replicas.independent:
+        raise ConfigError(
+            "replicas.independent = true needs the launcher of `meshwright train`, which replaces lost replicas; "
+            "torchrun starts all ranks as one group: start `meshwright train` without torchrun, and `meshwright join` "
+            "on other machines, or set replicas.independent to false"
+        )
     if resolved.job.layout.search:
         raise ConfigError(
             f"layout.search = true is settled once, before any rank starts, but torchrun started them already: "

@@ -91,6 +91,12 @@ class Coordinator:
             for replica in list(self._replicas):
                 self._remove(replica)
 
+    def expect_fewer(self) -> None:
+        """Wait for one replica less before the first step: it is lost for good."""
+        with self._changed:
+            self._roll_call.num_expected -= 1
+            self._decide()
+
     @property
     def quorum(self) -> Quorum | None:
         """Return the newest quorum."""

@@ -10,6 +10,9 @@ from meshwright.errors import LostPeer
 from meshwright.fault_tolerance.replicas.wire import ChannelClosed, ProvenChannel
 from meshwright.spec.run.quorum import Quorum, Readiness, ReplicaPlace
 
+_MARGIN_S = 5.0
+"""By which the coordinator's own limits come first."""
+
 
 class Member:
     """One rank among those that the coordinator knows."""
@@ -23,7 +26,7 @@ class Member:
         except ChannelClosed as error:
             raise LostPeer(f"replica {place.replica}, rank {rank}: {error}") from error
         # Within it a coordinator that is there gives signs of it.
-        self._channel.set_timeout(timeout_s)
+        self._channel.set_timeout(timeout_s + _MARGIN_S)
 
     def beat(self, phase: str | None = None) -> None:
         """Say that this rank begins a sum over replicas or, with `phase`, something that takes longer."""

@@ -15,7 +15,9 @@ class RollCall:
 
     def __init__(self, num_expected: int, minimum: int, most: int) -> None:
         """Start with `num_expected` replicas, and let `most` take part at once; more wait to replace a lost one."""
-        self._num_expected, self._minimum, self._most = num_expected, minimum, most
+        self.num_expected = num_expected
+        """Replicas that a run waits for before its first step."""
+        self._minimum, self._most = minimum, most
         self.last: Quorum | None = None
         """The newest quorum."""
         self._incarnations: dict[int, str] = {}
@@ -30,7 +32,7 @@ class RollCall:
             return None
         if len(ready) < self._minimum:
             return Quorum(epoch=self._epoch, members=tuple(sorted(ready)), too_few=True) if is_late else None
-        if self.last is None and len(ready) < self._num_expected and not is_late:
+        if self.last is None and len(ready) < self.num_expected and not is_late:
             return None
         chosen = {replica: ready[replica] for replica in sorted(ready, key=self._precedence)[: self._most]}
         return self._settle(self._quorum(chosen), chosen)

@@ -99,7 +99,6 @@ def _rules(job: Job) -> _Rules:
     yield "replicas.minimum", minimum, minimum > layout.dp_replicate, layout.dp_replicate, few
 
 
-def layout_of_group(job: Job, num_ranks: int) -> Layout:
-    """Return the layout of ranks that share one process group: all of them, or those of an independent replica."""
-    layout = job.layout.replace(dp_replicate=1) if job.replicas.independent else job.layout
-    return layout.resolve(num_ranks)
+def layout_of_replica(job: Job, num_ranks: int) -> Layout:
+    """Return the layout of the ranks of one independent replica."""
+    return job.layout.replace(dp_replicate=1).resolve(num_ranks)

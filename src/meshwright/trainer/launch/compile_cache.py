@@ -40,7 +40,7 @@ class CacheKey(NamedTuple):
     @classmethod
     def of(cls, job: Job, ranks: Ranks) -> "CacheKey":
         """Return the key of a resolved job on these ranks."""
-        layout = job.layout.resolve(ranks.num_ranks).to_dict()
+        layout = ranks.layout_of(job).to_dict()
         parts = (job.model.to_dict(), layout, job.precision.to_dict(), job.train.seq_len, job.data.mask_documents)
         return cls(torch.__version__, _device_name(ranks.device), _code_hash(), _hash(json.dumps(parts).encode()))
 

@@ -16,7 +16,10 @@ from torch.distributed import Store
 
 from meshwright.errors import ConfigError, LostPeer, Retryable
 from meshwright.fault_tolerance.lost_peer import is_lost_peer
+from meshwright.spec.job.job import Job
+from meshwright.spec.job.replicas_section import layout_of_replica
 from meshwright.spec.job.sections import RunSection
+from meshwright.spec.layout.layout import Layout
 from meshwright.trainer.launch.rank_store import join_store
 
 
@@ -57,9 +60,11 @@ class Ranks:
     num_ranks: int
     device: torch.device
     store: Store | None = field(default=None, repr=False, compare=False)
+    is_replica: bool = False
+    """Whether these ranks are one of several independent replicas: not all ranks of the run."""
 
     @classmethod
-    def join(cls, section: RunSection) -> Self:
+    def join(cls, section: RunSection, *, is_replica: bool = False) -> Self:
         """Return this process's place, from torchrun's variables, once all ranks have joined."""
         rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         local_rank = int(os.environ["LOCAL_RANK"])
@@ -78,7 +83,7 @@ class Ranks:
             if (explained := _explained(error, rank, num_ranks)) is None:
                 raise
             raise explained from error
-        return cls(rank, num_ranks, device, own_store)
+        return cls(rank, num_ranks, device, own_store, is_replica)
 
     @classmethod
     def joined(cls, section: RunSection) -> Self:
@@ -113,6 +118,10 @@ class Ranks:
     def is_first(self) -> bool:
         """Return whether this is rank 0, which writes what is written once."""
         return self.rank == 0
+
+    def layout_of(self, job: Job) -> Layout:
+        """Return the concrete layout of these ranks: of all of the run, or of one of several independent replicas."""
+        return layout_of_replica(job, self.num_ranks) if self.is_replica else job.layout.resolve(self.num_ranks)
 
     def agree_on(self, wish: signal.Signals | None) -> signal.Signals | None:
         """Return the strongest stop signal that any rank got (SIGTERM, SIGINT, SIGHUP), or None; a collective."""

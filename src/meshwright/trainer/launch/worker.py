@@ -49,7 +49,7 @@ def train_as_rank(config: RankConfig) -> ExitCode:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     keep_more_collectives()
-    with Ranks.join(job.run) as ranks:
+    with Ranks.join(job.run, is_replica=config.replica is not None) as ranks:
         if ranks.device.type == "cpu":
             prepare_host_process(os.environ)
         try:

@@ -128,7 +128,7 @@ class MemoryPostMortem:
         return [*lines, reason if advice is None else change_line(advice, present)]
 
     def _advice(self, missing_bytes: float) -> MemoryAdvice:
-        layout = self._job.layout.resolve(self._ranks.num_ranks)
+        layout = self._ranks.layout_of(self._job)
         # Ranks of one pipeline stage follow each other.
         pp_rank = self._ranks.rank * layout.pp // self._ranks.num_ranks
         return memory_advice(self._job, layout, pp_rank, missing_bytes, self._ranks.device.type)

@@ -46,7 +46,6 @@ from meshwright.parallelism.pipeline.pipeline import Pipeline
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters, copies_by_name, persistent_buffers
 from meshwright.parallelism.torch_private.torch_fsdp import sum_shards_with
 from meshwright.spec.job.job import Job
-from meshwright.spec.job.replicas_section import layout_of_group
 from meshwright.spec.job.sections import ModelSection
 from meshwright.spec.job.user_object import import_object
 from meshwright.spec.job.validity import attention_device_problem, layout_problems
@@ -278,11 +277,13 @@ def build_pipeline(job: Job, ranks: Ranks, microbatches: Sequence[int] | None = 
     require_positions(job, whole)
     require_updatable(job.optimizer, whole)
     num_parameters = sum(parameter.numel() for parameter in whole.parameters())
-    layout = with_stage_boundaries(job, layout_of_group(job, ranks.num_ranks), whole)
+    layout = with_stage_boundaries(job, ranks.layout_of(job), whole)
     require_valid(job, layout)
     require_attention(job, layout, ranks.device.type)
     described = described_for_hf(job, whole)
-    meshes = build_meshes(layout, ranks.device.type, has_outer_replicas=job.replicas.sums_gradients)
+    meshes = build_meshes(
+        layout, ranks.device.type, has_outer_replicas=ranks.is_replica and job.replicas.sums_gradients
+    )
     schedule = build_schedule(layout, job.num_microbatches(layout), read_schedule(layout))
     if microbatches is not None:
         schedule = schedule.of_microbatches(microbatches)

@@ -20,7 +20,7 @@ from meshwright.fault_tolerance.replicas.silence import Silence
 from meshwright.fault_tolerance.replicas.wire import new_token
 from meshwright.fault_tolerance.stop_request import StopSignals
 from meshwright.log import logger
-from meshwright.spec.job.replicas_section import layout_of_group
+from meshwright.spec.job.replicas_section import layout_of_replica
 from meshwright.spec.run.quorum import ReplicaPlace
 from meshwright.trainer.launch.local.local_rank_group import LocalRankGroup, threads_of_rank, wait_for_ends
 from meshwright.trainer.launch.local.rank_ends import combined, raise_stop, report_failures
@@ -44,7 +44,7 @@ def train_replicas(config: RankConfig, num_ranks: int, after_loss: Callable[[], 
     section = config.job.run
     layout = config.job.layout.resolve(num_ranks)
     ranks_of_replica = num_ranks // layout.dp_replicate
-    most = config.job.num_microbatches(layout_of_group(config.job, ranks_of_replica))
+    most = config.job.num_microbatches(layout_of_replica(config.job, ranks_of_replica))
     limit_s = None if section.hang_limit_s == "auto" else section.hang_limit_s or section.timeout_s
     between = config.job.replicas.steps_between_syncs
     silence = Silence(limit_s, section.hang_after_s + _LEAST_EXTRA_S, section.timeout_s, between)
@@ -155,6 +155,7 @@ class _ReplicaLauncher:
             self._due_s[replica] = time.monotonic() + delay_s
             logger.error("replica %d is started again, %d restarts are left", replica, self._restarts_left)
         else:
+            self._coordinator.expect_fewer()
             logger.error(
                 "replica %d is lost for good: run.max_restarts = %d", replica, self._config.job.run.max_restarts
             )
