@@ -63,12 +63,16 @@ def test_replicas_join_a_run_and_leave_it(tmp_path: Path) -> None:
     launcher = start("train", str(job_file(tmp_path, "run")), "--ranks", "2")
     wait_for_step(run, 3)
     assert stat.S_IMODE(run.invitation.stat().st_mode) == 0o600
+    manifest = read_manifest(run)
+    assert manifest is not None
+    # Stopped, so that it cannot end before the others have come.
+    writer = manifest.attempts[-1].pids[0]
+    os.kill(writer, signal.SIGSTOP)
     stays, killed, leaves = (start("join", str(run.folder)) for _ in range(3))
-    deadline = time.monotonic() + 200
-    while time.monotonic() < deadline and launcher.poll() is None:
-        if all((run.of_replica(replica).heartbeat(0)).exists() for replica in (2, 3, 4)):
-            break
+    deadline = time.monotonic() + 150
+    while time.monotonic() < deadline and not all(run.of_replica(one).heartbeat(0).exists() for one in (2, 3, 4)):
         time.sleep(0.05)
+    os.kill(writer, signal.SIGCONT)
     killed.kill()
     leaves.send_signal(signal.SIGTERM)
     assert launcher.wait(300) == 0
