@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from meshwright.trainer.launch.local.local_rank_group import LocalRankGroup, wait_for_ends
 
 from meshwright.errors import ExitCode
 from meshwright.prover.quiet_output import output_in
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.run import Run
+from meshwright.trainer.launch.local.local_rank_group import LocalRankGroup, wait_for_ends
 from meshwright.trainer.launch.rank import RankConfig
 from training_runs import tiny_job
 

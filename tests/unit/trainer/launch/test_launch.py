@@ -6,12 +6,12 @@ import signal
 from pathlib import Path
 
 import pytest
-from meshwright.trainer.launch.local.local_rank_group import LocalRankGroup
 
 from meshwright.errors import ExitCode, Preempted
 from meshwright.fault_tolerance.stop_request import StopSignals
 from meshwright.spec.job.job import Job
 from meshwright.trainer.launch import launch
+from meshwright.trainer.launch.local.local_rank_group import LocalRankGroup
 from meshwright.trainer.launch.rank import RankConfig
 from training_runs import tiny_job
 

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from meshwright.trainer.launch.host_process import prepare_host_process
 from meshwright.trainer.launch.local.rank_fork_server import accept_signals, wait_for_caller
+from meshwright.trainer.launch.local.store_file import loopback_interfaces
 
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 
@@ -65,7 +66,9 @@ def rank_main(order: Order, rank: int, connection: Connection, output: Path) -> 
 def _call(order: Order, rank: int) -> Any:
     local = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": order.num_ranks, "LOCAL_WORLD_SIZE": order.num_ranks}
     os.environ.clear()
-    os.environ.update(order.environment | {name: str(value) for name, value in local.items()})
+    os.environ.update(
+        loopback_interfaces(order.environment) | order.environment | {name: str(value) for name, value in local.items()}
+    )
     os.chdir(order.working_directory)
     torch.set_num_threads(1)
     fn, args = pickle.loads(order.pickled_call)
