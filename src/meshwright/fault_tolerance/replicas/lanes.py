@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from meshwright.channels.listening_sockets import closed_afterwards
 from meshwright.errors import LostPeer
 from meshwright.fault_tolerance.replicas.member import Member, MemberStore
 from meshwright.log import logger
@@ -95,7 +96,8 @@ class Lane:
         options._timeout = timedelta(seconds=self._timeout_s)
         # By default it would listen on the address of the host's name, which may be another network.
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._member.own_host)]
-        group: Any = dist.ProcessGroupGloo(store, index, size, options)
+        with closed_afterwards():
+            group: Any = dist.ProcessGroupGloo(store, index, size, options)
         self._group = group
 
     def _try(self, action: Callable[[], object]) -> None:

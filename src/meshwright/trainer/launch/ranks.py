@@ -14,6 +14,7 @@ import torch
 from torch import distributed as dist
 from torch.distributed import FileStore, Store
 
+from meshwright.channels.listening_sockets import closed_afterwards
 from meshwright.checkpoint.signed_objects import gather_objects
 from meshwright.errors import ConfigError, LostPeer, Retryable
 from meshwright.fault_tolerance.lost_peer import is_lost_peer
@@ -70,13 +71,15 @@ class Ranks:
         try:
             path = take_store_path(os.environ)
             own_store = join_store(rank, num_ranks, section.timeout_s) if path is None else FileStore(path)
-            dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-                store=own_store,
-                rank=rank,
-                world_size=num_ranks,
-                timeout=timeout,
-            )
+            # NCCL connects ranks later, and listens later.
+            with closed_afterwards():
+                dist.init_process_group(
+                    "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+                    store=own_store,
+                    rank=rank,
+                    world_size=num_ranks,
+                    timeout=timeout,
+                )
         except RuntimeError as error:
             if (explained := _explained(error, rank, num_ranks)) is None:
                 raise
