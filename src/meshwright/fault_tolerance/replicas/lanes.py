@@ -92,12 +92,13 @@ class Lane:
         self._store = MemberStore(self._member, quorum.epoch)
         store = dist.PrefixStore(f"lane-{self._rank}", self._store)
         index, size = quorum.index(self._member.place.replica), len(quorum.members)
-        options = dist.ProcessGroupGloo._Options()
+        gloo: Any = dist.ProcessGroupGloo
+        options = gloo._Options()
         options._timeout = timedelta(seconds=self._timeout_s)
         # By default it would listen on the address of the host's name, which may be another network.
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._member.own_host)]
+        options._devices = [gloo.create_device(hostname=self._member.own_host)]
         with closed_afterwards():
-            group: Any = dist.ProcessGroupGloo(store, index, size, options)
+            group = gloo(store, index, size, options)
         self._group = group
 
     def _try(self, action: Callable[[], object]) -> None:

@@ -71,6 +71,7 @@ class Ranks:
         try:
             path = take_store_path(os.environ)
             own_store = join_store(rank, num_ranks, section.timeout_s) if path is None else FileStore(path)
+            own_store.set_timeout(timeout)
             # NCCL connects ranks later, and listens later.
             with closed_afterwards():
                 dist.init_process_group(
