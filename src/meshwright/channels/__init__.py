@@ -1,1 +1,1 @@
-"""Channels: connections between processes of one job, each end of which has proven that it knows the token."""
+"""Connections between processes of one job that prove its token to each other, and ports that close."""

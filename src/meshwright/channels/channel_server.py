@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from meshwright.channels.channel import ProvenChannel, ChannelClosed
+from meshwright.channels.channel import ChannelClosed, ProvenChannel
 
 _MOST_UNPROVEN: Final = 64
 _PAUSE_S: Final = 0.05

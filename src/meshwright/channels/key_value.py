@@ -3,7 +3,7 @@
 import threading
 from typing import Any, Final
 
-from meshwright.channels.channel import ProvenChannel, ChannelClosed
+from meshwright.channels.channel import ChannelClosed, ProvenChannel
 from meshwright.channels.channel_server import ChannelServer
 
 _MAX_VALUE_BYTES: Final = 1 << 30

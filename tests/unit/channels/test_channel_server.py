@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from meshwright.channels import channel
-from meshwright.channels.channel import Channel, ChannelClosed, new_token
+from meshwright.channels.channel import ChannelClosed, ProvenChannel, new_token
 from meshwright.channels.channel_server import ChannelServer
 from meshwright.channels.key_value import KeyValueClient, KeyValueServer
 from strangers import listening
@@ -23,7 +23,7 @@ TIMEOUT_S = 30.0
 def server() -> Iterator[ChannelServer]:
     """A server that answers each message with itself."""
 
-    def echo(channel: Channel, hello: dict[str, object]) -> None:
+    def echo(channel: ProvenChannel, hello: dict[str, object]) -> None:
         while True:
             channel.send(channel.receive())
 
@@ -33,7 +33,7 @@ def server() -> Iterator[ChannelServer]:
 
 
 def assert_serves(server: ChannelServer) -> None:
-    with contextlib.closing(Channel.connect(server.address, TOKEN, {}, TIMEOUT_S)) as client:
+    with contextlib.closing(ProvenChannel.connect(server.address, TOKEN, {}, TIMEOUT_S)) as client:
         client.send({"a": 1})
         assert client.receive() == {"a": 1}
 
@@ -72,7 +72,7 @@ def _recorded_hello(server: ChannelServer) -> bytes:
 
 
 def _connect(address: tuple[str, int]) -> None:
-    Channel.connect(address, TOKEN, {}, TIMEOUT_S).close()
+    ProvenChannel.connect(address, TOKEN, {}, TIMEOUT_S).close()
 
 
 def test_bytes_that_arrive_slowly_give_no_more_time(server: ChannelServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def test_values_are_waited_for_and_taken_once() -> None:
 
 def test_a_client_that_sends_what_is_no_request_loses_its_connection() -> None:
     with contextlib.closing(KeyValueServer("localhost", TOKEN)) as values:
-        with contextlib.closing(Channel.connect(values.address, TOKEN, {}, TIMEOUT_S)) as client:
+        with contextlib.closing(ProvenChannel.connect(values.address, TOKEN, {}, TIMEOUT_S)) as client:
             client.send({"kind": "exec", "key": "a"})
             with pytest.raises(ChannelClosed):
                 client.receive()

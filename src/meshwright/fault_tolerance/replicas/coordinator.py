@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 
 from pydantic import ValidationError
 
-from meshwright.channels.channel import ProvenChannel, ChannelClosed
+from meshwright.channels.channel import ChannelClosed, ProvenChannel
 from meshwright.channels.channel_server import ChannelServer
 from meshwright.fault_tolerance.replicas.roll_call import RollCall
 from meshwright.fault_tolerance.replicas.silence import Pulse, Silence

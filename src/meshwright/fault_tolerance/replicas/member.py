@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.distributed import Store
 
-from meshwright.channels.channel import ProvenChannel, ChannelClosed
+from meshwright.channels.channel import ChannelClosed, ProvenChannel
 from meshwright.errors import LostPeer
 from meshwright.spec.run.quorum import Quorum, Readiness, ReplicaPlace
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from meshwright.channels.channel import MAX_LINE_BYTES, ProvenChannel, ChannelClosed, new_token
+from meshwright.channels.channel import MAX_LINE_BYTES, ChannelClosed, ProvenChannel, new_token
 from meshwright.errors import LostPeer
 from meshwright.fault_tolerance.replicas.coordinator import Coordinator
 from meshwright.fault_tolerance.replicas.member import Member, MemberStore

@@ -1,6 +1,6 @@
 """StoreFile: the store by which local ranks find each other, a file without a name that they inherit.
 
-torch's TCPStore listens on all interfaces and obeys whoever connects. A file that has no name needs no port, no token
+torch's TCPStore listens on all interfaces and obeys all that connect. A file that has no name needs no port, no token
 and no cleaning up: only processes that received its descriptor from their launcher can open it.
 """
 
