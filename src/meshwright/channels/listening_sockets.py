@@ -1,8 +1,9 @@
 """closed_afterwards: sockets that listen only while process groups are formed.
 
-gloo needs its port until all ranks are connected, and listens on it as long as the group exists. A program that connects
-then takes a file descriptor of the rank, and once it has none left gloo ends the process (torch 2.13: "accept: Too many
-open files" out of a thread, SIGABRT). gloo offers no way to close the socket, so the kernel is asked to drop what arrives.
+gloo needs its port until all ranks are connected, and listens on it as long as the group exists. A program that
+connects then takes a file descriptor of the rank, and once it has none left gloo ends the process (torch 2.13: "accept:
+Too many open files" out of a thread, SIGABRT). gloo offers no way to close the socket, so the kernel is asked to drop
+what arrives.
 """
 
 import ctypes

@@ -3,8 +3,8 @@
 Unpickling runs code that the bytes name, and gloo takes bytes from the first that connects. So each rank sends its
 object with an HMAC under the job's token, and none is looked at before its proof is verified.
 
-The token is in MESHWRIGHT_JOB_TOKEN, new with each start of `meshwright train`. Where it is not set, as
-under torchrun, ranks agree on one over their store: then it is known to all that the store answers.
+The token is in MESHWRIGHT_JOB_TOKEN, new with each start of `meshwright train`. Where it is not set, as under torchrun,
+ranks agree on one over their store: then it is known to all that the store answers.
 """
 
 import hashlib
