@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.channels.channel import new_token
+from meshwright.channels.listening_sockets import closed_afterwards
 from meshwright.checkpoint.signed_objects import TOKEN_VARIABLE
 from meshwright.trainer.launch.host_process import prepare_host_process
 from meshwright.trainer.launch.local.rank_fork_server import accept_signals, wait_for_caller
@@ -83,13 +84,14 @@ def _call(order: Order, rank: int) -> Any:
         else:
             # As ranks of a run do: what is measured here predicts them.
             prepare_host_process(os.environ)
-        dist.init_process_group(
-            _BACKENDS[order.device],
-            init_method=f"file://{order.folder}/store",
-            rank=rank,
-            world_size=order.num_ranks,
-            timeout=timedelta(seconds=order.timeout_s),
-        )
+        with closed_afterwards():
+            dist.init_process_group(
+                _BACKENDS[order.device],
+                init_method=f"file://{order.folder}/store",
+                rank=rank,
+                world_size=order.num_ranks,
+                timeout=timedelta(seconds=order.timeout_s),
+            )
         if order.device == "cpu":
             # gloo connects all ranks at once: one that has nothing to do must not leave while others still connect.
             dist.barrier()
