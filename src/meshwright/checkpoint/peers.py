@@ -7,6 +7,7 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 from torch import distributed as dist
 
+from meshwright.checkpoint.signed_objects import broadcast_object, collect_objects, gather_objects
 from meshwright.errors import CheckpointError, DamagedCheckpoint, MeshwrightError
 
 T = TypeVar("T")
@@ -41,17 +42,13 @@ class GroupPeers:
         """Return rank 0's `value` on every rank."""
         if self._is_alone:
             return value
-        box = [value]
-        dist.broadcast_object_list(box, group=self._group, group_src=0, device=torch.device("cpu"))
-        return box[0]
+        return broadcast_object(value, self._group)
 
     def collect(self, value: Any) -> list[Any]:
         """Return the values of all ranks on rank 0, an empty list elsewhere."""
         if self._is_alone:
             return [value]
-        values: list[Any] | None = [None] * self.num_ranks if self.rank == 0 else None
-        dist.gather_object(value, values, group=self._group, group_dst=0)
-        return values or []
+        return collect_objects(value, self._group)
 
     def exchange(self, messages: list[Any]) -> list[Any]:
         """Return what each rank sent to this one, where `messages` has one JSON value for each rank."""
@@ -75,9 +72,7 @@ class GroupPeers:
         """Return the values of all ranks on every rank; for small values."""
         if self._is_alone:
             return [value]
-        values: list[Any] = [None] * self.num_ranks
-        dist.all_gather_object(values, value, group=self._group)
-        return values
+        return gather_objects(value, self._group)
 
     def act_together(self, act: Callable[[], T], on_rank: int | None = None) -> T | None:
         """Return what `act` returns, run on every rank or only `on_rank` (elsewhere None); a collective.

@@ -16,6 +16,8 @@ _SIGNS = (
     "failed to connect",
     "connectFullMesh failed",
     "Timed out waiting",
+    "Wait timeout",
+    "Timeout waiting for key",
     "Application timeout caused pair closure",
     "NCCL communicator was aborted",
     "remote process exited or there was a network error",

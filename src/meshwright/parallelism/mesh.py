@@ -9,12 +9,14 @@ mesh of all ranks.
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from meshwright.channels.listening_sockets import closed_afterwards
 from meshwright.parallelism.torch_private.torch_nccl import limited_options
 from meshwright.spec.layout.layout import AXES, Layout
 
@@ -80,11 +82,13 @@ class Meshes:
 
 def build_meshes(layout: Layout, device_type: str, *, has_outer_replicas: bool = False) -> Meshes:
     """Return the meshes of `layout` over all ranks of the process group; a collective."""
-    world = init_device_mesh(device_type, (layout.num_ranks,), mesh_dim_names=("world",))
-    views = {
-        name: world._unflatten(0, tuple(getattr(layout, axis) for axis in axes), axes, **_limits(layout, axes))
-        for name, axes in _VIEWS.items()
-    }
+    # NCCL may listen for longer than its groups take to form.
+    with closed_afterwards() if device_type == "cpu" else nullcontext():
+        world = init_device_mesh(device_type, (layout.num_ranks,), mesh_dim_names=("world",))
+        views = {
+            name: world._unflatten(0, tuple(getattr(layout, axis) for axis in axes), axes, **_limits(layout, axes))
+            for name, axes in _VIEWS.items()
+        }
     return Meshes(layout, **views, has_outer_replicas=has_outer_replicas)
 
 

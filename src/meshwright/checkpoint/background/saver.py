@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed import TCPStore
 
+from meshwright.channels.channel import new_token
+from meshwright.channels.key_value import KeyValueClient, KeyValueServer
 from meshwright.checkpoint.background.staging import StagingBuffer, no_staging, num_bytes_of, stage
-from meshwright.checkpoint.background.store_peers import connect_store, report_failure, serve_store
+from meshwright.checkpoint.background.store_peers import report_failure, serve_store
 from meshwright.checkpoint.background.writer_process import Answer, WriterLink
 from meshwright.checkpoint.format.find_checkpoint import FILE_NAME
 from meshwright.checkpoint.peers import GroupPeers, ProcessGroup
@@ -70,6 +71,8 @@ class BackgroundSaver:
     def __init__(self, host: str, options: WriterOptions | None = None, group: ProcessGroup = None) -> None:
         """`host` is the name by which other hosts reach rank 0, such as MASTER_ADDR."""
         self._peers = GroupPeers(group)
+        self._server: KeyValueServer | None = None
+        self._token: str | None = None
         self._store, address = self._join_store(host)
         self._options = {
             "rank": self._peers.rank,
@@ -78,7 +81,7 @@ class BackgroundSaver:
             "timeout_s": _TIMEOUT_S,
             **(options or WriterOptions())._asdict(),
         }
-        self._writer = WriterLink(self._options)
+        self._writer = WriterLink(self._options, self._token)
         # A new thread would be on the first GPU, and take memory of it.
         uses_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
         self._gpu = torch.cuda.current_device() if uses_gpu else None
@@ -160,17 +163,25 @@ class BackgroundSaver:
         self._ended += self.drain()
         self._writer.close()
         self._thread.shutdown()
+        if self._store is not None:
+            self._store.close()
+        if self._server is not None:
+            self._server.close()
         for buffer in self._free:
             buffer.close()
         self._free = []
 
-    def _join_store(self, host: str) -> tuple[TCPStore | None, list[Any] | None]:
+    def _join_store(self, host: str) -> tuple[KeyValueClient | None, list[Any] | None]:
         """Return the store of the writer processes, which rank 0 serves, and its address; none for one rank."""
         if self._peers.num_ranks == 1:
             return None, None
-        store = serve_store(_TIMEOUT_S) if self._peers.rank == 0 else None
-        host, port = self._peers.publish(None if store is None else [host, store.port])
-        return store or connect_store(host, port, _TIMEOUT_S), [host, port]
+        place = None
+        if self._peers.rank == 0:
+            token = new_token()
+            self._server = serve_store(host, token)
+            place = [*self._server.address, token]
+        host, port, self._token = self._peers.publish(place)
+        return KeyValueClient((host, port), self._token or "", _TIMEOUT_S), [host, port]
 
     def _stage(
         self, number: int, request: SaveRequest, owned: list[Shard], versions: list[int | None], ready: Any
@@ -234,7 +245,7 @@ class BackgroundSaver:
             each.staged.result()
             reason = self._report(each.number, what)
             self._end(each, None if (each.folder / FILE_NAME).is_file() else reason)
-        self._writer = WriterLink(self._options)
+        self._writer = WriterLink(self._options, self._token)
 
     def _end(self, ended: _InFlight, error: str | None) -> None:
         self._in_flight.remove(ended)

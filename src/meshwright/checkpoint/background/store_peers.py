@@ -4,18 +4,17 @@ Keys are SAVE/NUMBER for what rank 0 publishes and SAVE/NUMBER/RANK for what it 
 """
 
 import json
-from datetime import timedelta
+import socket
 from typing import Any
 
-from torch.distributed import Store, TCPStore
-
+from meshwright.channels.key_value import KeyValueClient, KeyValueServer
 from meshwright.checkpoint.saving import COLLECTS, PUBLISHES
 
 
 class StorePeers:
     """One rank's writer process among those of all ranks, for one save."""
 
-    def __init__(self, store: Store | None, save: str, rank: int, num_ranks: int) -> None:
+    def __init__(self, store: KeyValueClient | None, save: str, rank: int, num_ranks: int) -> None:
         assert store is not None or num_ranks == 1
         self._store, self._save = store, save
         self._num_calls = 0
@@ -41,8 +40,7 @@ class StorePeers:
             return []
         values = [value]
         for rank in range(1, self.num_ranks):
-            values.append(json.loads(self._store.get(f"{key}/{rank}")))
-            self._store.delete_key(f"{key}/{rank}")
+            values.append(json.loads(self._store.take(f"{key}/{rank}")))
         return values
 
     def _next_key(self) -> str:
@@ -50,17 +48,18 @@ class StorePeers:
         return f"{self._save}/{self._num_calls - 1}"
 
 
-def serve_store(timeout_s: float) -> TCPStore:
-    """Return a new store that this process serves, on any free port."""
-    return TCPStore("localhost", 0, None, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+def serve_store(host: str, token: str) -> KeyValueServer:
+    """Return a new store that this process serves, on the address of `host` only.
+
+    Where `host`, by which others reach this machine, is the name of something in between, on that of its own host name.
+    """
+    try:
+        return KeyValueServer(host, token)
+    except OSError:
+        return KeyValueServer(socket.gethostname(), token)
 
 
-def connect_store(host: str, port: int, timeout_s: float) -> TCPStore:
-    """Return the store that another process serves."""
-    return TCPStore(host, port, None, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
-
-
-def report_failure(store: Store, save: str, rank: int, reason: str) -> None:
+def report_failure(store: KeyValueClient, save: str, rank: int, reason: str) -> None:
     """Answer for a writer process that cannot, so that no other waits for it: the save fails with `reason`."""
     if rank == 0:
         for number in PUBLISHES:

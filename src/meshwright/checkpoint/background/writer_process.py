@@ -13,11 +13,10 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch.distributed import Store
-
+from meshwright.channels.key_value import KeyValueClient
 from meshwright.checkpoint.background.helper_process import answer, command_of, requests_of_rank
 from meshwright.checkpoint.background.staging import OpenedBuffer
-from meshwright.checkpoint.background.store_peers import StorePeers, connect_store
+from meshwright.checkpoint.background.store_peers import StorePeers
 from meshwright.checkpoint.format.boxes import Box
 from meshwright.checkpoint.saving import Extent, SaveRequest, write_checkpoint
 from meshwright.errors import CheckpointError
@@ -39,11 +38,14 @@ class Answer(NamedTuple):
 class WriterLink:
     """A running writer process."""
 
-    def __init__(self, options: dict[str, Any]) -> None:
+    def __init__(self, options: dict[str, Any], token: str | None) -> None:
+        """`token` is that of the store in `options`; None without a store."""
         command = command_of(MODULE, options)
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._answers: queue.Queue[Answer | None] = queue.Queue()
         self._sending: queue.Queue[str | None] = queue.Queue()
+        if token is not None:
+            self.send({"token": token})
         threading.Thread(target=self._read, daemon=True).start()
         threading.Thread(target=self._write, daemon=True).start()
 
@@ -103,15 +105,17 @@ def main(options: dict[str, Any]) -> None:
     requests = requests_of_rank(options["niceness"])
     store = None
     if options["store"] is not None:
+        # Not among the options, which are on the command line.
+        token = next(requests)["token"]
         host, port = options["store"]
-        store = connect_store(host, port, options["timeout_s"])
+        store = KeyValueClient((host, port), token, options["timeout_s"])
     for request in requests:
         started_s = time.perf_counter()
         error = _write(request, options, store)
         answer({"number": request["number"], "error": error, "duration_s": time.perf_counter() - started_s})
 
 
-def _write(request: dict[str, Any], options: dict[str, Any], store: Store | None) -> str | None:
+def _write(request: dict[str, Any], options: dict[str, Any], store: KeyValueClient | None) -> str | None:
     """Write one save; return the error, or None."""
     peers = StorePeers(store, f"save-{request['number']}", options["rank"], options["num_ranks"])
     try:

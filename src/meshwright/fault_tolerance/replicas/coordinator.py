@@ -6,7 +6,6 @@ that hangs or is frozen keeps it, and is given up after the limit (silence.py), 
 """
 
 import itertools
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -16,17 +15,16 @@ from typing import Any, Final, Self
 
 from pydantic import ValidationError
 
+from meshwright.channels.channel import ChannelClosed, ProvenChannel
+from meshwright.channels.channel_server import ChannelServer
 from meshwright.fault_tolerance.replicas.roll_call import RollCall
 from meshwright.fault_tolerance.replicas.silence import Pulse, Silence
-from meshwright.fault_tolerance.replicas.wire import ChannelClosed, ProvenChannel
 from meshwright.log import logger
 from meshwright.spec.run.quorum import Quorum, Readiness
 
 _TICK_S: Final = 0.1
 _TICKS_OF_SIGN: Final = 10
 """Ticks after which ranks that wait hear that the coordinator is still there."""
-_MOST_STRANGERS: Final = 64
-"""Connections that have not proven anything yet; more are refused."""
 
 
 @dataclass
@@ -63,9 +61,9 @@ class Coordinator:
 
     def __init__(self, address: str, token: str, roll_call: RollCall, silence: Silence, patience_s: float) -> None:
         """Wait `patience_s` for replicas that are missing."""
-        self._token, self._roll_call, self._silence, self._patience_s = token, roll_call, silence, patience_s
-        self._server = socket.create_server((address, 0))
-        self.address: tuple[str, int] = (address, self._server.getsockname()[1])
+        self._roll_call, self._silence, self._patience_s = roll_call, silence, patience_s
+        self._server = ChannelServer(address, token, self._serve)
+        self.address = self._server.address
         """Where it listens."""
         self.give_up: Callable[[int, str], None] = _ignore
         """Called with a replica that holds up the others, and why: kill it."""
@@ -76,12 +74,11 @@ class Coordinator:
         self._epoch = self._broken_epoch = -1
         self._asked_s: float | None = None
         self._decided_s: float | None = None
-        self._num_strangers = 0
         self._is_closed = False
 
     def __enter__(self) -> Self:
-        for name, target in (("coordinator", self._accept), ("coordinator-watch", self._watch)):
-            threading.Thread(target=target, name=name, daemon=True).start()
+        self._server.start()
+        threading.Thread(target=self._watch, name="coordinator-watch", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -102,29 +99,10 @@ class Coordinator:
         """Return the newest quorum."""
         return self._roll_call.last
 
-    def _accept(self) -> None:
-        while not self._is_closed:
-            try:
-                connection, _ = self._server.accept()
-            except OSError:
-                return
-            if self._num_strangers >= _MOST_STRANGERS:
-                connection.close()
-                continue
-            self._num_strangers += 1
-            threading.Thread(target=self._serve, args=(connection,), name="coordinator-rank", daemon=True).start()
-
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve(self, channel: ProvenChannel, hello: dict[str, Any]) -> None:
         """Listen to one rank until it is gone; whatever it sends ends no more than its connection."""
-        try:
-            channel, hello = ProvenChannel.accept(connection, self._token)
-            number, rank = int(hello["replica"]), int(hello["rank"])
-            incarnation, num_ranks = str(hello["incarnation"]), int(hello["num_ranks"])
-        except (ChannelClosed, OSError, KeyError, ValueError, TypeError):
-            connection.close()
-            return
-        finally:
-            self._num_strangers -= 1
+        number, rank = int(hello["replica"]), int(hello["rank"])
+        incarnation, num_ranks = str(hello["incarnation"]), int(hello["num_ranks"])
         with self._changed:
             replica = self._joined(number, incarnation, num_ranks)
             replica.channels[rank] = channel

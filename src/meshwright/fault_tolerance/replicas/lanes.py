@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from meshwright.channels.listening_sockets import closed_afterwards
 from meshwright.errors import LostPeer
 from meshwright.fault_tolerance.replicas.member import Member, MemberStore
 from meshwright.log import logger
@@ -94,7 +95,13 @@ class Lane:
         self._store = MemberStore(self._member, quorum.epoch)
         store = dist.PrefixStore(f"lane-{self._rank}", self._store)
         index, size = quorum.index(self._member.place.replica), len(quorum.members)
-        group: Any = dist.ProcessGroupGloo(store, index, size, timedelta(seconds=self._timeout_s))
+        gloo: Any = dist.ProcessGroupGloo
+        options = gloo._Options()
+        options._timeout = timedelta(seconds=self._timeout_s)
+        # By default it would listen on the address of the host's name, which may be another network.
+        options._devices = [gloo.create_device(hostname=self._member.own_host)]
+        with closed_afterwards():
+            group = gloo(store, index, size, options)
         self._group = group
 
     def _try(self, action: Callable[[], object]) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch.distributed import Store
 
+from meshwright.channels.channel import ChannelClosed, ProvenChannel
 from meshwright.errors import LostPeer
-from meshwright.fault_tolerance.replicas.wire import ChannelClosed, ProvenChannel
 from meshwright.spec.run.quorum import Quorum, Readiness, ReplicaPlace
 
 _MARGIN_S = 5.0
@@ -27,6 +27,8 @@ class Member:
             raise LostPeer(f"replica {place.replica}, rank {rank}: {error}") from error
         # Within it a coordinator that is there gives signs of it.
         self._channel.set_timeout(timeout_s + _MARGIN_S)
+        self.own_host = self._channel.own_host
+        """The address by which this machine reaches the coordinator: that of the network that connects replicas."""
 
     def beat(self, phase: str | None = None) -> None:
         """Say that this rank begins a sum over replicas or, with `phase`, something that takes longer."""

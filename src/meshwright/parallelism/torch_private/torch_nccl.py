@@ -5,12 +5,14 @@ Each group needs options of its own, since torch writes its name and ranks into 
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import distributed as dist
 from torch.distributed import device_mesh
+
+from meshwright.channels.listening_sockets import closed_afterwards
 
 
 def limited_options(max_ctas: int | None) -> Any:
@@ -31,7 +33,9 @@ def limited_options(max_ctas: int | None) -> Any:
 
 def new_group_like(group: dist.ProcessGroup, ranks: list[int], name: str | None = None) -> dist.ProcessGroup:
     """Return a new group of `ranks`, this one among them, with the limit that `group` has; a collective of `ranks`."""
-    made = dist.new_group(ranks, group_desc=name, use_local_synchronization=True, **_limits_of(group))
+    # NCCL may listen for longer than the group takes to form.
+    with closed_afterwards() if _nccl_backend(group) is None else nullcontext():
+        made = dist.new_group(ranks, group_desc=name, use_local_synchronization=True, **_limits_of(group))
     assert isinstance(made, dist.ProcessGroup)
     return made
 

@@ -23,6 +23,7 @@ from meshwright.spec.run.quorum import ReplicaPlace
 from meshwright.spec.run.run import Run
 from meshwright.spec.step.estimate import Estimate
 from meshwright.trainer.launch.local.rank_fork_server import SentDescriptor, accept_signals, wait_for_caller
+from meshwright.trainer.launch.local.store_file import variables_of_store
 
 
 class RankConfig(Frozen):
@@ -67,6 +68,8 @@ class RankStart:
     ignores_hangup: bool
     stdout: SentDescriptor
     stderr: SentDescriptor
+    store: SentDescriptor
+    """The file by which the ranks find each other."""
 
 
 def rank_process(start: RankStart) -> None:
@@ -76,7 +79,7 @@ def rank_process(start: RankStart) -> None:
     start.stdout.replace(1)
     start.stderr.replace(2)
     os.environ.clear()
-    os.environ.update(start.environment)
+    os.environ.update(start.environment | variables_of_store(start.store.number))
     signal.signal(signal.SIGHUP, signal.SIG_IGN if start.ignores_hangup else signal.SIG_DFL)
     preempt_on_sigterm()
     threading.Thread(target=_end_with_launcher, args=(start.grace_s,), name="end_with_launcher", daemon=True).start()

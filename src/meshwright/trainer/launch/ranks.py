@@ -12,14 +12,17 @@ from typing import Any, Self
 
 import torch
 from torch import distributed as dist
-from torch.distributed import Store
+from torch.distributed import FileStore, Store
 
+from meshwright.channels.listening_sockets import closed_afterwards
+from meshwright.checkpoint.signed_objects import gather_objects
 from meshwright.errors import ConfigError, LostPeer, Retryable
 from meshwright.fault_tolerance.lost_peer import is_lost_peer
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.replicas_section import layout_of_replica
 from meshwright.spec.job.sections import RunSection
 from meshwright.spec.layout.layout import Layout
+from meshwright.trainer.launch.local.store_file import take_store_path
 from meshwright.trainer.launch.rank_store import join_store
 
 
@@ -71,14 +74,18 @@ class Ranks:
         device = cls._own_device(choose_device_type(section), local_rank)
         timeout = timedelta(seconds=section.timeout_s)
         try:
-            own_store = join_store(rank, num_ranks, section.timeout_s)
-            dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-                store=own_store,
-                rank=rank,
-                world_size=num_ranks,
-                timeout=timeout,
-            )
+            path = take_store_path(os.environ)
+            own_store = join_store(rank, num_ranks, section.timeout_s) if path is None else FileStore(path)
+            own_store.set_timeout(timeout)
+            # NCCL connects ranks later, and listens later.
+            with closed_afterwards():
+                dist.init_process_group(
+                    "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+                    store=own_store,
+                    rank=rank,
+                    world_size=num_ranks,
+                    timeout=timeout,
+                )
         except RuntimeError as error:
             if (explained := _explained(error, rank, num_ranks)) is None:
                 raise
@@ -146,9 +153,7 @@ class Ranks:
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's picklable `value`, by rank; a collective for the start of a run, not for steps."""
-        values: list[Any] = [None] * self.num_ranks
-        dist.all_gather_object(values, value)
-        return values
+        return gather_objects(value, None)
 
 
 _ANSWER_S = 5.0

@@ -13,13 +13,14 @@ from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Self
 
-from torch.distributed import TCPStore
-
+from meshwright.channels.channel import new_token
+from meshwright.checkpoint.signed_objects import TOKEN_VARIABLE
 from meshwright.fault_tolerance.launcher_watch import GRACE_S
 from meshwright.fault_tolerance.stop_request import ignores_hangup
 from meshwright.hardware.machine import num_usable_cores
 from meshwright.spec.job.job import Job
 from meshwright.trainer.launch.local.rank_fork_server import SentDescriptor, fork_server, hidden_script
+from meshwright.trainer.launch.local.store_file import StoreFile, loopback_interfaces
 from meshwright.trainer.launch.rank import RankConfig, RankStart, rank_process
 
 _HOST = "localhost"
@@ -56,8 +57,8 @@ class LocalRankGroup:
     because a process has ended already. Of one thread only.
     """
 
-    def __init__(self, store: TCPStore) -> None:
-        self._store: TCPStore | None = store
+    def __init__(self, store: StoreFile) -> None:
+        self._store = store
         self._processes: list[BaseProcess] = []
         self.pids: list[int] = []
         """Process ids by rank, those of ended ranks included."""
@@ -76,9 +77,10 @@ class LocalRankGroup:
         They have the variables of this process, those of `environment`, which win, and those that torchrun would set.
         What they print goes to what are standard output and error of this process now.
         """
-        store = TCPStore(_HOST, 0, is_master=True, wait_for_workers=False)
+        store = StoreFile()
         group = cls(store)
-        shared = {**os.environ, **environment, **_place_of_group(num_ranks, store.port)}
+        shared = {**loopback_interfaces(os.environ), **os.environ, **environment, **_place_of_group(num_ranks)}
+        shared[TOKEN_VARIABLE] = new_token()
         text, run_section = config.to_json(), config.job.run
         try:
             for rank in range(num_ranks):
@@ -90,6 +92,7 @@ class LocalRankGroup:
                     ignores_hangup=ignores_hangup(),
                     stdout=SentDescriptor(1),
                     stderr=SentDescriptor(2),
+                    store=SentDescriptor(store.descriptor),
                 )
                 process = fork_server().Process(target=rank_process, args=(start,), name=f"rank-{rank}")
                 with hidden_script():
@@ -181,7 +184,7 @@ class LocalRankGroup:
         for process in self._processes:
             process.close()
         self._processes = []
-        self._store = None
+        self._store.close()
 
     def __enter__(self) -> Self:
         return self
@@ -207,7 +210,7 @@ def wait_for_ends(
     return [other for other in others if other in ready]
 
 
-def _place_of_group(num_ranks: int, port: int) -> dict[str, str]:
+def _place_of_group(num_ranks: int) -> dict[str, str]:
     """Return the variables that torchrun sets on a single machine, apart from those of each rank."""
     sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(num_ranks))
     return {
@@ -216,7 +219,6 @@ def _place_of_group(num_ranks: int, port: int) -> dict[str, str]:
         "GROUP_WORLD_SIZE": "1",
         "ROLE_NAME": "default",
         "MASTER_ADDR": _HOST,
-        "MASTER_PORT": str(port),
         "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
         # Every attempt is a new group with a new store.
         "TORCHELASTIC_RESTART_COUNT": "0",

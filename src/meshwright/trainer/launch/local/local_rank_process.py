@@ -17,8 +17,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from meshwright.channels.channel import new_token
+from meshwright.channels.listening_sockets import closed_afterwards
+from meshwright.checkpoint.signed_objects import TOKEN_VARIABLE
 from meshwright.trainer.launch.host_process import prepare_host_process
 from meshwright.trainer.launch.local.rank_fork_server import accept_signals, wait_for_caller
+from meshwright.trainer.launch.local.store_file import loopback_interfaces
 
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 
@@ -34,6 +38,8 @@ class Order:
     timeout_s: float
     device: str
     folder: str
+    token: str = field(default_factory=new_token)
+    """Of this job: what its ranks send each other carries a proof of it."""
     warning_filters: Any = field(default_factory=lambda: list(warnings.filters))
     environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
     working_directory: str = field(default_factory=os.getcwd)
@@ -65,7 +71,9 @@ def rank_main(order: Order, rank: int, connection: Connection, output: Path) -> 
 def _call(order: Order, rank: int) -> Any:
     local = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": order.num_ranks, "LOCAL_WORLD_SIZE": order.num_ranks}
     os.environ.clear()
-    os.environ.update(order.environment | {name: str(value) for name, value in local.items()})
+    place = {name: str(value) for name, value in local.items()}
+    os.environ.update(loopback_interfaces(order.environment) | order.environment | place)
+    os.environ[TOKEN_VARIABLE] = order.token
     os.chdir(order.working_directory)
     torch.set_num_threads(1)
     fn, args = pickle.loads(order.pickled_call)
@@ -76,13 +84,14 @@ def _call(order: Order, rank: int) -> Any:
         else:
             # As ranks of a run do: what is measured here predicts them.
             prepare_host_process(os.environ)
-        dist.init_process_group(
-            _BACKENDS[order.device],
-            init_method=f"file://{order.folder}/store",
-            rank=rank,
-            world_size=order.num_ranks,
-            timeout=timedelta(seconds=order.timeout_s),
-        )
+        with closed_afterwards():
+            dist.init_process_group(
+                _BACKENDS[order.device],
+                init_method=f"file://{order.folder}/store",
+                rank=rank,
+                world_size=order.num_ranks,
+                timeout=timedelta(seconds=order.timeout_s),
+            )
         if order.device == "cpu":
             # gloo connects all ranks at once: one that has nothing to do must not leave while others still connect.
             dist.barrier()

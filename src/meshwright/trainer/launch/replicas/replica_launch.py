@@ -12,12 +12,12 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Final
 
+from meshwright.channels.channel import new_token
 from meshwright.errors import ExitCode
 from meshwright.fault_tolerance.evidence import ask
 from meshwright.fault_tolerance.replicas.coordinator import Coordinator
 from meshwright.fault_tolerance.replicas.roll_call import RollCall
 from meshwright.fault_tolerance.replicas.silence import Silence
-from meshwright.fault_tolerance.replicas.wire import new_token
 from meshwright.fault_tolerance.stop_request import StopSignals
 from meshwright.log import logger
 from meshwright.spec.job.replicas_section import layout_of_replica

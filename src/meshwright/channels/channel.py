@@ -22,7 +22,9 @@ from typing import Any, Final, Self
 
 MAX_LINE_BYTES: Final = 1 << 20
 PROOF_TIMEOUT_S: Final = 5.0
-"""Time that a stranger has to prove that it is none."""
+"""Time that a client has for its proof, all of it; an end that is slow in sending has no longer."""
+_MAX_PROOF_BYTES: Final = 4096
+"""Bytes of a line before the proof."""
 
 
 class ChannelClosed(Exception):
@@ -45,11 +47,18 @@ class ProvenChannel:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(PROOF_TIMEOUT_S), 0))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         channel, challenge = cls(connection), secrets.token_hex(16)
-        channel.send({"challenge": challenge})
-        hello = channel.receive()
-        if not _is_proof(token, "client", challenge, hello.pop("proof", None)):
-            raise ChannelClosed("a connection without the job's token")
-        channel.send({"proof": _proof(token, "server", str(hello.pop("challenge", "")))})
+        # A timeout of the socket begins again with each byte that arrives.
+        deadline = threading.Timer(PROOF_TIMEOUT_S, channel._shut_down)
+        deadline.daemon = True
+        deadline.start()
+        try:
+            channel.send({"challenge": challenge})
+            hello = channel.receive(_MAX_PROOF_BYTES)
+            if not _is_proof(token, "client", challenge, hello.pop("proof", None)):
+                raise ChannelClosed("a connection without the job's token")
+            channel.send({"proof": _proof(token, "server", str(hello.pop("challenge", "")))})
+        finally:
+            deadline.cancel()
         connection.settimeout(None)
         return channel, hello
 
@@ -59,14 +68,14 @@ class ProvenChannel:
         try:
             connection = socket.create_connection(address, timeout=timeout_s)
         except OSError as error:
-            raise ChannelClosed(f"no coordinator at {address[0]}:{address[1]}: {error}") from error
+            raise ChannelClosed(f"nothing listens at {address[0]}:{address[1]}: {error}") from error
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         channel, challenge = cls(connection), secrets.token_hex(16)
         try:
             theirs = str(channel.receive().get("challenge", ""))
             channel.send({**hello, "challenge": challenge, "proof": _proof(token, "client", theirs)})
             if not _is_proof(token, "server", challenge, channel.receive().get("proof")):
-                raise ChannelClosed(f"{address[0]}:{address[1]} is no coordinator of this job")
+                raise ChannelClosed(f"{address[0]}:{address[1]} is not of this job")
         except ChannelClosed:
             channel.close()
             raise
@@ -85,10 +94,15 @@ class ProvenChannel:
         except (OSError, ValueError) as error:
             raise ChannelClosed(str(error)) from error
 
-    def receive(self) -> dict[str, Any]:
+    @property
+    def own_host(self) -> str:
+        """Return the address by which this machine reaches the other end."""
+        return str(self._socket.getsockname()[0])
+
+    def receive(self, max_bytes: int = MAX_LINE_BYTES) -> dict[str, Any]:
         """Return the next message; raises ChannelClosed at the end, after the timeout, and for what is no message."""
         try:
-            line = self._lines.readline(MAX_LINE_BYTES)
+            line = self._lines.readline(max_bytes)
             message = json.loads(line) if line.endswith(b"\n") else None
         except (OSError, ValueError, RecursionError) as error:
             raise ChannelClosed(str(error)) from error
@@ -98,10 +112,13 @@ class ProvenChannel:
 
     def close(self) -> None:
         """End the connection, also for a thread that receives."""
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        self._shut_down()
         self._socket.close()
         self._lines.close()
+
+    def _shut_down(self) -> None:
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
 
 def new_token() -> str:
