@@ -79,6 +79,14 @@ class GroupPeers:
         dist.all_gather_object(values, value, group=self._group)
         return values
 
+    def maximum(self, value: int) -> int:
+        """Return the largest of the integers of all ranks on every rank."""
+        if self._is_alone:
+            return value
+        largest = torch.tensor(value)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self._group)
+        return int(largest)
+
     def act_together(self, act: Callable[[], T], on_rank: int | None = None) -> T | None:
         """Return what `act` returns, run on every rank or only `on_rank` (elsewhere None); a collective.
 

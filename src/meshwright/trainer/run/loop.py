@@ -71,14 +71,14 @@ def train(config: RankConfig, ranks: Ranks) -> ExitCode:
         post_mortem.follow(training)
         stragglers = connect(training, watch, own)
         replicas = None if place is None else join_others(place, job, watch)
-        step = begin(training, config, replicas)
+        step, in_memory = begin(training, config, replicas)
         speed = PeakFlops.of(job, ranks)
         profiler = ProfilerWindow(run.timelines, ranks.rank, job.run.profile_start, job.run.profile_steps)
         with (
             Recording(training, run, replicas, config.estimate) as recording,
             profiler,
             stragglers,
-            RunCheckpoints(training, run, step) as checkpoints,
+            RunCheckpoints(training, run, step, in_memory) as checkpoints,
             explained_compilation(stop),
         ):
             recording.follow(step)
@@ -118,9 +118,8 @@ def train(config: RankConfig, ranks: Ranks) -> ExitCode:
                 step, asked = agree(ranks, replicas, step, stop)
                 recording.follow(step)
                 stragglers.after_step(step)
-                if asked is None and recording.is_ours and (step == last_step or checkpoints.is_due(step)):
-                    watch.mark("checkpoint")
-                    checkpoints.save(step, validation_loss)
+                if asked is None and recording.is_ours:
+                    save_if_due(checkpoints, watch, step, validation_loss, is_last=step == last_step)
             watch.mark("finish" if asked is None else "checkpoint")
             code = finish(training, recording, checkpoints, LastStep(step, validation_loss, asked), stop)
         if replicas is not None:
@@ -138,7 +137,7 @@ def finish(
     """
     job = training.job
     if last.asked is None:
-        news, digest = checkpoints.finish(), final_hash(training)
+        news, digest = checkpoints.finish(last.step), final_hash(training)
     else:
         if last.step < job.train.steps:
             logger.info("%s: stopping after step %d, with a checkpoint", last.asked.name, last.step)
@@ -223,6 +222,7 @@ def roll_back(
 ) -> int:
     """Return to an earlier checkpoint after `step`; "roll back" leaves out the data since; a collective."""
     checkpoints.settle()
+    checkpoints.forget_copies()
     started_s = time.perf_counter()
     restored = training.restore(run, step) if decision == "restore" else training.roll_back(run, step)
     if recorder is not None:
@@ -232,6 +232,16 @@ def roll_back(
         return restored
     logger.warning("rolled back to step %d; the data of steps %d to %d is left out", restored, restored + 1, step)
     return restored
+
+
+def save_if_due(
+    checkpoints: RunCheckpoints, watch: HangWatch, step: int, validation_loss: float | None, *, is_last: bool
+) -> None:
+    """Save the state after `step` to disk, where that is due or the last one, and to memory; a collective."""
+    if is_last or checkpoints.is_due(step):
+        watch.mark("checkpoint")
+        checkpoints.save(step, validation_loss)
+    checkpoints.copy_to_memory(step)
 
 
 def final_hash(training: Training) -> str | None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from meshwright.checkpoint.checkpoint import load_earlier, load_newest
+from meshwright.checkpoint.checkpoint import CopyInMemory, load_earlier, load_newest
 from meshwright.checkpoint.hf.hf_model import BuiltInModel, HfModel
 from meshwright.checkpoint.hf.own_model import OwnModel, has_format
 from meshwright.checkpoint.hf.weights import load_hf_weights
@@ -102,9 +102,12 @@ class Training:
             **({} if self.step.guard is None else {"guard": self.step.guard.state()}),
         }
 
-    def load_newest(self, run: Run) -> int:
-        """Load the newest checkpoint that is as it was saved and return its step, 0 without one; a collective."""
-        return self._take_over(load_newest(run, self.state()))
+    def load_newest(self, run: Run, in_memory: CopyInMemory | None = None) -> int:
+        """Load the newest checkpoint that is as it was saved and return its step, 0 without one; a collective.
+
+        The copy `in_memory` counts as one.
+        """
+        return self._take_over(load_newest(run, self.state(), in_memory))
 
     def _take_over(self, found: tuple[int, dict[str, Any]] | None) -> int:
         """Return the step of a checkpoint whose tensors were loaded, having taken over the rest; a collective."""
