@@ -63,6 +63,11 @@ class CopySaver:
         """Make all further copies in the background; `host` is how other hosts reach rank 0; a collective."""
         self._background = _Background(self._peers, self._nodes, host, niceness)
 
+    @property
+    def writer_pid(self) -> int | None:
+        """Return the process id of the writer process; None in the foreground."""
+        return None if self._background is None else self._background.writer_pid
+
     def num_bytes(self, state: Mapping[str, Any]) -> int:
         """Return the bytes that this rank writes of `state`; a collective."""
         return num_bytes_of(self._owned(local_shards(flatten(state))))
@@ -157,6 +162,11 @@ class _Background:
         self._staged: Future[None] | None = None
         self._step: int | None = None
         self._has_ended = False
+
+    @property
+    def writer_pid(self) -> int:
+        """Return the process id of the writer process."""
+        return self._writer.pid
 
     @property
     def state(self) -> SaverState:

@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from meshwright.checkpoint.format.durable import remove, remove_stale, temporary_sibling
+from meshwright.checkpoint.format.leftovers import hold
 from meshwright.spec.frozen import Frozen
 from meshwright.spec.run.run import Run
 
@@ -32,10 +33,12 @@ class MemoryFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._lock: int | None = None
 
     def open(self, owner: MemoryOwner) -> None:
-        """Make the folder, for this user alone; raises OSError."""
+        """Make the folder, for this user alone, and hold its lock while this process lives; raises OSError."""
         self.folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+        self._lock = hold(self.folder)
         _replace(self.folder / _OWNER, owner)
         remove_stale(self.folder)
 
@@ -64,6 +67,9 @@ class MemoryFolder:
     def remove(self) -> bool:
         """Remove the folder and return whether it is gone."""
         shutil.rmtree(self.folder, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
         return not self.folder.exists()
 
     @property
