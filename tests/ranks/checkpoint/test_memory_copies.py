@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from meshwright.checkpoint.checkpoint import load_newest, save
-from meshwright.checkpoint.memory import transfer
+from meshwright.checkpoint.memory import transfer, write_copy
 from meshwright.checkpoint.memory.copy_saver import CopySaver, SaverState
 from meshwright.checkpoint.memory.find_copy import FoundCopy, find_copy
 from meshwright.checkpoint.memory.memory_folder import MemoryFolder
@@ -177,6 +177,29 @@ def test_a_copy_without_memory_fails_on_all_ranks_and_leaves_the_one_before(tmp_
         assert errors[0] is errors[2] is None
         assert errors[1] is not None
         assert "No space left on device" in errors[1]
+        assert is_kept
+
+
+def fail_to_commit(folder: Path) -> tuple[list[str | None], list[int], bool]:
+    """Copy twice where node 1 cannot rename; return the errors, the steps that are left, and whether all is right."""
+    one = OneRank(folder, [1, 1])
+    saver = one.saver()
+    assert one.copy(saver, 1) is None
+    errors = []
+    for step in (2, 3):
+        if one.peers.rank == 1:
+            with patch.object(write_copy, "commit", side_effect=OSError(5, "Input/output error")):
+                errors.append(one.copy(saver, step))
+        else:
+            errors.append(one.copy(saver, step))
+    return errors, one.memory.steps(), one.restores(1)
+
+
+@pytest.mark.long
+def test_copies_that_one_node_cannot_commit_do_not_pile_up_on_others(tmp_path: Path) -> None:
+    for errors, steps, is_kept in run_ranks(fail_to_commit, 2, tmp_path):
+        assert all(error is not None and "Input/output error" in error for error in errors)
+        assert steps == [1]
         assert is_kept
 
 

@@ -93,15 +93,17 @@ def verify_file(folder: Path, rank: int) -> None:
     index = read_index(folder)
     manifest = read_manifest(folder, index, rank)
     with open_data(folder, rank) as file:
-        for saved in saved_in(manifest, index.sections):
-            if saved.shard is not None:
-                scratch = torch.empty(saved.shard.num_bytes, dtype=torch.uint8)
-                read_verified(file, folder, saved, scratch.numpy().data)
+        shards = [saved for saved in saved_in(manifest, index.sections) if saved.shard is not None]
+        most = max((saved.shard.num_bytes for saved in shards if saved.shard is not None), default=0)
+        scratch = torch.empty(most, dtype=torch.uint8).numpy().data
+        for saved in shards:
+            assert saved.shard is not None
+            read_verified(file, folder, saved, scratch[: saved.shard.num_bytes])
 
 
 @dataclass(frozen=True)
 class FoundCopy:
-    """A verified copy; all ranks have the same."""
+    """A copy that was verified where its files lie; all ranks have the same."""
 
     chosen: ChosenCopy
     memory: MemoryFolder
@@ -122,9 +124,11 @@ class FoundCopy:
         answers = look_up(folder, self._manifests(folder, index), shards, state.keys(), self.peers)
         needed = {part.rank for parts in answers for part in parts}
         self._fetch(folder, needed)
+        own = self.nodes.node_of(self.peers.rank)
+        verified = {file for file in needed if self.chosen.sources[file] == own}
         problem = None
         try:
-            fill(folder, shards, answers)
+            fill(folder, shards, answers, verified)
         except CheckpointError as error:
             problem = error
         self.peers.raise_on_all(problem)

@@ -43,6 +43,16 @@ class MemoryFolder:
         remove_stale(self.folder)
 
     @property
+    def identity(self) -> str:
+        """Return what two containers of one machine that share this folder have in common, and two machines have not."""
+        try:
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        except OSError:
+            boot = socket.gethostname()
+        found = self.folder.stat()
+        return f"{boot} {found.st_dev} {found.st_ino}"
+
+    @property
     def owner(self) -> MemoryOwner | None:
         """Return whose copies these are; None where the folder does not say."""
         return _read(self.folder / _OWNER)

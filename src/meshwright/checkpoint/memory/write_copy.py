@@ -52,6 +52,8 @@ def write_copy(
     if ended["error"] is not None:
         if is_leader:
             remove(temporary)
+            # Where this node had renamed and another could not: each kept copy takes memory.
+            remove(request.folder)
         raise CheckpointError(ended["error"])
     if is_leader:
         MemoryFolder(request.folder.parent).remove_copies(but=int(request.folder.name.removeprefix("step-")))

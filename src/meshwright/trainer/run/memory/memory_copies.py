@@ -44,14 +44,19 @@ class MemoryCopies:
         self._is_off = not self._all_open()
 
     def _all_open(self) -> bool:
-        """Make the folder on every node; return whether all could."""
-        problem = None
+        """Make the folder on every node; return whether all could, each its own."""
+        problem = identity = None
         if self._is_leader:
             try:
                 self._memory.open(self._owner)
+                identity = self._memory.identity
             except OSError as error:
                 problem = f"{self._memory.folder} cannot be made on {socket.gethostname()} ({error.strerror})"
-        problems = [each for each in self._peers.gather(problem) if each is not None]
+        found = self._peers.gather((problem, identity))
+        problems = [each for each, _ in found if each is not None]
+        folders = [each for _, each in found if each is not None]
+        if len(set(folders)) < len(folders):
+            problems.append(f"several nodes share {self._memory.folder.parent}: put {{host}} into its name")
         if problems:
             logger.warning("no copies in memory: %s: set checkpoint.memory_dir to a folder in memory", problems[0])
         return not problems
