@@ -44,7 +44,7 @@ class MemoryFolder:
 
     @property
     def identity(self) -> str:
-        """Return what two containers of one machine that share this folder have in common, and two machines have not."""
+        """Return a text that is equal for containers of one machine which share this folder, and for no others."""
         try:
             boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         except OSError:
