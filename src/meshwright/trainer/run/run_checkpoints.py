@@ -39,9 +39,7 @@ _LEAST_STALL_S: Final = 1e-3
 class RunCheckpoints:
     """Saves of one rank; use it in a `with`, so that saves in flight are not lost."""
 
-    def __init__(
-        self, training: Training, run: Run, start_step: int, in_memory: MemoryCopies | None = None
-    ) -> None:
+    def __init__(self, training: Training, run: Run, start_step: int, in_memory: MemoryCopies | None = None) -> None:
         """A collective with checkpoint.interval = "auto"."""
         self._training, self._run = training, run
         self._in_memory = in_memory
