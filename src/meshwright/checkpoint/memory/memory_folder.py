@@ -77,10 +77,14 @@ class MemoryFolder:
     def remove(self) -> bool:
         """Remove the folder and return whether it is gone."""
         shutil.rmtree(self.folder, ignore_errors=True)
+        self.release()
+        return not self.folder.exists()
+
+    def release(self) -> None:
+        """Give up the lock that `open` took."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-        return not self.folder.exists()
 
     @property
     def num_bytes(self) -> int:

@@ -159,8 +159,11 @@ class MemoryCopies:
                 which = counted(self._num_left_out, "copy", "copies")
                 logger.info("%s in memory left out, while the one before was written", which)
         self._peers.gather(None)
-        if is_saved and self._is_leader:
-            self._memory.remove()
+        if self._is_leader:
+            if is_saved:
+                self._memory.remove()
+            else:
+                self._memory.release()
 
 
 def _shortage(memory: MemoryFolder, kept: int, staged: int) -> str | None:
