@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +20,18 @@ from meshwright.errors import CheckpointError, DamagedCheckpoint
 from meshwright.log import logger
 from meshwright.spec.run.run import Run
 from meshwright.units import first_of
+
+
+class CopyInMemory(Protocol):
+    """A copy of the state that is not on disk, such as memory.find_copy.FoundCopy."""
+
+    @property
+    def step(self) -> int:
+        """Return the steps that its state has done."""
+
+    def load(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Fill the tensors of `state` in place and return the metadata; a collective."""
+
 
 __all__ = ["load", "load_newest", "load_parameters", "newest_intact", "read_metadata", "save"]
 
@@ -53,12 +65,14 @@ def saved_sections(folder: Path) -> list[str]:
     return read_index(folder).sections
 
 
-def load_newest(run: Run, state: Mapping[str, Any]) -> tuple[int, dict[str, Any]] | None:
+def load_newest(
+    run: Run, state: Mapping[str, Any], in_memory: CopyInMemory | None = None
+) -> tuple[int, dict[str, Any]] | None:
     """Load the newest checkpoint whose every byte is as it was saved; None if there is none; a collective.
 
-    Returns its step and metadata, as `newest_intact` does.
+    The copy `in_memory` is one of them, and of the same step the first. Returns step and metadata, as `newest_intact`.
     """
-    return newest_intact(run, lambda folder: load(folder, state), GroupPeers())
+    return newest_intact(run, lambda folder: load(folder, state), GroupPeers(), in_memory=_loads(in_memory, state))
 
 
 def load_earlier(run: Run, state: Mapping[str, Any], every: int) -> tuple[int, dict[str, Any]] | None:
@@ -76,31 +90,45 @@ def load_earlier(run: Run, state: Mapping[str, Any], every: int) -> tuple[int, d
 
 
 def newest_intact(
-    run: Run, load_one: Callable[[Path], dict[str, Any]], peers: GroupPeers, every: int = 1
+    run: Run,
+    load_one: Callable[[Path], dict[str, Any]],
+    peers: GroupPeers,
+    every: int = 1,
+    in_memory: Mapping[int, Callable[[], dict[str, Any]]] | None = None,
 ) -> tuple[int, dict[str, Any]] | None:
     """Return the step that `load_one`, a collective, loads first of the newest ones, and what it returned.
 
-    Only steps that are multiples of `every` count.
+    Only steps that are multiples of `every` count. `in_memory` has what loads copies in memory, by step.
     Damaged newer ones are renamed to step-N.damaged-ID, so that the run can save their steps again, and named in a
     warning. Raises CheckpointError if all are damaged, or for another reason than damage.
     """
     # Rank 0 decides: on another host a shared folder may not show the newest checkpoint yet.
     steps: list[int] = peers.publish([step for step in run.checkpoint_steps() if step % every == 0])
+    copies = in_memory or {}
+    damaged: dict[int, str] = {}
     problems: list[str] = []
-    for step in reversed(steps):
+    for step, is_copy in sorted([*((step, False) for step in steps), *((step, True) for step in copies)], reverse=True):
         try:
-            metadata = load_one(run.checkpoint(step))
+            metadata = copies[step]() if is_copy else load_one(run.checkpoint(step))
         except DamagedCheckpoint as error:
             problems.append(str(error))
+            if is_copy:
+                logger.warning("the copy of step %d in memory is refused: %s", step, without_remedy(str(error)))
+            else:
+                damaged[step] = str(error)
             continue
-        for damaged, problem in zip(reversed(steps), problems, strict=False):
-            logger.warning("step-%d is skipped, and step-%d loaded: %s", damaged, step, without_remedy(problem))
+        for other, problem in damaged.items():
+            logger.warning("step-%d is skipped, and step-%d loaded: %s", other, step, without_remedy(problem))
             if peers.rank == 0:
-                _set_aside(run.checkpoint(damaged), "damaged")
+                _set_aside(run.checkpoint(other), "damaged")
         return step, metadata
     if problems:
         raise DamagedCheckpoint("no checkpoint of this run can be loaded:\n" + "\n".join(problems))
     return None
+
+
+def _loads(copy: CopyInMemory | None, state: Mapping[str, Any]) -> dict[int, Callable[[], dict[str, Any]]]:
+    return {} if copy is None else {copy.step: lambda: copy.load(state)}
 
 
 def load_parameters(folder: Path, names: Collection[str] | None = None) -> dict[str, Tensor]:

@@ -56,8 +56,13 @@ def load(folder: Path, state: Mapping[str, Any], group: ProcessGroup = None) -> 
     return index.metadata
 
 
-def fill(folder: Path, shards: Sequence[Shard], saved: Sequence[Sequence[Saved]]) -> None:
-    """Copy into each of `shards` the parts that its `saved` shards hold, file by file, reading each once."""
+def fill(
+    folder: Path, shards: Sequence[Shard], saved: Sequence[Sequence[Saved]], verified: Collection[int] = ()
+) -> None:
+    """Copy into each of `shards` the parts that its `saved` shards hold, file by file, reading each once.
+
+    The files of the ranks in `verified` were compared with their hashes just before, and are not again.
+    """
     targets: dict[tuple[int, int], list[tuple[Shard, Saved]]] = defaultdict(list)
     for shard, parts in zip(shards, saved, strict=True):
         for part in parts:
@@ -71,7 +76,7 @@ def fill(folder: Path, shards: Sequence[Shard], saved: Sequence[Sequence[Saved]]
                     file.close()
                 open_rank, file = rank, open_data(folder, rank)
             assert file is not None
-            _fill_from_one(file, folder, users)
+            _fill_from_one(file, folder, users, is_verified=rank in verified)
     finally:
         if file is not None:
             file.close()
@@ -90,8 +95,11 @@ def open_data(folder: Path, rank: int) -> BinaryIO:
         raise CheckpointError(f"{path} cannot be read ({error.strerror}): check its disk and permissions") from error
 
 
-def read_verified(file: BinaryIO, folder: Path, saved: Saved, into: memoryview) -> None:
-    """Fill `into` with the bytes of a stored shard; raises DamagedCheckpoint if they are not those that were saved."""
+def read_verified(file: BinaryIO, folder: Path, saved: Saved, into: memoryview, *, is_verified: bool = False) -> None:
+    """Fill `into` with the bytes of a stored shard; raises DamagedCheckpoint if they are not those that were saved.
+
+    Where the shard `is_verified` already, only their number is checked.
+    """
     shard = saved.shard
     assert shard is not None
     path = folder / data_name(saved.rank)
@@ -105,14 +113,14 @@ def read_verified(file: BinaryIO, folder: Path, saved: Saved, into: memoryview) 
             num_read += count
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({error.strerror}): check its disk and permissions") from error
-    if num_read < shard.num_bytes or hash_bytes(into) != shard.xxh3_128:
+    if num_read < shard.num_bytes or not (is_verified or hash_bytes(into) == shard.xxh3_128):
         raise DamagedCheckpoint(
             f"{path} is damaged: bytes {shard.start} to {shard.start + shard.num_bytes} "
             f"({saved.name} at {list(shard.offsets)}) do not match their hash: {remedy(folder)}"
         )
 
 
-def _fill_from_one(file: BinaryIO, folder: Path, users: Sequence[tuple[Shard, Saved]]) -> None:
+def _fill_from_one(file: BinaryIO, folder: Path, users: Sequence[tuple[Shard, Saved]], *, is_verified: bool) -> None:
     """Read one stored shard and copy it into its targets; a target that is just this shard is read in place."""
     target, saved = users[0]
     assert saved.shard is not None
@@ -120,15 +128,16 @@ def _fill_from_one(file: BinaryIO, folder: Path, users: Sequence[tuple[Shard, Sa
     if len(users) == 1 and (common := intersection(stored, target.box)) == stored:
         whole = target.data[stored.within(target.box)]
         if whole.is_contiguous() and whole.device.type == "cpu":
-            read_verified(file, folder, saved, whole.detach().view(-1).view(torch.uint8).numpy().data)
+            data = whole.detach().view(-1).view(torch.uint8).numpy().data
+            read_verified(file, folder, saved, data, is_verified=is_verified)
             return
     buffer = torch.empty(saved.shard.num_bytes, dtype=torch.uint8)
-    read_verified(file, folder, saved, buffer.numpy().data)
-    data = buffer.view(torch_dtype(saved.dtype)).view(stored.shape)
+    read_verified(file, folder, saved, buffer.numpy().data, is_verified=is_verified)
+    elements = buffer.view(torch_dtype(saved.dtype)).view(stored.shape)
     for target, _ in users:
         common = intersection(stored, target.box)
         assert common is not None
-        target.data[common.within(target.box)].copy_(data[common.within(stored)])
+        target.data[common.within(target.box)].copy_(elements[common.within(stored)])
 
 
 def _read_own(

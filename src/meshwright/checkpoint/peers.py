@@ -74,6 +74,14 @@ class GroupPeers:
             return [value]
         return gather_objects(value, self._group)
 
+    def maximum(self, value: int) -> int:
+        """Return the largest of the integers of all ranks on every rank."""
+        if self._is_alone:
+            return value
+        largest = torch.tensor(value)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self._group)
+        return int(largest)
+
     def act_together(self, act: Callable[[], T], on_rank: int | None = None) -> T | None:
         """Return what `act` returns, run on every rank or only `on_rank` (elsewhere None); a collective.
 

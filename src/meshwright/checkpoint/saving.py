@@ -80,13 +80,13 @@ def write_checkpoint(
     `after_write` is called with the number of bytes after each extent. Raises CheckpointError on all ranks if any of
     them fails; then the folder does not exist, and older checkpoints are unchanged.
     """
-    opened = _attempt(lambda: open_save(request), request.folder) if peers.rank == 0 else {}
+    opened = attempt(lambda: open_save(request), request.folder) if peers.rank == 0 else {}
     opened = peers.publish(opened)
     if "error" in opened:
         raise CheckpointError(f"saving failed on rank 0: {opened['error']}")
     temporary = Path(opened["temporary"])
     try:
-        own = _attempt(lambda: write_rank(request, extents, peers.rank, temporary, after_write), request.folder)
+        own = attempt(lambda: write_rank(request, extents, peers.rank, temporary, after_write), request.folder)
         outcomes = peers.collect(own)
         ended = peers.publish(finish_save(request, temporary, outcomes) if peers.rank == 0 else None)
     except KeyboardInterrupt:
@@ -141,7 +141,7 @@ def explain(error: OSError, folder: Path) -> str:
     return f"{what}; {kept}: check that folder's disk and permissions, then resume"
 
 
-def _attempt(act: Callable[[], dict[str, Any]], folder: Path) -> dict[str, Any]:
+def attempt(act: Callable[[], dict[str, Any]], folder: Path) -> dict[str, Any]:
     """Return what `act` returns, or the error that the other ranks must know of."""
     try:
         return act()
@@ -218,23 +218,29 @@ def finish_save(request: SaveRequest, temporary: Path, outcomes: list[dict[str, 
     """Write the index and commit, or discard if a rank failed; return {"error": None or the text for all}."""
     failures = {rank: outcome["error"] for rank, outcome in enumerate(outcomes) if "error" in outcome}
     if not failures:
-        index = Index(
-            save_id=_save_id(temporary),
-            metadata=request.metadata,
-            versions={"meshwright": __version__, "torch": torch.__version__},
-            sections=request.sections,
-            ranks=[RankFile.from_dict(outcome) for outcome in outcomes],
-        )
-        committed = _attempt(lambda: _commit(temporary, request.folder, index), request.folder)
+        text = index_of(request, _save_id(temporary), outcomes)
+        committed = attempt(lambda: _commit(temporary, request.folder, text), request.folder)
         if "error" not in committed:
             return {"error": None}
         failures = {0: committed["error"]}
     remove(temporary)
-    return {"error": _summary(failures)}
+    return {"error": summary(failures)}
 
 
-def _commit(temporary: Path, folder: Path, index: Index) -> dict[str, Any]:
-    write_durably(temporary / FILE_NAME, index_text(index))
+def index_of(request: SaveRequest, save_id: str, outcomes: list[dict[str, Any]]) -> str:
+    """Return the text of the index, from what `write_rank` returned on each rank."""
+    index = Index(
+        save_id=save_id,
+        metadata=request.metadata,
+        versions={"meshwright": __version__, "torch": torch.__version__},
+        sections=request.sections,
+        ranks=[RankFile.from_dict(outcome) for outcome in outcomes],
+    )
+    return index_text(index)
+
+
+def _commit(temporary: Path, folder: Path, index: str) -> dict[str, Any]:
+    write_durably(temporary / FILE_NAME, index)
     commit(temporary, folder)
     return {}
 
@@ -243,7 +249,7 @@ def _save_id(temporary: Path) -> str:
     return temporary.name.rpartition("-")[2]
 
 
-def _summary(failures: Mapping[int, str]) -> str:
+def summary(failures: Mapping[int, str]) -> str:
     """Return one line for each distinct reason, with its ranks."""
     ranks_by_reason: dict[str, list[int]] = {}
     for rank, reason in sorted(failures.items()):

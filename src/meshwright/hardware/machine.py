@@ -93,6 +93,20 @@ def free_disk_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
+def file_system_of(folder: Path) -> str | None:
+    """Return the type of the file system that holds `folder`, such as tmpfs or ext4; None outside of Linux."""
+    mounts = Path("/proc/mounts")
+    if not mounts.exists():
+        return None
+    found: tuple[int, str] | None = None
+    for line in mounts.read_text(encoding="utf-8").splitlines():
+        _, point, kind, *_ = line.split()
+        # Of two at one point the later one hides the other.
+        if folder.resolve().is_relative_to(point) and (found is None or len(point) >= found[0]):
+            found = len(point), kind
+    return None if found is None else found[1]
+
+
 def nearest_existing(folder: Path) -> Path:
     """Return `folder`, or the innermost folder above it that exists."""
     path = folder.absolute()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,33 @@ def test_a_run_on_two_nodes_that_lost_a_rank_resumes_to_the_bits_of_one_machine(
     output = nodes.wait()
     assert nodes.manifest.exit == ExitCode.DONE, output
     assert nodes.manifest.attempts[1].start_step >= 20
+    one_machine = train_on_ranks(nodes.job, tmp_path / "straight" / "run", 2)
+    assert nodes.manifest.results["parameter_hash"] == one_machine.parameter_hash
+
+
+@pytest.mark.long
+def test_a_node_that_lost_its_rank_and_its_memory_gets_the_state_from_the_other(
+    tmp_path: Path, namespaces: tuple[str, ...]
+) -> None:
+    (tmp_path / "straight").mkdir()
+    in_memory = {"interval": 0, "memory_interval": 1, "memory_dir": str(tmp_path / "memory-{host}")}
+    nodes = TwoNodes(tmp_path, namespaces, train={"steps": 200}, checkpoint=in_memory)
+    nodes.start()
+    deadline = time.monotonic() + 600
+    while not list(tmp_path.glob("memory-node1/*/step-??/checkpoint.json")):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    [attempt] = nodes.manifest.attempts
+    os.kill(attempt.pids[1], signal.SIGKILL)
+    nodes.wait()
+    assert nodes.manifest.exit == ExitCode.RETRY
+    assert not nodes.run.checkpoint_steps()
+
+    shutil.rmtree(tmp_path / "memory-node1")
+    nodes.start("--resume")
+    output = nodes.wait()
+    assert nodes.manifest.exit == ExitCode.DONE, output
+    assert nodes.manifest.attempts[1].start_step >= 10
     one_machine = train_on_ranks(nodes.job, tmp_path / "straight" / "run", 2)
     assert nodes.manifest.results["parameter_hash"] == one_machine.parameter_hash
 

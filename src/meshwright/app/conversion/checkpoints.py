@@ -23,6 +23,8 @@ from meshwright.checkpoint.examine.contents import summarize
 from meshwright.checkpoint.examine.describe_run import describe_run
 from meshwright.checkpoint.examine.verify import verify_checkpoint
 from meshwright.checkpoint.format.find_checkpoint import find_checkpoint
+from meshwright.checkpoint.memory.describe_memory import describe_memory, memory_garbage
+from meshwright.checkpoint.memory.memory_folder import owner_of
 from meshwright.checkpoint.prune import garbage_of, remove_all
 from meshwright.errors import ConfigError
 from meshwright.fault_tolerance.evidence import is_running
@@ -43,7 +45,11 @@ def ls(run: Path | str) -> CheckpointListingResult:
     records = describe_run(found, rule or RetentionRule(keep=max(1, len(steps))), is_running=running)
     if rule is None:
         records = [one.replace(kept_because=[]) for one in records]
-    return CheckpointListingResult(folder=str(run), is_running=running, rule=rule, checkpoints=records)
+    memory_dir = _memory_dir(found)
+    in_memory = [] if memory_dir is None else describe_memory(found, memory_dir)
+    return CheckpointListingResult(
+        folder=str(run), is_running=running, rule=rule, checkpoints=records, in_memory=in_memory
+    )
 
 
 def verify(source: Path | str, *, step: int | None = None, all: bool = False) -> VerificationResult:
@@ -81,13 +87,16 @@ def diff(left: Path | str, right: Path | str) -> CheckpointDifferenceResult:
         return viewed(CheckpointDifferenceResult, difference(*folders, lambda name: show(f"comparing {name}")))
 
 
-def gc(run: Path | str, *, dry_run: bool = False, damaged: bool = False) -> GarbageCollectionResult:
+def gc(
+    run: Path | str, *, dry_run: bool = False, damaged: bool = False, memory: bool = False
+) -> GarbageCollectionResult:
     """Remove what saves that were killed left in `run`, and what its retention no longer keeps; return what that was.
 
     What a mw.CheckpointFolder keeps only the program knows that saves into it: nothing of that is removed.
 
-    With `damaged` also checkpoints that a resume set aside. The run folder is locked meanwhile, as training locks it:
-    while a process trains into it, nothing is removed but set-aside checkpoints.
+    With `damaged` also checkpoints that a resume set aside, with `memory` also copies in this machine's memory that a
+    resume would read; those of runs that are gone are removed in any case. The run folder is locked meanwhile, as
+    training locks it: while a process trains into it, nothing else is removed.
     """
     found = Run(run)
     rule = RetentionRule(keep=max(1, len(found.checkpoint_steps()))) if _is_own(found) else retention_of(found)
@@ -98,6 +107,10 @@ def gc(run: Path | str, *, dry_run: bool = False, damaged: bool = False) -> Garb
         if not dry_run:
             removals, left = remove_all(found, removals)
             spared += left
+        if (memory_dir := _memory_dir(found)) is not None:
+            copies, kept = memory_garbage(found, memory_dir, is_running=running, with_usable=memory)
+            removals += [removal for folder, removal in copies if dry_run or folder.remove()]
+            spared += kept
     return GarbageCollectionResult(folder=str(run), is_dry_run=dry_run, removals=removals, spared=spared)
 
 
@@ -142,6 +155,12 @@ def _locked(folder: Path) -> Iterator[bool]:
 def _is_own(run: Run) -> bool:
     """Return whether a folder is one of a mw.CheckpointFolder, which has checkpoints and no manifest."""
     return run.checkpoints.is_dir() and not run.manifest.exists()
+
+
+def _memory_dir(run: Run) -> str | None:
+    """Return where the run's copies in memory are; None for one without."""
+    manifest = read_manifest(run)
+    return None if manifest is None or owner_of(run) is None else manifest.job.checkpoint.memory_dir
 
 
 def retention_of(run: Run) -> RetentionRule:

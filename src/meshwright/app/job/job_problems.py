@@ -95,7 +95,8 @@ def run_folder_problems(run: Run, *, resume: bool, overwrite: bool) -> list[str]
     if not folder.exists() or not any(folder.iterdir()):
         return []
     if not run.manifest.exists():
-        of_a_start = {each.name for each in (run.logs, run.checkpoints, run.heartbeats, run.hangs, run.compile_cache)}
+        made = (run.logs, run.checkpoints, run.heartbeats, run.hangs, run.compile_cache, run.memory_owner)
+        of_a_start = {each.name for each in made}
         if {path.name for path in folder.iterdir()} <= of_a_start and not run.checkpoint_steps():
             return []  # a start that failed before it became a run
         return [f"run.dir = {str(folder)!r} holds files but no run (no manifest.json): set run.dir to a new folder"]

@@ -5,6 +5,7 @@ from itertools import groupby, pairwise
 
 from meshwright.app.job.cpu_training import int8_note
 from meshwright.app.job.initial_weights import tokenizer_note
+from meshwright.checkpoint.memory.memory_dir_notes import memory_dir_notes
 from meshwright.config.load import DEFAULT, ResolvedJob
 from meshwright.cost.communication.nccl_ctas import idle_limit_note
 from meshwright.hardware.catalogue import LOCAL, load_device
@@ -269,6 +270,9 @@ def _notes(resolved: ResolvedJob, layout: Layout | None) -> Iterator[tuple[str, 
     device = _named_device(job)
     if device is not None and (of_precision := precision_note(resolved, device)) is not None:
         yield "note", of_precision
+    if job.checkpoint.memory_interval and job.cluster.name == LOCAL:
+        notes = memory_dir_notes(job.checkpoint.memory_dir, checkpoint_bytes(job) or 0)
+        yield from (("note", note) for note in notes)
     # A new checkpoint is complete before the oldest is removed.
     needed_bytes = (checkpoint_bytes(job) or 0) * (job.checkpoint.keep + 1)
     free_bytes = free_disk_bytes(nearest_existing(resolved.run_dir))

@@ -132,7 +132,7 @@ class BackgroundSaver:
             ready.record()
         tensors = {shard.name: (shard.dtype, shard.shape) for shard in shards}
         request = SaveRequest(folder, metadata, sorted(state), tensors)
-        staged = self._thread.submit(self._stage, self._num_saves, request, owned, _versions(owned), ready)
+        staged = self._thread.submit(self._stage, self._num_saves, request, owned, versions_of(owned), ready)
         self._in_flight.append(_InFlight(self._num_saves, folder, started_s, staged))
         self._num_saves += 1
 
@@ -192,7 +192,7 @@ class BackgroundSaver:
             if ready is not None:
                 ready.synchronize()
             stage(owned, buffer)
-            _require_unchanged(owned, versions)
+            require_unchanged(owned, versions)
         except Exception as error:
             # Whatever it was: without an answer all ranks would wait for this save.
             reason = error.strerror if isinstance(error, OSError) else error
@@ -258,13 +258,14 @@ def _now(shard: Shard) -> Shard:
     return shard._replace(data=shard.data.detach().clone())
 
 
-def _versions(shards: list[Shard]) -> list[int | None]:
-    """Return what torch counts up when a tensor changes in place; None where it does not count."""
+def versions_of(shards: list[Shard]) -> list[int | None]:
+    """Return, by shard, what torch counts up when a tensor changes in place; None where it does not count."""
     return [None if shard.data.is_inference() else shard.data._version for shard in shards]
 
 
-def _require_unchanged(shards: list[Shard], versions: list[int | None]) -> None:
-    changed = [shard.name for shard, old, new in zip(shards, versions, _versions(shards), strict=True) if old != new]
+def require_unchanged(shards: list[Shard], versions: list[int | None]) -> None:
+    """Raise CheckpointError if a tensor has changed since `versions_of` returned `versions`."""
+    changed = [shard.name for shard, old, new in zip(shards, versions, versions_of(shards), strict=True) if old != new]
     if changed:
         raise CheckpointError(
             f"{first_of(changed)} changed while being copied: call wait_until_staged() before tensors change"

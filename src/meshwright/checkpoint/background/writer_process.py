@@ -38,9 +38,11 @@ class Answer(NamedTuple):
 class WriterLink:
     """A running writer process."""
 
-    def __init__(self, options: dict[str, Any], token: str | None) -> None:
-        """`token` is that of the store in `options`; None without a store."""
-        command = command_of(MODULE, options)
+    def __init__(self, options: dict[str, Any], token: str | None, module: str | None = None) -> None:
+        """`token` is that of the store in `options`, None without a store; `module` is the one whose `main` the process
+        runs, this one by default.
+        """
+        command = command_of(module or MODULE, options)
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._answers: queue.Queue[Answer | None] = queue.Queue()
         self._sending: queue.Queue[str | None] = queue.Queue()
@@ -120,18 +122,27 @@ def _write(request: dict[str, Any], options: dict[str, Any], store: KeyValueClie
     peers = StorePeers(store, f"save-{request['number']}", options["rank"], options["num_ranks"])
     try:
         with OpenedBuffer(request["buffer"]) as buffer:
-            extents = [
-                Extent(name, dtype, tuple(shape), Box(tuple(offsets), tuple(sizes)), num_bytes)
-                for name, dtype, shape, (offsets, sizes), num_bytes in request["extents"]
-            ]
-            tensors = {name: (dtype, tuple(shape)) for name, (dtype, shape) in request["tensors"].items()}
-            save = SaveRequest(Path(request["folder"]), request["metadata"], request["sections"], tensors)
-            write_checkpoint(save, buffer.extents(extents), peers, _Pace(options["bytes_per_s"]))
+            extents = buffer.extents(parsed_extents(request))
+            write_checkpoint(save_request_of(request), extents, peers, _Pace(options["bytes_per_s"]))
     except CheckpointError as error:
         return str(error)
     except Exception as error:
         return f"saving failed on rank {options['rank']}: {type(error).__name__}: {error}"
     return None
+
+
+def save_request_of(request: dict[str, Any]) -> SaveRequest:
+    """Return what the ranks agree on, from the JSON of a request."""
+    tensors = {name: (dtype, tuple(shape)) for name, (dtype, shape) in request["tensors"].items()}
+    return SaveRequest(Path(request["folder"]), request["metadata"], request["sections"], tensors)
+
+
+def parsed_extents(request: dict[str, Any]) -> list[Extent]:
+    """Return how the shards lie in the staged memory, from the JSON of a request."""
+    return [
+        Extent(name, dtype, tuple(shape), Box(tuple(offsets), tuple(sizes)), num_bytes)
+        for name, dtype, shape, (offsets, sizes), num_bytes in request["extents"]
+    ]
 
 
 class _Pace:

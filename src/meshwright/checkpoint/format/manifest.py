@@ -26,6 +26,7 @@ from meshwright.spec.frozen import Frozen
 
 FORMAT_VERSION: Final = 2
 _SET_ASIDE = "a resume sets it aside"
+_NO_OLDER = "there is no older checkpoint next to it"
 
 
 class StoredShard(Frozen):
@@ -203,12 +204,12 @@ def remedy(folder: Path) -> str:
     ]
     if older:
         return f"{_SET_ASIDE} and takes step-{max(older)}, if that is intact"
-    return "there is no older checkpoint next to it: restore this folder from a copy, or delete it and start again"
+    return f"{_NO_OLDER}: restore this folder from a copy, or delete it and start again"
 
 
 def without_remedy(text: str) -> str:
     """Return the message of a damaged checkpoint without what a resume does about it."""
-    return text.partition(f": {_SET_ASIDE}")[0]
+    return text.partition(f": {_SET_ASIDE}")[0].partition(f": {_NO_OLDER}")[0]
 
 
 def _read_body(folder: Path) -> dict[str, Any]:

@@ -29,6 +29,7 @@ _MOST_CHANGES = 20
 
 def listing_page(listing: CheckpointListing) -> Iterator[RenderableType]:
     """Yield the parts of what `checkpoint ls` prints."""
+    yield from _memory_lines(listing)
     if not listing.checkpoints:
         yield f"{escape(listing.folder)} has no checkpoint"
         return
@@ -50,6 +51,14 @@ def listing_page(listing: CheckpointListing) -> Iterator[RenderableType]:
         if one.problem is not None:
             yield f"- {escape(one.name)}: {escape(one.problem)}"
     yield f"[dim]{_rule_words(listing)}[/]"
+
+
+def _memory_lines(listing: CheckpointListing) -> Iterator[str]:
+    for one in listing.in_memory:
+        steps = f"after step {', '.join(map(str, one.steps))}" if one.steps else "none complete"
+        size, age = format_bytes(one.num_bytes), format_duration(one.age_s)
+        state = "of a run that is gone: gc removes it" if one.state == "orphaned" else one.state
+        yield f"copy in this machine's memory {steps}: {size}, {age} old, {state} ({escape(one.folder)})"
 
 
 def _rule_words(listing: CheckpointListing) -> str:

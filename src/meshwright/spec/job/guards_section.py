@@ -85,6 +85,12 @@ def _number_problems(
             "guards.replica_check_interval compares replicas before each of them",
             [{"checkpoint.interval": 50}, {"guards.replica_check_interval": 0}],
         )
+    if guards.replica_check_interval and checkpoint.memory_interval:
+        yield Problem(
+            f"checkpoint.memory_interval = {checkpoint.memory_interval} copies states that replicas have not compared, "
+            "and guards.replica_check_interval keeps those that differ from being restored",
+            [{"checkpoint.memory_interval": 0}, {"guards.replica_check_interval": 0}],
+        )
     if guards.replica_check_interval and not checkpoint.interval:
         yield Problem(
             "checkpoint.interval = 0 saves only at the end, and guards.replica_check_interval = "

@@ -94,6 +94,8 @@ def _rules(job: Job) -> _Rules:
     unequal = "only one replica would return to a checkpoint"
     yield "guards.replica_check_interval", compared, compared > 0, 0, unequal
     yield "guards.recompute_interval", twice, twice > 0, 0, unequal
+    interval = job.checkpoint.memory_interval
+    yield "checkpoint.memory_interval", interval, interval > 0, 0, "a replica takes its state from the others' memory"
     few = f"there are only layout.dp_replicate = {layout.dp_replicate} of them"
     minimum = job.replicas.minimum
     yield "replicas.minimum", minimum, minimum > layout.dp_replicate, layout.dp_replicate, few

@@ -233,6 +233,10 @@ class CheckpointSection(Frozen):
 
     interval: NonNegativeInt | Literal["auto"] = 50
     """Steps between two checkpoints; 0 saves only at the end or when asked to stop, auto by how often devices fail."""
+    memory_interval: NonNegativeInt = 0
+    """Steps between two copies of the state in memory of its own and of another node, read at a restart; 0: none."""
+    memory_dir: str = Field("/dev/shm", examples=["/mnt/memory"])
+    """Folder in memory (tmpfs) of each node for these copies; {host} in it is the node's host name."""
     keep: PositiveInt = 2
     """Newest checkpoints to keep; older ones are removed after a newer one is complete."""
     keep_every: NonNegativeInt = 0

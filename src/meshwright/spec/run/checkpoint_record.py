@@ -34,6 +34,20 @@ class CheckpointRecord(Frozen):
     """What is damaged."""
 
 
+class MemoryRecord(Frozen):
+    """Copies of one run in the memory of this machine."""
+
+    folder: str
+    state: Literal["in use", "left", "orphaned"]
+    """in use: a process trains; left: of a run that has ended and may be resumed; orphaned: the run is gone."""
+    steps: list[int]
+    """Optimizer steps that were done, oldest first; other machines may hold the rest of a copy."""
+    num_bytes: int
+    """Size of its files."""
+    age_s: float
+    """Seconds since the newest copy."""
+
+
 class CheckpointListing(Frozen):
     """The checkpoints of a run."""
 
@@ -45,3 +59,5 @@ class CheckpointListing(Frozen):
     """What the job of its newest attempt keeps; None in a folder without a manifest."""
     checkpoints: list[CheckpointRecord]
     """Oldest step first."""
+    in_memory: list[MemoryRecord] = []
+    """Copies in the memory of this machine, of this run and of runs that are gone."""

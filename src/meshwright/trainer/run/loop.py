@@ -71,14 +71,14 @@ def train(config: RankConfig, ranks: Ranks) -> ExitCode:
         post_mortem.follow(training)
         stragglers = connect(training, watch, own)
         replicas = None if place is None else join_others(place, job, watch)
-        step = begin(training, config, replicas)
+        step, in_memory = begin(training, config, replicas)
         speed = PeakFlops.of(job, ranks)
         profiler = ProfilerWindow(run.timelines, ranks.rank, job.run.profile_start, job.run.profile_steps)
         with (
             Recording(training, run, replicas, config.estimate) as recording,
             profiler,
             stragglers,
-            RunCheckpoints(training, run, step) as checkpoints,
+            RunCheckpoints(training, run, step, in_memory) as checkpoints,
             explained_compilation(stop),
         ):
             recording.follow(step)
@@ -118,9 +118,8 @@ def train(config: RankConfig, ranks: Ranks) -> ExitCode:
                 step, asked = agree(training, replicas, step, stop)
                 recording.follow(step)
                 stragglers.after_step(step)
-                if asked is None and recording.saves and (step == last_step or checkpoints.is_due(step)):
-                    watch.mark("checkpoint")
-                    recording.save(checkpoints, step, validation_loss)
+                if asked is None and recording.saves:
+                    save_if_due(recording, checkpoints, watch, LastStep(step, validation_loss, None), last_step)
             watch.mark("finish" if asked is None else "checkpoint")
             code = finish(training, recording, checkpoints, LastStep(step, validation_loss, asked), stop)
         if replicas is not None:
@@ -138,7 +137,7 @@ def finish(
     """
     job = training.job
     if last.asked is None:
-        recording.add_results(checkpoints.finish())
+        recording.add_results(checkpoints.finish(last.step))
         digest = final_hash(training)
     else:
         if last.step < job.train.steps:
@@ -222,6 +221,7 @@ def roll_back(
 ) -> int:
     """Return to an earlier checkpoint after `step`; "roll back" leaves out the data since; a collective."""
     checkpoints.settle()
+    checkpoints.forget_copies()
     started_s = time.perf_counter()
     restored = training.restore(run, step) if decision == "restore" else training.roll_back(run, step)
     if recorder is not None:
@@ -231,6 +231,17 @@ def roll_back(
         return restored
     logger.warning("rolled back to step %d; the data of steps %d to %d is left out", restored, restored + 1, step)
     return restored
+
+
+def save_if_due(
+    recording: Recording, checkpoints: RunCheckpoints, watch: HangWatch, done: LastStep, last_step: int
+) -> None:
+    """Save the state after a step to disk, where that is due or it is the last, and to memory; a collective."""
+    if done.step == last_step or checkpoints.is_due(done.step):
+        watch.mark("checkpoint")
+        recording.save(checkpoints, done.step, done.validation_loss)
+    if recording.is_ours:
+        checkpoints.copy_to_memory(done.step)
 
 
 def final_hash(training: Training) -> str | None:

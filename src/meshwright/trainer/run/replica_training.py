@@ -17,6 +17,7 @@ from meshwright.spec.job.job import Job
 from meshwright.spec.run.quorum import ReplicaPlace
 from meshwright.spec.run.run import Run
 from meshwright.trainer.launch.rank import RankConfig
+from meshwright.trainer.run.memory.memory_copies import MemoryCopies
 from meshwright.trainer.run.own_checkpoints import OwnCheckpoints
 from meshwright.trainer.step.training import Training
 
@@ -69,13 +70,20 @@ def join_others(place: ReplicaPlace, job: Job, watch: HangWatch) -> ReplicaGroup
     return replicas
 
 
-def begin(training: Training, config: RankConfig, replicas: ReplicaGroup | None) -> int:
-    """Return the step of the state that training starts from: a checkpoint's, or other replicas'; a collective."""
-    if replicas is None:
-        return training.load_newest(config.run) if config.resume else 0
-    training.join_replicas(replicas)
-    state = ReplicaTraining(training, config.run, OwnCheckpoints.of(training, config.run, replicas))
-    return replicas.join(state, warms_up=config.warms_up)
+def begin(training: Training, config: RankConfig, replicas: ReplicaGroup | None) -> tuple[int, MemoryCopies | None]:
+    """Return the step of the state that training starts from, a checkpoint's, a copy's or other replicas', and what
+    makes copies in memory from now on, if any; a collective.
+    """
+    if replicas is not None:
+        training.join_replicas(replicas)
+        state = ReplicaTraining(training, config.run, OwnCheckpoints.of(training, config.run, replicas))
+        return replicas.join(state, warms_up=config.warms_up), None
+    in_memory = None
+    if training.job.checkpoint.memory_interval:
+        in_memory = MemoryCopies(training, config.run, resume=config.resume)
+    if not config.resume:
+        return 0, in_memory
+    return training.load_newest(config.run) if in_memory is None else in_memory.restore(config.run), in_memory
 
 
 def agree(

@@ -22,6 +22,7 @@ from meshwright.log import logger
 from meshwright.spec.run.run import Run
 from meshwright.spec.run.run_events import append_event
 from meshwright.trainer.run.checkpoint_copies import CheckpointCopies
+from meshwright.trainer.run.memory.memory_copies import MemoryCopies
 from meshwright.trainer.run.run_folder import read_manifest
 from meshwright.trainer.run.save_schedule import SaveCost, SaveSchedule
 from meshwright.trainer.step.training import Training
@@ -38,9 +39,10 @@ _LEAST_STALL_S: Final = 1e-3
 class RunCheckpoints:
     """Saves of one rank; use it in a `with`, so that saves in flight are not lost."""
 
-    def __init__(self, training: Training, run: Run, start_step: int) -> None:
+    def __init__(self, training: Training, run: Run, start_step: int, in_memory: MemoryCopies | None = None) -> None:
         """A collective with checkpoint.interval = "auto"."""
         self._training, self._run = training, run
+        self._in_memory = in_memory
         self._section = training.job.checkpoint
         self._saver: BackgroundSaver | None = None
         self._mode = self._section.mode
@@ -57,6 +59,8 @@ class RunCheckpoints:
         """Message by name of the folder, of saves in the background."""
         self._num_recorded = 0
         self._last_error: str | None = None
+        self._is_saved = False
+        """Whether the state with which this attempt ends is on disk."""
 
     def __enter__(self) -> Self:
         step = self._training.step
@@ -71,6 +75,8 @@ class RunCheckpoints:
             self._saver.close()
         if self._copies is not None:
             self._copies.close()
+        if self._in_memory is not None and error is None:
+            self._in_memory.close(is_saved=self._is_saved)
 
     def prepare(self, steps_left: int) -> None:
         """Make ready for saves in the background, where so many steps have some before their end; a collective.
@@ -112,6 +118,16 @@ class RunCheckpoints:
         if self._training.ranks.is_first and seconds > _LEAST_STALL_S:
             append_event(self._run, "checkpoint", duration_s=seconds, step=step)
 
+    def copy_to_memory(self, step: int) -> None:
+        """Make a copy in memory where one is due after `step`; a collective."""
+        if self._in_memory is not None:
+            self._in_memory.after_step(step)
+
+    def forget_copies(self) -> None:
+        """Remove the copies in memory, of steps that will be done again; a collective."""
+        if self._in_memory is not None:
+            self._in_memory.forget()
+
     def save_before_kill(self, step: int, validation_loss: float | None, deadline_s: float) -> dict[str, Any]:
         """Commit the state after `step`, in the foreground, if the time until `deadline_s` allows it; a collective.
 
@@ -131,6 +147,7 @@ class RunCheckpoints:
             with self._stall(step):
                 state = self._training.state()
                 self._save_now(self._run.checkpoint(step), state, self._metadata(step, validation_loss))
+            self._is_saved = True
         else:
             newest = max(self._run.checkpoint_steps(), default=0)
             left, longest = format_duration(max(0.0, left_s)), format_duration(longest_s)
@@ -169,10 +186,17 @@ class RunCheckpoints:
         found = self._training.ranks.gather(found)[0]
         return None if found is None else ChosenInterval.from_dict(found)
 
-    def finish(self) -> dict[str, Any]:
-        """Wait for the saves and copies in flight, return as `report`; raises CheckpointError if the newest failed."""
+    def finish(self, step: int) -> dict[str, Any]:
+        """Wait for the saves and copies in flight, return as `report`; raises CheckpointError if the newest failed.
+
+        The state after `step`, the last one, is saved where it was read from memory and no step was left to do.
+        """
         self.settle()
-        return self._ended(math.inf)
+        if self._in_memory is not None and self._in_memory.restored_step == step:
+            self._save_now(self._run.checkpoint(step), self._training.state(), self._metadata(step, None))
+        news = self._ended(math.inf)
+        self._is_saved = True
+        return news
 
     def _ended(self, timeout_s: float) -> dict[str, Any]:
         news: dict[str, Any] = {}
@@ -222,6 +246,8 @@ class RunCheckpoints:
         if self._saver is not None and self._saver.num_in_flight:
             with self._stall():
                 self._saver.wait_until_staged()
+        if self._in_memory is not None:
+            self._in_memory.wait_until_staged()
 
     def _resolved_mode(self, state: dict[str, Any]) -> str:
         """Return "sync" or "async", decided at the first save, equal on all ranks; a collective then."""

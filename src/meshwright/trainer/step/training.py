@@ -11,7 +11,14 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from meshwright.checkpoint.checkpoint import load, load_earlier, load_newest, newest_intact, saved_sections
+from meshwright.checkpoint.checkpoint import (
+    CopyInMemory,
+    load,
+    load_earlier,
+    load_newest,
+    newest_intact,
+    saved_sections,
+)
 from meshwright.checkpoint.hf.hf_model import BuiltInModel, HfModel
 from meshwright.checkpoint.hf.own_model import OwnModel, has_format
 from meshwright.checkpoint.hf.weights import load_hf_weights
@@ -119,10 +126,13 @@ class Training:
             **({} if self.step.outer_sync is None else {"outer": self.step.outer_sync.metadata()}),
         }
 
-    def load_newest(self, run: Run) -> int:
-        """Load the newest checkpoint that is as it was saved and return its step, 0 without one; a collective."""
+    def load_newest(self, run: Run, in_memory: CopyInMemory | None = None) -> int:
+        """Load the newest checkpoint that is as it was saved and return its step, 0 without one; a collective.
+
+        The copy `in_memory` counts as one.
+        """
         if self.step.outer_sync is None:
-            return self._take_over(load_newest(run, self.state()))
+            return self._take_over(load_newest(run, self.state(), in_memory))
         return self._take_over(newest_intact(run, self._load, GroupPeers()))
 
     def load_own(self, run: Run, step: int) -> bool:

@@ -98,15 +98,17 @@ def _diff(left: Path, right: Path, as_json: bool) -> None:
 @click.argument("run", metavar="RUN", type=_FOLDER)
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
 @click.option("--damaged", is_flag=True, help="Also remove damaged checkpoints that a resume set aside.")
-def _gc(run: Path, dry_run: bool, damaged: bool, as_json: bool) -> None:
+@click.option("--memory", is_flag=True, help="Also remove copies in memory that a resume would read.")
+def _gc(run: Path, dry_run: bool, damaged: bool, memory: bool, as_json: bool) -> None:
     """Remove from RUN what saves that were killed left, and checkpoints that its retention no longer keeps.
 
     Takes the lock of the run folder that training takes. While a process trains into RUN, only set-aside checkpoints
-    can be removed: that process removes the rest itself.
+    can be removed: that process removes the rest itself. Of copies in memory, those on this machine are removed: of
+    runs that are gone, and of RUN where its checkpoints are as new.
     """
     from meshwright.app.conversion.checkpoints import gc
 
-    found = gc(run, dry_run=dry_run, damaged=damaged)
+    found = gc(run, dry_run=dry_run, damaged=damaged, memory=memory)
     print_result(found, as_json)
 
 

@@ -1,0 +1,1 @@
+"""Copies of a run's state in memory."""
