@@ -24,7 +24,9 @@ from meshwright.spec.run.quorum import Quorum, Readiness
 
 _TICK_S: Final = 0.1
 _TICKS_OF_SIGN: Final = 10
-"""Ticks after which ranks that wait hear that the coordinator is still there."""
+"""Ticks after which ranks hear that the coordinator is still there, and answer that they are."""
+_MOST_AWAY_S: Final = 1.0
+"""Between two looks, after which this process was itself frozen, or had no core, and has not read what ranks sent."""
 
 
 @dataclass
@@ -106,6 +108,7 @@ class Coordinator:
         with self._changed:
             replica = self._joined(number, incarnation, num_ranks)
             replica.channels[rank] = channel
+            replica.pulse.hear(rank)
         try:
             while True:
                 self._take(number, replica, rank, channel, channel.receive())
@@ -134,6 +137,8 @@ class Coordinator:
         last = self._roll_call.last
         if last is not None and number in last.members:
             self._broken_epoch = last.epoch
+            for member in set(last.members) & self._replicas.keys():
+                self._replicas[member].send({"lost_epoch": last.epoch})
         for channel in replica.channels.values():
             channel.close()
         self._decide()
@@ -143,10 +148,14 @@ class Coordinator:
         """Do what one message asks for."""
         match message.pop("kind", None):
             case "beat":
-                replica.pulse.beat(rank, message.get("phase"))
+                replica.pulse.begin_sum(rank)
+            case "phase":
+                replica.pulse.enter(rank, is_long=bool(message["is_long"]))
+            case "here":
+                replica.pulse.hear(rank)
             case "ready":
                 with self._changed:
-                    replica.pulse.beat(rank, None)
+                    replica.pulse.begin_sum(rank)
                     replica.ready[rank] = Readiness.from_dict(message["ready"])
                     self._asked_s = self._asked_s or time.monotonic()
                     self._decide()
@@ -203,16 +212,20 @@ class Coordinator:
             replica.send(answer)
 
     def _watch(self) -> None:
+        looked_s = time.monotonic()
         for tick in itertools.count(1):
             time.sleep(_TICK_S)
             if self._is_closed:
                 return
             with self._changed:
                 self._decide()
-                if tick % _TICKS_OF_SIGN == 0:
-                    for replica in self._replicas.values():
-                        if replica.ready:
-                            replica.send({"wait": True})
+                was_away = time.monotonic() - looked_s > _MOST_AWAY_S
+                looked_s = time.monotonic()
+                for replica in self._replicas.values():
+                    if was_away:
+                        replica.pulse.forgive()
+                    if tick % _TICKS_OF_SIGN == 0:
+                        replica.send({"are_you_there": True})
                 last = self._roll_call.last
                 members = () if last is None else last.members
                 live = {number: self._replicas[number] for number in members if number in self._replicas}

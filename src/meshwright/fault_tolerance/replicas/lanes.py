@@ -7,9 +7,10 @@ when the optimizer reads it gives each replica other parameters (torchft 0.2.0's
 Through gloo, also for tensors on GPUs: a lost peer is an error there, and not the end of the process.
 """
 
+import threading
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -21,6 +22,9 @@ from meshwright.fault_tolerance.replicas.member import Member, MemberStore
 from meshwright.log import logger
 from meshwright.spec.run.quorum import Quorum
 
+_ENDS_BY_ITSELF_S: Final = 1.0
+"""In which a sum fails whose peer has closed its connection. That of a frozen host, or across a cut, does not."""
+
 
 class Lane:
     """The lane of one rank, made again with each epoch."""
@@ -30,6 +34,11 @@ class Lane:
         self._group: dist.ProcessGroup | None = None
         self._store: MemberStore | None = None
         self._epoch = 0
+        self._pending: threading.Event | None = None
+        """Set where the sum that this rank waits for is done, or given up."""
+        self._given_up: list[object] = []
+        """Groups and sums that never end: freeing them would wait for them."""
+        member.on_loss = self._note_loss
         self._quorum: Quorum | None = None
         self.has_failed = False
         """Whether a sum, or the connection, failed since `form`."""
@@ -48,11 +57,11 @@ class Lane:
 
     def sum(self, tensor: Tensor) -> None:
         """Sum a tensor over the lane, in place, and wait; without effect once something has failed."""
-        self._member.beat()
+        self._member.begin_sum()
         if self._quorum is None or len(self._quorum.members) == 1 or self.has_failed:
             return
         self.summed_bytes += tensor.numel() * tensor.element_size()
-        self._try(lambda: self._required.allreduce([tensor], dist.AllreduceOptions()).wait())
+        self._try(lambda: self._wait(self._required.allreduce([tensor], dist.AllreduceOptions())))
 
     def abandon(self) -> None:
         """Fail, and end the connections, so that others in this lane fail, too, and do not wait for this rank."""
@@ -79,6 +88,27 @@ class Lane:
                 _receive(self._required, tensor, index)
 
         self._try(receive_all)
+
+    def _wait(self, work: dist.Work) -> None:
+        """Wait for a sum, or until the coordinator has lost a member without whom it never ends."""
+        self._pending = pending = threading.Event()
+        future = work.get_future()
+        future.add_done_callback(lambda _: pending.set())
+        pending.wait()
+        self._pending = None
+        if not future.done():
+            self._given_up += [self._group, work]
+            raise RuntimeError("a member is lost whose connection is still open")
+        work.wait()
+
+    def _note_loss(self, epoch: int) -> None:
+        """Give up a sum that is still waited for a moment after a member was lost; most end by themselves at once."""
+        pending = self._pending
+        if pending is None or epoch != self._epoch:
+            return
+        timer = threading.Timer(_ENDS_BY_ITSELF_S, pending.set)
+        timer.daemon = True
+        timer.start()
 
     @property
     def _required(self) -> dist.ProcessGroup:

@@ -1,7 +1,11 @@
 """Member: a rank's connection to the coordinator, and the store in which ranks of a new quorum find each other."""
 
 import base64
+import threading
+import time
+from collections.abc import Callable
 from datetime import timedelta
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from torch.distributed import Store
@@ -10,6 +14,7 @@ from meshwright.channels.channel import ChannelClosed, ProvenChannel
 from meshwright.errors import LostPeer
 from meshwright.spec.run.quorum import Quorum, Readiness, ReplicaPlace
 
+_LOOK_S = 1.0
 _MARGIN_S = 5.0
 """By which the coordinator's own limits come first."""
 
@@ -25,14 +30,22 @@ class Member:
             self._channel = ProvenChannel.connect((place.host, place.port), place.token, hello, timeout_s)
         except ChannelClosed as error:
             raise LostPeer(f"replica {place.replica}, rank {rank}: {error}") from error
-        # Within it a coordinator that is there gives signs of it.
-        self._channel.set_timeout(timeout_s + _MARGIN_S)
+        self._limit_s, self._heard_s = timeout_s + _MARGIN_S, time.monotonic()
+        self._channel.set_timeout(None)
+        self.on_loss: Callable[[int], None] = _ignore
+        """Called in another thread with the epoch of a quorum of which a member is lost."""
+        self._answers: SimpleQueue[dict[str, Any] | ChannelClosed] = SimpleQueue()
         self.own_host = self._channel.own_host
         """The address by which this machine reaches the coordinator: that of the network that connects replicas."""
+        threading.Thread(target=self._listen, name="replica-member", daemon=True).start()
 
-    def beat(self, phase: str | None = None) -> None:
-        """Say that this rank begins a sum over replicas or, with `phase`, something that takes longer."""
-        self._send({"kind": "beat"} if phase is None else {"kind": "beat", "phase": phase})
+    def begin_sum(self) -> None:
+        """Say that this rank begins a sum over replicas."""
+        self._send({"kind": "beat"})
+
+    def enter(self, *, is_long: bool) -> None:
+        """Say that this rank enters a phase that takes longer than a step, or has left one."""
+        self._send({"kind": "phase", "is_long": is_long})
 
     def ready(self, step: int | None, *, stop: int = 0, has_failed: bool = False) -> Quorum:
         """Return the quorum of the next step once all have said that they are ready; a collective of all replicas."""
@@ -78,18 +91,43 @@ class Member:
             raise self._lost(error) from error
 
     def _answer(self) -> dict[str, Any]:
-        try:
-            while "wait" in (answer := self._channel.receive()):
-                pass
-        except ChannelClosed as error:
-            raise self._lost(error) from error
+        asked_s = time.monotonic()
+        while True:
+            try:
+                answer = self._answers.get(timeout=_LOOK_S)
+                break
+            except Empty:
+                if time.monotonic() - max(asked_s, self._heard_s) > self._limit_s:
+                    raise self._lost(ChannelClosed(f"no sign of it for {self._limit_s:.0f} s")) from None
+        if isinstance(answer, ChannelClosed):
+            self._answers.put(answer)
+            raise self._lost(answer) from answer
         return answer
+
+    def _listen(self) -> None:
+        """Take what the coordinator sends, in a thread of its own: the loop may be inside of a sum that never ends."""
+        try:
+            while True:
+                message = self._channel.receive()
+                self._heard_s = time.monotonic()
+                if "are_you_there" in message:
+                    self._channel.send({"kind": "here"})
+                elif "lost_epoch" in message:
+                    self.on_loss(int(message["lost_epoch"]))
+                else:
+                    self._answers.put(message)
+        except ChannelClosed as error:
+            self._answers.put(error)
 
     def _lost(self, error: Exception) -> LostPeer:
         place = self.place
         return LostPeer(
             f"replica {place.replica} lost the coordinator at {place.host}:{place.port}, or was given up by it: {error}"
         )
+
+
+def _ignore(epoch: int) -> None:
+    """Do nothing."""
 
 
 class MemberStore(Store):

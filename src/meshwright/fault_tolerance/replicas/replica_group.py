@@ -61,7 +61,7 @@ class ReplicaGroup:
         self._lane = Lane(self._member, dist.get_rank(), timeout_s)
         self._state: ReplicaState | None = None
         self._num_tries = 0
-        self._has_left = False
+        self._has_left = self._is_in_long_phase = False
         self.quorum: Quorum | None = None
         """Who takes part in the step; None before the first."""
 
@@ -116,8 +116,10 @@ class ReplicaGroup:
 
     def note_phase(self, step: int, phase: str) -> None:
         """Let others know of a phase that may take longer than a step, which is no reason to give the replica up."""
-        if phase in LONG_PHASES and not self._has_left:
-            self._member.beat(phase)
+        is_long = phase in LONG_PHASES
+        if is_long != self._is_in_long_phase and not self._has_left:
+            self._is_in_long_phase = is_long
+            self._member.enter(is_long=is_long)
 
     def leave(self) -> None:
         """Say that this rank ends in good order."""

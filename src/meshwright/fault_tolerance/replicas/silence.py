@@ -2,7 +2,9 @@
 
 Rank k of each replica sums with rank k of the others, in one order. When nothing has moved for the limit, a replica
 that has begun fewer sums than another, in any of its ranks, is the one that is waited for: its own hung rank, or ranks
-of it that wait for that one. A replica that is merely waiting is never behind, since it waits only for others.
+of it that wait for that one. A replica that is merely waiting is never behind, since it waits only for others. One
+whose process does not answer at all, frozen or cut off from the network, is that replica, whatever the counts say:
+across a cut, a sum may be done on one side only.
 """
 
 import statistics
@@ -14,6 +16,8 @@ from typing import Final
 
 _USUAL_STEPS: Final = 20.0
 _LEAST_QUORUMS: Final = 2.0
+_ANSWERS_WITHIN_S: Final = 2.5
+"""Ranks are asked every second."""
 _NUM_WARM_UP: Final = 3
 """Steps of a replica's life for which only the long limit counts: it compiles, and allocates."""
 
@@ -25,22 +29,41 @@ class Pulse:
     begun: dict[int, int] = field(default_factory=dict)
     num_steps: int = 0
     """Quorums that it was part of."""
-    is_in_long_phase: bool = False
-    """Whether it saves, validates or restores, which takes what it takes."""
+    in_long_phase: set[int] = field(default_factory=set)
+    """Ranks that save, validate or restore, which takes what it takes."""
     moved_s: float = field(default_factory=time.monotonic)
+    heard_s: dict[int, float] = field(default_factory=dict)
+    """When each rank last answered: a thread of its process does, whatever its training loop is in."""
 
-    def beat(self, rank: int, phase: str | None) -> None:
-        """Note that a rank begins a sum or, with `phase`, what takes longer."""
+    def begin_sum(self, rank: int) -> None:
+        """Note that a rank begins a sum, or is ready for a step."""
         self.begun[rank] = self.begun.get(rank, 0) + 1
-        self.is_in_long_phase = phase is not None
         self.moved_s = time.monotonic()
+
+    def enter(self, rank: int, *, is_long: bool) -> None:
+        """Note that a rank enters a phase that takes longer, or leaves one."""
+        (self.in_long_phase.add if is_long else self.in_long_phase.discard)(rank)
+        self.moved_s = time.monotonic()
+
+    def hear(self, rank: int) -> None:
+        """Note that the process of a rank runs."""
+        self.heard_s[rank] = time.monotonic()
+
+    def forgive(self) -> None:
+        """Count from now: the one who listens was itself away."""
+        self.moved_s = time.monotonic()
+        self.heard_s = dict.fromkeys(self.heard_s, self.moved_s)
 
     def restart_count(self) -> None:
         """Count from 0 again, as all members of a quorum do."""
         self.begun = dict.fromkeys(self.begun, 0)
         self.num_steps += 1
-        self.is_in_long_phase = False
+        self.in_long_phase.clear()
         self.moved_s = time.monotonic()
+
+    def mute_s(self, now_s: float) -> float:
+        """Return the seconds since the rank that was silent for longest has answered."""
+        return now_s - min(self.heard_s.values(), default=now_s)
 
 
 class Silence:
@@ -75,6 +98,13 @@ class Silence:
         if not pulses:
             return {}
         silent_s = now_s - max(pulse.moved_s for pulse in pulses.values())
+        mute = {replica for replica, pulse in pulses.items() if pulse.mute_s(now_s) > _ANSWERS_WITHIN_S}
+        if len(mute) == len(pulses):
+            return {}
+        if mute:
+            # Frozen, or cut off: whatever it was in, and whatever it has begun.
+            frozen = {replica for replica in mute if min(silent_s, pulses[replica].mute_s(now_s)) > self.limit_s}
+            return dict.fromkeys(frozen, silent_s)
         behind = {replica for replica in pulses if replica not in ready} if ready else self._behind(pulses)
         return {
             replica: silent_s
@@ -83,7 +113,7 @@ class Silence:
         }
 
     def _limit_of(self, pulse: Pulse) -> float:
-        is_long = pulse.is_in_long_phase or pulse.num_steps <= _NUM_WARM_UP
+        is_long = bool(pulse.in_long_phase) or pulse.num_steps <= _NUM_WARM_UP
         return self._longest_s if is_long else self.limit_s
 
     def _behind(self, pulses: Mapping[int, Pulse]) -> set[int]:

@@ -32,7 +32,7 @@ from meshwright.trainer.run.compile_watch import CompileWatch, explained_compila
 from meshwright.trainer.run.memory_post_mortem import MemoryPostMortem
 from meshwright.trainer.run.peak_flops import PeakFlops, peak_memory_bytes
 from meshwright.trainer.run.recording import Recording
-from meshwright.trainer.run.replica_training import agree, begin, join_others
+from meshwright.trainer.run.replica_training import agree, begin, join_others, watched_section
 from meshwright.trainer.run.run_checkpoints import RunCheckpoints
 from meshwright.trainer.run.run_recorder import RunRecorder, StepMetrics
 from meshwright.trainer.step.training import Training
@@ -62,7 +62,7 @@ def train(config: RankConfig, ranks: Ranks) -> ExitCode:
     compiles = CompileWatch()
     with (
         StopRequest() as stop,
-        HangWatch(own, ranks.rank, ranks.num_ranks, job.run) as watch,
+        HangWatch(own, ranks.rank, ranks.num_ranks, watched_section(config)) as watch,
         MemoryPostMortem(job, own, ranks) as post_mortem,
         under_faults(run, number, config.faults, watch) as ledger,
     ):

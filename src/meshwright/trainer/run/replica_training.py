@@ -14,6 +14,7 @@ from meshwright.fault_tolerance.stop_request import StopRequest
 from meshwright.parallelism.data.fully_sharded import reshard_model
 from meshwright.parallelism.torch_private.torch_compat import local_box
 from meshwright.spec.job.job import Job
+from meshwright.spec.job.sections import RunSection
 from meshwright.spec.run.quorum import ReplicaPlace
 from meshwright.spec.run.run import Run
 from meshwright.trainer.launch.rank import RankConfig
@@ -61,6 +62,12 @@ class ReplicaTraining:
         training.share(0, training.job.num_microbatches(training.layout))
         training.step.warm_up(training.loader.microbatches(0))
         reshard_model(training.model)
+
+
+def watched_section(config: RankConfig) -> RunSection:
+    """Return the limits by which a rank watches itself: of an independent replica, the coordinator ends what hangs."""
+    section = config.job.run
+    return section if config.replica is None else section.replace(hang_limit_s=0)
 
 
 def join_others(place: ReplicaPlace, job: Job, watch: HangWatch) -> ReplicaGroup:

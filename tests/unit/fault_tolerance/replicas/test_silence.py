@@ -7,9 +7,10 @@ from meshwright.fault_tolerance.replicas.silence import Pulse, Silence
 NOW_S = 1000.0
 
 
-def pulse(*begun: int, silent_s: float, num_steps: int = 10, is_long: bool = False) -> Pulse:
+def pulse(*begun: int, silent_s: float, num_steps: int = 10, is_long: bool = False, mute_s: float = 0.5) -> Pulse:
     """Return the pulse of a replica whose ranks have begun so many sums, the last one `silent_s` before NOW."""
-    return Pulse(dict(enumerate(begun)), num_steps, is_long, NOW_S - silent_s)
+    heard_s = dict.fromkeys(range(len(begun)), NOW_S - mute_s)
+    return Pulse(dict(enumerate(begun)), num_steps, {0} if is_long else set(), NOW_S - silent_s, heard_s)
 
 
 LIMIT = Silence(5.0, least_s=60.0, longest_s=100.0)
@@ -26,6 +27,12 @@ LIMIT = Silence(5.0, least_s=60.0, longest_s=100.0)
         ({0: pulse(3, silent_s=9, num_steps=2), 1: pulse(4, silent_s=9)}, set()),
         ({0: pulse(3, silent_s=9, is_long=True), 1: pulse(4, silent_s=9)}, set()),
         ({0: pulse(3, silent_s=101, is_long=True), 1: pulse(4, silent_s=101)}, {0}),
+        ({0: pulse(4, silent_s=9, mute_s=9), 1: pulse(3, silent_s=9)}, {0}),
+        ({0: pulse(4, silent_s=9, mute_s=9, is_long=True), 1: pulse(3, silent_s=9)}, {0}),
+        ({0: pulse(4, silent_s=9, mute_s=9, num_steps=1), 1: pulse(3, silent_s=9)}, {0}),
+        ({0: pulse(4, silent_s=9, mute_s=4), 1: pulse(3, silent_s=9)}, set()),
+        ({0: pulse(4, silent_s=1, mute_s=9), 1: pulse(3, silent_s=1)}, set()),
+        ({0: pulse(4, silent_s=9, mute_s=9), 1: pulse(3, silent_s=9, mute_s=9)}, set()),
         ({}, set()),
     ],
 )
