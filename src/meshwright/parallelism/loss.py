@@ -93,14 +93,20 @@ class ChunkedNextTokenLoss(NextTokenLoss):
         return chunked_loss(hidden_BSD.flatten(0, -2), self._head, targets_BS.flatten(), self._chunking)
 
 
-def counted_share(targets: Iterable[Tensor], device: torch.device) -> Tensor:
+def counted_share(
+    targets: Iterable[Tensor], device: torch.device, sum_outside: Callable[[Tensor], object] | None = None
+) -> Tensor:
     """Return the fraction of a step's targets, over all ranks, that are not -100: a float64 scalar; a collective.
+
+    `sum_outside` adds in place what ranks outside of this process group have counted.
 
     `targets` are those of this rank's microbatches, of whole sequences. Ranks that share samples count the same ones.
     """
     counts = [((one != -100).sum().item(), one.numel()) for one in targets]
     totals = torch.tensor(counts, dtype=torch.float64).sum(0).to(device)
     dist.all_reduce(totals)
+    if sum_outside is not None:
+        sum_outside(totals)
     return totals[0] / totals[1]
 
 

@@ -17,6 +17,7 @@ from meshwright.pages.tables.diagnosis_table import diagnosis_page
 from meshwright.spec.run.finding import finding_lines, read_findings
 from meshwright.spec.run.rank_records import Diagnosis
 from meshwright.spec.run.run import Run
+from meshwright.units import first_of
 
 
 class DiagnosisResult(Result, Diagnosis):
@@ -50,6 +51,12 @@ def diagnose(
     run = Run(folder)
     ask(run, wait_s)
     evidence = look(run)
+    replicas = sorted(path for path in (run.folder / "replicas").glob("*") if path.is_dir())
+    if not evidence.heartbeats and replicas:
+        raise ConfigError(
+            f"{folder} is of independent replicas, each with a folder of its own: name one of "
+            f"{first_of([str(path) for path in replicas])}"
+        )
     if not evidence.heartbeats:
         raise ConfigError(
             f"{folder} holds no heartbeat of a rank: name the folder of a run (run.dir, by default runs/NAME) whose "

@@ -173,6 +173,7 @@ class ReplicaGroup:
                 self._lane.abandon()
                 return None
             self._state.take_over(rest)
+            logger.info("replica %d has the state after step %d from replica %d", self.replica, quorum.step, own_source)
             return quorum.step
         for replica in sorted(replica for replica, source in quorum.sources.items() if source == self.replica):
             _send_json(self._lane, self._state.metadata(quorum.step), replica)

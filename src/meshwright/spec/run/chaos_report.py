@@ -93,6 +93,11 @@ class ChaosReport(Frozen):
             found.append(f"the run ended with exit code {self.exit_code}")
         elif self.found_hash != self.expected_hash:
             found.append("the final parameters are not those of the run without faults")
+            if self.job.replicas.independent and not self.job.train.exact_elastic:
+                found.append(
+                    "independent replicas add sums up in another order while one is away, so that parameters differ by "
+                    "rounding: train.exact_elastic = true rules that out"
+                )
         if self.sample_problem is not None:
             found.append(self.sample_problem)
         for one in self.outcomes:

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from meshwright.spec.frozen import Frozen
 
-FindingKind = Literal["corruption", "straggler"]
+FindingKind = Literal["corruption", "straggler", "lost replica"]
 Action = Literal["recompute", "copy", "restore", "stop", "none"]
 """recompute: forward and backward of the step ran again. copy: the tensors were copied from the majority. restore: the
 run returned to its newest checkpoint. stop: the run ended. none: nothing was changed."""
@@ -57,10 +57,14 @@ _MOST_SHOWN = 5
 
 
 def finding_lines(findings: Sequence[RankFinding]) -> list[str]:
-    """Return what a page says of findings: the newest of each straggler, and the newest findings of corruption."""
+    """Return what a page says of findings: the newest of each straggler, and the newest others of each kind."""
     newest = {finding.ranks: finding for finding in findings if finding.kind == "straggler"}
     corruption = [finding for finding in findings if finding.kind == "corruption"]
-    lines = [f"step {finding.step}: {finding.what}" for finding in [*newest.values(), *corruption[-_MOST_SHOWN:]]]
+    lost = [finding for finding in findings if finding.kind == "lost replica"]
+    shown = [*newest.values(), *corruption[-_MOST_SHOWN:], *lost[-_MOST_SHOWN:]]
+    lines = [f"step {finding.step}: {finding.what}" for finding in shown]
+    if len(lost) > _MOST_SHOWN:
+        lines.append(f"{len(lost) - _MOST_SHOWN} earlier losses of replicas are in findings.jsonl")
     if len(corruption) > _MOST_SHOWN:
         lines.append(f"{len(corruption) - _MOST_SHOWN} earlier findings of wrong numbers are in findings.jsonl")
     return lines

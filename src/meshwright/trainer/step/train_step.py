@@ -111,7 +111,7 @@ class TrainStep:
         kept = self._kept_for_recomputation(step)
         total_loss = self.pipeline.step(self._stage_inputs(step, microbatches))
         self._observe("gradients")
-        require_unchanged(buffers, persistent_buffers(self.model), self.job.model.source)
+        require_unchanged(buffers, persistent_buffers(self.model), self.job)
         if not self._has_checked_gradients:
             updated = set() if self.in_backward is None else set(self.in_backward.parameters)
             named = (each for each in canonical_parameters(self.model) if each[1] not in updated)
@@ -233,7 +233,8 @@ class TrainStep:
         scale = None
         if self.may_ignore_targets and isinstance(self.pipeline.loss, NextTokenLoss):
             targets = [microbatch.targets for microbatch in microbatches]
-            scale = 1 / counted_share(targets, torch.device(self.meshes.device_type))
+            sum_outside = None if self.replicas is None else self.replicas.sum
+            scale = 1 / counted_share(targets, torch.device(self.meshes.device_type), sum_outside)
         return [self._stage_input(step, microbatch, scale) for microbatch in microbatches]
 
     def _stage_input(self, step: int, microbatch: Microbatch, loss_scale: Tensor | None) -> StageInput:
@@ -298,13 +299,14 @@ def require_finite(
     raise NonFiniteError(f"step {step}: loss = {loss}, gradient norm = {grad_norm}: not finite, {outcome}: {advice()}")
 
 
-def require_unchanged(before: Mapping[str, Tensor], after: Mapping[str, Tensor], source: str) -> None:
+def require_unchanged(before: Mapping[str, Tensor], after: Mapping[str, Tensor], job: Job) -> None:
     """Raise UnsupportedError for a buffer that forward changed, by the samples of one rank."""
     if changed := [name for name, buffer in before.items() if not torch.equal(buffer, after[name])]:
+        key = "train.exact_elastic" if job.train.exact_elastic else "replicas.independent"
         raise UnsupportedError(
-            f"the forward of model.source = {source!r} changes the buffer {first_of(changed)} by the samples of one "
-            "rank, such as running statistics, so it depends on the number of ranks: set train.exact_elastic and "
-            "replicas.independent to false, or take a layer that keeps none, such as a layer norm"
+            f"the forward of model.source = {job.model.source!r} changes the buffer {first_of(changed)} by the samples "
+            f"of one rank, such as running statistics, so it depends on the number of ranks: set {key} to false, or "
+            "take a layer that keeps none, such as a layer norm"
         )
 
 

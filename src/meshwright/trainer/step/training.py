@@ -231,14 +231,13 @@ class Training:
     def join_replicas(self, replicas: ReplicaGroup) -> None:
         """Sum gradients and losses over independent replicas from now on, or what has changed every few steps.
 
-        Raises UnsupportedError for a model or data whose step sums something else over all ranks.
+        Raises UnsupportedError for a model whose step sums something else over all ranks.
         """
         trains_locally = self.job.replicas.trains_locally
-        ignores_targets = self.step.may_ignore_targets and not trains_locally
-        if self.model.most_experts or ignores_targets:
-            what = "a mixture of experts" if self.model.most_experts else "data with targets that the loss ignores"
+        if self.model.most_experts:
             raise UnsupportedError(
-                f"{what}: its counts are not summed over independent replicas yet: set replicas.independent to false"
+                "a mixture of experts: the loads of its experts are not summed over independent replicas yet: set "
+                "replicas.independent to false"
             )
         self.replicas = replicas
         if trains_locally:

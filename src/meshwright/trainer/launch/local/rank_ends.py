@@ -29,9 +29,9 @@ def combined(codes: Collection[int]) -> ExitCode:
     return ExitCode.DO_NOT_RETRY if 1 in codes else ExitCode.RETRY
 
 
-def report_failures(failures: Sequence[RankEnd], killed: Collection[int], run: Run) -> None:
+def report_failures(failures: Sequence[RankEnd], killed: Collection[int], run: Run, of: str = "") -> None:
     """Name the ranks that ended by themselves, the first in front of `failures`; those that we had to stop afterwards
-    are no news, unless they did not.
+    are no news, unless they did not. `of` is said before each rank, such as its replica.
     """
     signals: dict[int, str] = {}
     failed = {end.rank for end in failures}
@@ -39,12 +39,12 @@ def report_failures(failures: Sequence[RankEnd], killed: Collection[int], run: R
         rank, code, log = end.rank, end.exit_code, run.rank_log(end.rank)
         if end.pid in killed:
             logger.error(
-                "rank %d (pid %d) did not end after another, and was killed; %s", rank, end.pid, run.rank_log(rank)
+                "%srank %d (pid %d) did not end by itself, and was killed; its log: %s", of, rank, end.pid, log
             )
         elif code < 0 and (end is failures[0] or code != -signal.SIGTERM):
             signals[end.pid] = name = signal.Signals(-code).name
-            logger.error("rank %d (pid %d) was killed by %s; its log: %s", rank, end.pid, name, log)
+            logger.error("%srank %d (pid %d) was killed by %s; its log: %s", of, rank, end.pid, name, log)
         elif code > 0 and rank > 0 and 0 not in failed:
-            logger.error("rank %d ended with exit code %d: %s", rank, code, log)
+            logger.error("%srank %d ended with exit code %d: %s", of, rank, code, log)
     if signals and run.hangs.is_dir():
         run.ended_by_signal.write_text(EndedBySignal(by_pid=signals).to_json(), encoding="utf-8")

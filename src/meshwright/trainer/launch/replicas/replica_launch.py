@@ -7,13 +7,16 @@ times in all.
 
 import os
 import shutil
+import signal
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Final
 
 from meshwright.channels.channel import new_token
-from meshwright.errors import ExitCode
+from meshwright.config.paths import with_absolute_paths
+from meshwright.errors import ConfigError, ExitCode
 from meshwright.fault_tolerance.evidence import ask
 from meshwright.fault_tolerance.replicas.coordinator import Coordinator
 from meshwright.fault_tolerance.replicas.roll_call import RollCall
@@ -21,8 +24,9 @@ from meshwright.fault_tolerance.replicas.silence import Silence
 from meshwright.fault_tolerance.stop_request import StopSignals
 from meshwright.log import logger
 from meshwright.spec.job.replicas_section import layout_of_replica
+from meshwright.spec.run.finding import RankFinding
 from meshwright.spec.run.quorum import ReplicaPlace
-from meshwright.trainer.launch.local.local_rank_group import LocalRankGroup, threads_of_rank, wait_for_ends
+from meshwright.trainer.launch.local.local_rank_group import LocalRankGroup, RankEnd, threads_of_rank, wait_for_ends
 from meshwright.trainer.launch.local.rank_ends import combined, raise_stop, report_failures
 from meshwright.trainer.launch.local.restart_backoff import RestartBackoff
 from meshwright.trainer.launch.rank import RankConfig
@@ -50,14 +54,23 @@ def train_replicas(config: RankConfig, num_ranks: int, after_loss: Callable[[], 
     silence = Silence(limit_s, section.hang_after_s + _LEAST_EXTRA_S, section.timeout_s, between)
     token = new_token()
     roll_call = RollCall(layout.dp_replicate, config.job.replicas.minimum, most)
-    with (
-        StopSignals() as stops,
-        Coordinator(config.job.replicas.address, token, roll_call, silence, section.timeout_s) as coordinator,
-    ):
+    try:
+        server = Coordinator(config.job.replicas.address, token, roll_call, silence, section.timeout_s)
+    except OSError as error:
+        raise ConfigError(
+            f'replicas.address = "{config.job.replicas.address}": {error.strerror or error}: it must be an address of '
+            "this machine, or a name of one, by which the machines of other replicas reach it"
+        ) from error
+    with StopSignals() as stops, server as coordinator:
         host, port = coordinator.address
         threads = threads_of_rank(config.job, num_ranks)
         invitation = Invitation(
-            config=config, host=host, port=port, token=token, num_ranks=ranks_of_replica, num_threads=threads
+            config=in_any_folder(config),
+            host=host,
+            port=port,
+            token=token,
+            num_ranks=ranks_of_replica,
+            num_threads=threads,
         )
         invite(config.run, invitation)
         launcher = _ReplicaLauncher(config, coordinator, token, ranks_of_replica, num_ranks)
@@ -66,6 +79,12 @@ def train_replicas(config: RankConfig, num_ranks: int, after_loss: Callable[[], 
         config.run.invitation.unlink(missing_ok=True)
         raise_stop(stops, "the replicas were asked to save and stop")
         return code
+
+
+def in_any_folder(config: RankConfig) -> RankConfig:
+    """Return a configuration that holds in any working directory."""
+    run_dir, module_dir = os.path.abspath(config.run_dir), os.path.abspath(config.module_dir)
+    return config.replace(job=with_absolute_paths(config.job), run_dir=run_dir, module_dir=module_dir)
 
 
 class _ReplicaLauncher:
@@ -81,6 +100,7 @@ class _ReplicaLauncher:
         """When replicas are to be started, on the clock of time.monotonic."""
         self._restarts_left = config.job.run.max_restarts
         self._backoff = RestartBackoff(config.job.run.restart_backoff_s)
+        self._num_interrupts = 0
         self._codes: dict[int, ExitCode] = {}
         """How each replica has ended last."""
         self._given_up: SimpleQueue[tuple[int, str]] = SimpleQueue()
@@ -98,9 +118,7 @@ class _ReplicaLauncher:
                 while not self._given_up.empty():
                     self._end_hung(*self._given_up.get())
                 for number in stops.take():
-                    self._due_s.clear()
-                    for group in self._groups.values():
-                        group.stop(number, self._config.job.run.grace_s)
+                    self._stop(number)
                 for replica in [one for one, group in self._groups.items() if group.poll()]:
                     self._ended(replica, is_stopping=stops.first is not None)
                 for replica in [one for one, due_s in self._due_s.items() if due_s <= time.monotonic()]:
@@ -113,6 +131,16 @@ class _ReplicaLauncher:
             os.close(self._wake_write)
         # A replica that ended well has seen the last step.
         return ExitCode.DONE if ExitCode.DONE in self._codes.values() else combined([*self._codes.values()])
+
+    def _stop(self, number: signal.Signals) -> None:
+        """Pass a signal on, and start no replica any more; a second interrupt ends all at once."""
+        self._due_s.clear()
+        self._num_interrupts += number is signal.SIGINT
+        for group in self._groups.values():
+            if self._num_interrupts > 1:
+                group.kill()
+            else:
+                group.stop(number, self._config.job.run.grace_s)
 
     def _wait(self, stops: StopSignals) -> None:
         if self._groups:
@@ -138,7 +166,9 @@ class _ReplicaLauncher:
         """Note how a replica has ended, and have it started again where it was lost."""
         group = self._groups.pop(replica)
         failures = [end for end in group.ends if end.exit_code]
-        report_failures(failures, group.killed, self._config.run.of_replica(replica))
+        report_failures(failures, group.killed, self._config.run.of_replica(replica), f"replica {replica}, ")
+        if failures and not is_stopping:
+            self._record(replica, failures)
         self._codes[replica] = code = combined([end.exit_code for end in failures]) if failures else ExitCode.DONE
         group.close()
         if code is ExitCode.DONE or is_stopping or (code is ExitCode.RETRY and self._has_reached_stop()):
@@ -159,6 +189,22 @@ class _ReplicaLauncher:
             logger.error(
                 "replica %d is lost for good: run.max_restarts = %d", replica, self._config.job.run.max_restarts
             )
+
+    def _record(self, replica: int, failures: Sequence[RankEnd]) -> None:
+        """Add the loss of a replica to the run's findings, which its report shows."""
+        first, quorum = failures[0], self._coordinator.quorum
+        how = signal.Signals(-first.exit_code).name if first.exit_code < 0 else f"exit code {first.exit_code}"
+        finding = RankFinding(
+            kind="lost replica",
+            time_s=time.time(),
+            step=0 if quorum is None else quorum.step + 1,
+            ranks=(replica * self._num_ranks + first.rank,),
+            hosts=(socket.gethostname(),),
+            action="none",
+            what=f"replica {replica} was lost: rank {first.rank} of it ended by {how}",
+        )
+        with self._config.run.findings.open("a", encoding="utf-8") as file:
+            file.write(finding.model_dump_json() + "\n")
 
     def _is_needed(self) -> bool:
         """Return whether the run has not ended: no replica has seen its last step."""
