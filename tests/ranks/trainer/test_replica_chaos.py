@@ -1,9 +1,13 @@
 """Independent replicas under faults: the others train on, the lost one comes back, and no bit and no sample is lost."""
 
+from pathlib import Path
+
 import pytest
 
 import meshwright as mw
 from meshwright.spec.fault import Fault, FaultKind
+from meshwright.spec.run.run import Run
+from meshwright.trainer.run.run_folder import read_manifest
 from repository import ROOT
 
 JOB = ROOT / "examples" / "tiny.toml"
@@ -77,3 +81,39 @@ def test_two_of_three_are_lost_at_once_and_then_all() -> None:
     keys = ("layout.dp_replicate=3", "layout.dp_shard=1", "train.global_batch_size=6", "layout.microbatch_size=1")
     found = mw.chaos(JOB, *SMALL, *keys, faults=faults, ranks=3)
     assert found.holds, found.problems
+
+
+def test_ignored_targets_count_over_all_replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data of one's own, whose samples ignore different numbers of targets: the mean is over those of all replicas."""
+    (tmp_path / "masked.py").write_text(MASKED, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    own = ("data.source=masked:Masked", "data.validation_fraction=0", "train.steps=6", "train.global_batch_size=8")
+    hashes = set()
+    for ranks, *layout in (
+        (1, "layout.dp_replicate=1", "replicas.independent=false"),
+        (2, "layout.dp_replicate=2", "replicas.independent=true"),
+    ):
+        keys = (*SMALL, *own, *layout, "layout.dp_shard=1", f"run.dir={tmp_path}/run-{ranks}")
+        assert mw.train(JOB, *keys, ranks=ranks).exit_code == 0
+        manifest = read_manifest(Run(tmp_path / f"run-{ranks}"))
+        assert manifest is not None
+        hashes.add(manifest.results["parameter_hash"])
+    assert len(hashes) == 1
+
+
+MASKED = """
+import torch
+
+
+class Masked:
+    vocab_size = 256
+
+    def __len__(self):
+        return 256
+
+    def __getitem__(self, index):
+        tokens = torch.randint(0, 256, (33,), generator=torch.Generator().manual_seed(index))
+        targets = tokens[1:].clone()
+        targets[: index * 7 % 30] = -100
+        return tokens[:-1], targets
+"""
