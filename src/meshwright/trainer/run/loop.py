@@ -206,6 +206,7 @@ def take_step(
             mfu=speed.mfu(step_s),
             attempt=recorder.attempt,
             summed_bytes=None if training.replicas is None else training.summed_bytes - summed_bytes,
+            decision=result.decision,
             experts=result.experts,
         )
     )
