@@ -10,6 +10,7 @@ import pytest
 import meshwright as mw
 from meshwright.errors import ConfigError, ExitCode
 from meshwright.spec.run.run import Run
+from meshwright.spec.run.run_report import read_metrics, row_of
 
 SOURCE = """
 import numpy as np
@@ -92,7 +93,7 @@ def hash_of(run: Run) -> str:
 
 
 def losses_of(run: Run) -> list[tuple[int, float]]:
-    rows = [json.loads(line) for line in run.metrics.read_text(encoding="utf-8").splitlines()]
+    rows = [row_of(line) for line in run.metrics.read_text(encoding="utf-8").splitlines()]
     return [(row["step"], row["loss"]) for row in rows if "loss" in row]
 
 
@@ -112,6 +113,7 @@ def test_a_skipped_step_leaves_the_model_as_it_was(tmp_path: Path, ranks: int) -
     steps, losses = zip(*losses_of(run), strict=True)
     assert steps == tuple(range(1, 25))
     assert [step for step, loss in zip(steps, losses, strict=True) if not np.isfinite(loss)] == [6, 7]
+    assert read_metrics(run).steps_skipped.tolist() == [6, 7]
     # No checkpoint is saved while the model may be spoiled.
     assert 6 not in run.checkpoint_steps()
     assert losses[-1] < losses[0] / 2

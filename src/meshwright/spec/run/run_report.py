@@ -108,9 +108,9 @@ _NOT_FINITE = "not_finite"
 
 
 def row_line(row: Mapping[str, Any]) -> str:
-    """Return a row as a line of metrics.jsonl; JSON has no nan and no infinity: null, and what it was in `not_finite`."""
+    """Return a row as a line of metrics.jsonl: null for nan and infinity, which `not_finite` names."""
     texts = {name: str(value) for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)}
-    nulls = dict.fromkeys(texts, None)
+    nulls = dict.fromkeys(texts)
     return json.dumps({**row, **nulls, **({_NOT_FINITE: texts} if texts else {})}, allow_nan=False) + "\n"
 
 
@@ -123,7 +123,7 @@ def row_of(line: str) -> Any:
 
 def was_skipped(row: Mapping[str, Any]) -> bool:
     """Return whether [guards] skipped the update of the step of a row."""
-    return row.get("decision", "take") != "take"
+    return str(row.get("decision", "take")) != "take"
 
 
 def read_metrics(run: Run) -> RunMetrics:
