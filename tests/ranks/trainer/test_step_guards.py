@@ -100,11 +100,18 @@ def losses_of(run: Run) -> list[tuple[int, float]]:
 SKIP = "guards.not_finite=skip"
 
 
-def test_without_guards_a_step_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
+def test_without_guards_a_step_that_is_not_finite_stops_the_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     case = Case(tmp_path, 6, 6)
-    ended = mw.train(tmp_path / "job.toml", f"run.dir={tmp_path / 'run'}", ranks=1)
+    # Only the first sample of the batch is bad.
+    of_rank_0 = f"data.options.end={5 * BATCH + 1}"
+    ended = mw.train(tmp_path / "job.toml", f"run.dir={tmp_path / 'run'}", of_rank_0, ranks=2)
     assert ended.exit_code == ExitCode.DO_NOT_RETRY
     assert case.folder == tmp_path
+    said = " ".join(capfd.readouterr().err.split())
+    assert "only the loss of rank 0 is not finite: lower optimizer.learning_rate" in said
+    assert 'guards.not_finite = "skip" skips the updates of such steps' in said
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
