@@ -129,7 +129,8 @@ class _Checks:
             what, _, rule = first.error.removeprefix(_WRONG_NUMBERS).rpartition(": ")
             headline = f"the run ended for wrong numbers: {what}"
             return self._say("failed", [], headline, f"{rule[:1].upper()}{rule[1:]}.")
-        if first.error is not None and first.error.startswith(_MAY_PASS):
+        may_pass = first.error is not None and first.error.startswith(_MAY_PASS)
+        if may_pass:
             advice = "Such errors mostly pass: start the same command with --resume."
         if first.is_lost_peer:
             # It may have died where this host sees no process, or with its node.
@@ -137,7 +138,8 @@ class _Checks:
                 "Another rank, or the network to its host, was lost. Read the logs of the ranks that could not write "
                 "their record, then start the same command with --resume."
             )
-        return self._say("failed", [first.rank], headline, advice, self._first_wait_for([first.rank]))
+        found = self._say("failed", [first.rank], headline, advice, self._first_wait_for([first.rank]))
+        return found.replace(may_pass=may_pass)
 
     def is_stopped(self) -> Diagnosis | None:
         stopped = [rank for rank, state in self._evidence.processes.items() if state == "stopped"]
