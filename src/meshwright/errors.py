@@ -11,6 +11,7 @@
     ├── CorruptionError       exit 70
     └── Retryable             exit 75
         ├── LostPeer
+        ├── DataUnavailable
         └── Preempted
 
 A message has three parts: the values given, the rule they break, the field to change.
@@ -88,6 +89,10 @@ class Retryable(MeshwrightError):
 
 class LostPeer(Retryable):
     """Another rank died or could not be reached."""
+
+
+class DataUnavailable(Retryable):
+    """The code of data.source could not reach what it reads."""
 
 
 class Preempted(Retryable):

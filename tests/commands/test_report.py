@@ -180,3 +180,15 @@ def test_the_step_that_is_advised_to_be_profiled_is_one_of_the_run(
     (folder / "manifest.json").write_text(manifest.replace(job=job).to_json(), encoding="utf-8")
     assert run(["report", str(folder)]) == ExitCode.DONE
     assert advice in " ".join(capsys.readouterr().out.split())
+
+
+def test_skipped_updates_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_run(tmp_path / "mine", 1000.0)
+    with (folder / "metrics.jsonl").open("a", encoding="utf-8") as rows:
+        rows.write('{"step": 10, "step_ms": 1000.0, "attempt": 1, "loss": null, "decision": "skip"}\n')
+    assert run(["report", str(folder)]) == ExitCode.DONE
+    page = " ".join(capsys.readouterr().out.split())
+    assert "1 of 10 updates was skipped: step 10; goodput does not count it" in page
+    assert run(["report", str(folder), "--json"]) == ExitCode.DONE
+    record = json.loads(capsys.readouterr().out)
+    assert (record["num_steps"], record["skipped_steps"]) == (10, [10])

@@ -1,12 +1,16 @@
 """chaos: a run under faults, which must end as the same run without them, on local ranks."""
 
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -17,7 +21,7 @@ from meshwright.app.results.result import Result, viewed
 from meshwright.app.train import settled
 from meshwright.config.fault_file import faults_text, read_faults
 from meshwright.config.load import ResolvedJob, raise_problems
-from meshwright.errors import ConfigError
+from meshwright.errors import ConfigError, Preempted
 from meshwright.fault_tolerance.random_faults import random_faults
 from meshwright.fault_tolerance.storage.storage_problems import storage_problems
 from meshwright.garbage import kept_garbage
@@ -83,21 +87,22 @@ def chaos(
         raise ConfigError(f"--keep {keep} exists already: name a new folder")
     folder = Path(tempfile.mkdtemp(prefix="meshwright-chaos-"))
     try:
-        resolved, num_ranks = _settled(job_here(job, (*overrides, f"run.dir={folder / 'run'}"), ranks), ranks)
-        raise_problems(resolved.path, _bit_problems(resolved.job))
-        if faults is None:
-            assert random is not None
-            faults = random_faults(random, seed, job=resolved.job, num_ranks=num_ranks)
-        elif isinstance(faults, Path | str):
-            faults = read_faults(Path(faults))
-        problems = injection_problems(faults, num_ranks, resolved.job.train.steps)
-        raise_problems(resolved.path, [*problems, *storage_problems(faults, resolved.job, num_ranks)])
-        with kept_garbage():
-            from meshwright.prover.chaos import ChaosRequest
-            from meshwright.prover.chaos import chaos as _chaos
-        (folder / "faults.toml").write_text(faults_text(faults), encoding="utf-8")
-        request = ChaosRequest(resolved.job, num_ranks, tuple(faults), folder, str(resolved.folder), shrink)
-        found = viewed(ChaosResult, _chaos(request))
+        with removed_if_stopped(folder):
+            resolved, num_ranks = _settled(job_here(job, (*overrides, f"run.dir={folder / 'run'}"), ranks), ranks)
+            raise_problems(resolved.path, _bit_problems(resolved.job))
+            if faults is None:
+                assert random is not None
+                faults = random_faults(random, seed, job=resolved.job, num_ranks=num_ranks)
+            elif isinstance(faults, Path | str):
+                faults = read_faults(Path(faults))
+            problems = injection_problems(faults, num_ranks, resolved.job.train.steps)
+            raise_problems(resolved.path, [*problems, *storage_problems(faults, resolved.job, num_ranks)])
+            with kept_garbage():
+                from meshwright.prover.chaos import ChaosRequest
+                from meshwright.prover.chaos import chaos as _chaos
+            (folder / "faults.toml").write_text(faults_text(faults), encoding="utf-8")
+            request = ChaosRequest(resolved.job, num_ranks, tuple(faults), folder, str(resolved.folder), shrink)
+            found = viewed(ChaosResult, _chaos(request))
     except ConfigError:
         shutil.rmtree(folder)
         raise
@@ -108,6 +113,31 @@ def chaos(
     else:
         progress.info("the runs and what they printed are in %s", folder)
     return found
+
+
+@contextmanager
+def removed_if_stopped(folder: Path) -> Iterator[None]:
+    """Remove `folder` when a signal ends the block: raises Preempted for SIGTERM, KeyboardInterrupt for Ctrl-C."""
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        raise Preempted(signal.Signals(number).name)
+
+    # Python sets handlers in the main thread only.
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, stop) if is_main else None
+    try:
+        yield
+    except (Preempted, KeyboardInterrupt) as error:
+        # A process that is being killed may still write into it.
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, KeyboardInterrupt):
+            progress.warning("stopped before its end, and its runs are removed: start the command again")
+            raise
+        name = str(error).partition(":")[0]
+        raise Preempted(f"{name}: stopped before its end, and its runs are removed: start the command again") from None
+    finally:
+        if is_main:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _bit_problems(job: Job) -> list[Problem]:

@@ -1,16 +1,20 @@
 """User data: data.source = "my_module:MyData", any object with __len__ and __getitem__."""
 
+import errno
 import hashlib
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
-from meshwright.errors import ConfigError, DataError
+from meshwright.errors import ConfigError, DataError, DataUnavailable
 from meshwright.spec.job.sections import DataSection
-from meshwright.spec.job.user_object import make_object
+from meshwright.spec.job.user_object import make_object, place_of
 
 _NUM_HASHED_SAMPLES = 3
+_LASTING = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Errors of the operating system that another attempt gets again: a wrong path, a missing right, a full disk."""
 
 
 class UserData(Protocol):
@@ -29,8 +33,16 @@ class UserData(Protocol):
 
 
 def load_user_data(section: DataSection) -> UserData:
-    """Return the object of data.source, constructed with data.options; raises ConfigError if it is invalid."""
-    data = make_object("data", section.source, section.options)
+    """Return the object of data.source, constructed with data.options; raises ConfigError if it is invalid.
+
+    Raises DataUnavailable where building it raises an OSError that may pass.
+    """
+    try:
+        data = make_object("data", section.source, section.options)
+    except ConfigError as error:
+        if is_transient(error.__cause__):
+            raise unavailable("building", section.source, error.__cause__) from error.__cause__
+        raise
     missing = [method for method in ("__len__", "__getitem__") if not hasattr(data, method)]
     if missing:
         raise ConfigError(
@@ -41,8 +53,16 @@ def load_user_data(section: DataSection) -> UserData:
 
 
 def read_pair(data: UserData, index: int, source: str) -> tuple[Any, Any]:
-    """Return (inputs, targets) of one sample; raises DataError if it is not a pair."""
-    sample: Any = data[index]
+    """Return (inputs, targets) of one sample; raises DataError if it is not a pair.
+
+    Raises DataUnavailable where reading it raises an OSError that may pass.
+    """
+    try:
+        sample: Any = data[index]
+    except OSError as error:
+        if is_transient(error):
+            raise unavailable(f"reading sample {index} of", source, error) from error
+        raise
     if not isinstance(sample, tuple | list) or len(sample) != 2:
         length = f" of {len(sample)}" if isinstance(sample, tuple | list) else ""
         raise DataError(
@@ -50,6 +70,19 @@ def read_pair(data: UserData, index: int, source: str) -> tuple[Any, Any]:
             "return two values, (inputs, targets), from __getitem__"
         )
     return sample[0], sample[1]
+
+
+def is_transient(error: BaseException | None) -> TypeGuard[OSError]:
+    """Return whether another attempt may pass `error`: of a network or a store, not of a wrong path or a full disk."""
+    return isinstance(error, OSError) and not isinstance(error, _LASTING) and error.errno not in _FULL
+
+
+def unavailable(doing: str, source: str, error: OSError) -> DataUnavailable:
+    """Return the error to raise for one of the code that data.source names, with the place in that code."""
+    return DataUnavailable(
+        f"{doing} data.source = {source!r} raised {place_of(error)}: such errors mostly pass: start again with "
+        "--resume, or let run.max_restarts do so; if it comes back, correct that code"
+    )
 
 
 def sample_hash(data: UserData, source: str) -> str:

@@ -8,7 +8,7 @@ complete; ranks lost a peer.
 
 from collections.abc import Callable, Sequence
 
-from meshwright.errors import ExitCode
+from meshwright.errors import CorruptionError, DataUnavailable, ExitCode
 from meshwright.fault_tolerance.connection_loss import lost_connection, nodes_text, ranks_by_host
 from meshwright.fault_tolerance.diagnosis_text import (
     Wait,
@@ -45,6 +45,9 @@ _WHO_KILLED = (
     "Look for who killed it (out of memory: dmesg; the scheduler; a crash: its log), then start the same command with "
     "--resume."
 )
+_WRONG_NUMBERS = f"{CorruptionError.__name__}: "
+_MAY_PASS = f"{DataUnavailable.__name__}: "
+"""How the record of a rank begins that ended with such an error."""
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
@@ -121,13 +124,22 @@ class _Checks:
         first = min(failed, key=lambda record: record.time_s)
         headline = f"rank {first.rank} ended first, with {first.error}, {location_text(first.stack)}"
         advice = f"Correct what rank {first.rank} says in its log, then start the same command with --resume."
+        if first.error is not None and first.error.startswith(_WRONG_NUMBERS):
+            # All ranks end for it alike, and the same hosts would be wrong again.
+            what, _, rule = first.error.removeprefix(_WRONG_NUMBERS).rpartition(": ")
+            headline = f"the run ended for wrong numbers: {what}"
+            return self._say("failed", [], headline, f"{rule[:1].upper()}{rule[1:]}.")
+        may_pass = first.error is not None and first.error.startswith(_MAY_PASS)
+        if may_pass:
+            advice = "Such errors mostly pass: start the same command with --resume."
         if first.is_lost_peer:
             # It may have died where this host sees no process, or with its node.
             advice = (
                 "Another rank, or the network to its host, was lost. Read the logs of the ranks that could not write "
                 "their record, then start the same command with --resume."
             )
-        return self._say("failed", [first.rank], headline, advice, self._first_wait_for([first.rank]))
+        found = self._say("failed", [first.rank], headline, advice, self._first_wait_for([first.rank]))
+        return found.replace(may_pass=may_pass)
 
     def is_stopped(self) -> Diagnosis | None:
         stopped = [rank for rank, state in self._evidence.processes.items() if state == "stopped"]

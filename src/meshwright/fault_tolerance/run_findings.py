@@ -60,10 +60,10 @@ class RunFindings:
             with self._run.findings.open("a", encoding="utf-8") as file:
                 file.write(finding.model_dump_json() + "\n")
 
-    def places(self, ranks: Sequence[int]) -> str:
+    def places(self, ranks: Sequence[int], conjunction: str = "or") -> str:
         """Return ranks with their hosts, in words."""
         self.open()
-        return " or ".join(f"rank {rank} ({self._hosts[rank]})" for rank in ranks)
+        return f" {conjunction} ".join(f"rank {rank} ({self._hosts[rank]})" for rank in ranks)
 
     def host(self, rank: int) -> str:
         """Return the host of a rank."""

@@ -1,7 +1,7 @@
 """Table of a chaos run: one row for each fault, and the verdict in words."""
 
 from meshwright.pages.tables.page_table import PageTable
-from meshwright.spec.fault import Fault
+from meshwright.spec.fault import NUMBER_FAULTS, Fault
 from meshwright.spec.run.chaos_report import ChaosReport, FaultOutcome
 from meshwright.units import counted, format_duration
 
@@ -11,11 +11,17 @@ _HASH_DIGITS = 16
 def chaos_table(report: ChaosReport) -> PageTable:
     """Return what each fault did."""
     has_others = report.job.replicas.independent
-    ended = ("replica ended#", "others' next step#") if has_others else ("all ended#",)
+    ended = ("replica ended#", "others' next step#") if has_others else (detection_column(report),)
     table = PageTable("fault", "rank#", "step#", "phase", *ended, "next step#", "steps again#")
     for one in report.outcomes:
         table.add_row(*_row(one, has_others=has_others), style=None if one.injection is not None else "bold red")
     return table
+
+
+def detection_column(report: ChaosReport) -> str:
+    """Return what the column of detections is called: no rank ends for a wrong number, which a check finds."""
+    is_found = {one.fault.kind in NUMBER_FAULTS for one in report.outcomes}
+    return "all ended or found#" if len(is_found) > 1 else "found after#" if True in is_found else "all ended#"
 
 
 def _row(one: FaultOutcome, *, has_others: bool) -> list[str]:

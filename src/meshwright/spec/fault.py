@@ -99,20 +99,32 @@ Faults = tuple[Fault, ...]
 
 def injection_problems(faults: Iterable[Fault], num_ranks: int, num_steps: int) -> list[str]:
     """Return why faults cannot be injected into a run of so many ranks and steps, one message each."""
+    return [
+        f"{fault_name(number, fault.kind)}: {problem}"
+        for number, fault in enumerate(faults)
+        for problem in _problems(fault, num_ranks, num_steps)
+    ]
+
+
+def fault_name(position: int, kind: str | None) -> str:
+    """Return what a message calls the fault at `position` in a list, from 0: its number from 1, and its kind."""
+    return f"fault {position + 1}" if kind is None else f"fault {position + 1} ({kind})"
+
+
+def _problems(fault: Fault, num_ranks: int, num_steps: int) -> list[str]:
     problems = []
-    for fault in faults:
-        if fault.kind not in INJECTED:
-            problems.append(f'kind = "{fault.kind}" is simulated only: inject one of {", ".join(INJECTED)}')
-        if fault.rank >= num_ranks:
-            problems.append(f"rank = {fault.rank}, and there are {num_ranks}: use one from 0 to {num_ranks - 1}")
-        if fault.step is not None and not 1 <= fault.step <= num_steps:
-            problems.append(f"step = {fault.step}, and the run has {num_steps}: use one from 1 to {num_steps}")
-        if fault.phase is not None and fault.phase not in PHASES:
-            problems.append(f'phase = "{fault.phase}": must be one of {", ".join(PHASES)}')
-        if fault.kind in ("flip-gradient", "nan-gradient", "loss-spike") and fault.phase is not None:
-            problems.append(f'phase = "{fault.phase}" of a {fault.kind}: leave it out, it has only one')
-        if fault.kind == "loss-spike" and fault.argument <= 1:
-            problems.append(f"argument = {fault.argument:g} of a loss-spike: say by how much, such as 100")
-        if fault.kind == "slow-rank" and fault.argument <= 1:
-            problems.append(f"argument = {fault.argument:g} of a slow-rank: say how many times slower, such as 3")
+    if fault.kind not in INJECTED:
+        problems.append(f'kind = "{fault.kind}" is simulated only: inject one of {", ".join(INJECTED)}')
+    if fault.rank >= num_ranks:
+        problems.append(f"rank = {fault.rank}, and there are {num_ranks}: use one from 0 to {num_ranks - 1}")
+    if fault.step is not None and not 1 <= fault.step <= num_steps:
+        problems.append(f"step = {fault.step}, and the run has {num_steps}: use one from 1 to {num_steps}")
+    if fault.phase is not None and fault.phase not in PHASES:
+        problems.append(f'phase = "{fault.phase}": must be one of {", ".join(PHASES)}')
+    if fault.kind in ("flip-gradient", "nan-gradient", "loss-spike") and fault.phase is not None:
+        problems.append(f'phase = "{fault.phase}" of a {fault.kind}: leave it out, it has only one')
+    if fault.kind == "loss-spike" and fault.argument <= 1:
+        problems.append(f"argument = {fault.argument:g} of a loss-spike: say by how much, such as 100")
+    if fault.kind == "slow-rank" and fault.argument <= 1:
+        problems.append(f"argument = {fault.argument:g} of a slow-rank: say how many times slower, such as 3")
     return problems

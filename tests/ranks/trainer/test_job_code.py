@@ -82,6 +82,14 @@ class Data:
 
     def __getitem__(self, index):
         return torch.zeros(32, dtype=torch.long), undefined_name
+
+class FailsOnce(Data):
+    def __getitem__(self, index):
+        if index == 5 and not os.path.exists("has_failed"):
+            open("has_failed", "w").close()
+            raise OSError("could not read sample from the store")
+        tokens = torch.zeros(32, dtype=torch.long)
+        return tokens, tokens
 """
 
 
@@ -153,8 +161,20 @@ def test_an_exception_in_data_of_ones_own_names_its_place(tmp_path: Path) -> Non
     code, output = train_forked(tmp_path, model=model("Works"), data={"source": "mine:Data"})
     assert code in (ExitCode.BAD_INPUT, ExitCode.DO_NOT_RETRY), output
     assert "name 'undefined_name' is not defined" in output
+    # The model is in the same file.
+    assert "error: data.source = 'mine:Data': NameError came out of the job's own code" in output
     assert str(tmp_path / "mine.py") in output
     assert "bug in Meshwright" not in output
+
+
+@pytest.mark.long
+def test_a_store_that_fails_once_costs_a_restart(tmp_path: Path) -> None:
+    given = {"model": model("Works"), "data": {"source": "mine:FailsOnce"}, "run": {"max_restarts": 1}}
+    code, output = train(tmp_path, 1, **given)
+    assert code == ExitCode.DONE, output
+    assert "reading sample 5 of data.source = 'mine:FailsOnce' raised OSError" in output
+    assert "error: step " in output
+    assert "restart 1 of 1" in output
 
 
 @pytest.mark.parametrize(

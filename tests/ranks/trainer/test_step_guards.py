@@ -10,6 +10,7 @@ import pytest
 import meshwright as mw
 from meshwright.errors import ConfigError, ExitCode
 from meshwright.spec.run.run import Run
+from meshwright.spec.run.run_report import read_metrics, row_of
 
 SOURCE = """
 import numpy as np
@@ -92,18 +93,25 @@ def hash_of(run: Run) -> str:
 
 
 def losses_of(run: Run) -> list[tuple[int, float]]:
-    rows = [json.loads(line) for line in run.metrics.read_text(encoding="utf-8").splitlines()]
+    rows = [row_of(line) for line in run.metrics.read_text(encoding="utf-8").splitlines()]
     return [(row["step"], row["loss"]) for row in rows if "loss" in row]
 
 
 SKIP = "guards.not_finite=skip"
 
 
-def test_without_guards_a_step_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
+def test_without_guards_a_step_that_is_not_finite_stops_the_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     case = Case(tmp_path, 6, 6)
-    ended = mw.train(tmp_path / "job.toml", f"run.dir={tmp_path / 'run'}", ranks=1)
+    # Only the first sample of the batch is bad.
+    of_rank_0 = f"data.options.end={5 * BATCH + 1}"
+    ended = mw.train(tmp_path / "job.toml", f"run.dir={tmp_path / 'run'}", of_rank_0, ranks=2)
     assert ended.exit_code == ExitCode.DO_NOT_RETRY
     assert case.folder == tmp_path
+    said = " ".join(capfd.readouterr().err.split())
+    assert "only the loss of rank 0 is not finite: lower optimizer.learning_rate" in said
+    assert 'guards.not_finite = "skip" skips the updates of such steps' in said
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -112,6 +120,7 @@ def test_a_skipped_step_leaves_the_model_as_it_was(tmp_path: Path, ranks: int) -
     steps, losses = zip(*losses_of(run), strict=True)
     assert steps == tuple(range(1, 25))
     assert [step for step, loss in zip(steps, losses, strict=True) if not np.isfinite(loss)] == [6, 7]
+    assert read_metrics(run).steps_skipped.tolist() == [6, 7]
     # No checkpoint is saved while the model may be spoiled.
     assert 6 not in run.checkpoint_steps()
     assert losses[-1] < losses[0] / 2

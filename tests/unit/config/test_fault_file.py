@@ -20,11 +20,20 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("[[faults]]\nkind = 'crush'\nrank = 0\n", "faults.0.kind = 'crush'"),
-        ("[[faults]]\nkind = 'crash'\nrank = -1\n", "faults.0.rank = -1"),
-        ("[[faults]]\nkind = 'crash'\nrank = 0\nwhen = 2\n", "faults.0.when = 2"),
-        ("faults = []\n", "faults = "),
-        ("", "faults = "),
+        ("[[faults]]\nkind = 'crush'\nrank = 0\n", "fault 1 (crush): kind = 'crush': must be one of crash, segfault, "),
+        ("[[faults]]\nkind = 'crash'\nrank = -1\n", "fault 1 (crash): rank = -1"),
+        ("[[faults]]\nkind = 'crash'\nrank = 0\nwhen = 2\n", "fault 1 (crash): when = 2"),
+        (
+            "[[faults]]\nkind = 'crash'\nrank = 0\n[[faults]]\nkind = 'hang'\n",
+            "fault 2 (hang): rank is missing: add it",
+        ),
+        ("faults = []\n", "has no fault: faults = []: write one or more [[faults]] tables"),
+        ("", "is empty: write one or more [[faults]] tables"),
+        ("# nothing\n", "is empty: write one or more [[faults]] tables"),
+        ("[[fault]]\nkind = 'crash'\nrank = 0\n", "has 'fault' and no [[faults]]: write one or more [[faults]] tables"),
+        ("[faults]\nkind = 'crash'\nrank = 0\n", "has [faults]: write one or more [[faults]] tables"),
+        ("faults = [3]\n", "fault 1 = 3: must be a [[faults]] table"),
+        ("seed = 1\n[[faults]]\nkind = 'crash'\nrank = 0\n", "has 'seed' besides [[faults]]"),
         ("kind == 3", "is no TOML file"),
     ],
 )

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.data.dataset import Dataset, build_dataset, num_validation, num_windows, token_shortage
-from meshwright.errors import ConfigError, DataError
+from meshwright.errors import ConfigError, DataError, DataUnavailable, ExitCode
 from meshwright.spec.job.sections import DataSection
 
 USER_MODULE = """
@@ -41,6 +41,26 @@ class Alone(Waves):
 class Triple(Waves):
     def __getitem__(self, index):
         return 1, 2, 3
+
+class Store(Waves):
+    def __init__(self, error, fails_at=7):
+        super().__init__()
+        if fails_at < 0:
+            raise error
+        self.error, self.fails_at = error, fails_at
+    def __getitem__(self, index):
+        if index == self.fails_at:
+            raise self.error
+        return super().__getitem__(index)
+
+def unreachable(fails_at=7):
+    return Store(ConnectionError("the store does not answer"), fails_at)
+
+def full():
+    return Store(OSError(28, "No space left on device"))
+
+def missing():
+    return Store(FileNotFoundError(2, "No such file"))
 
 class NoLength:
     def __getitem__(self, index):
@@ -209,3 +229,21 @@ def test_all_but_the_loader_work_without_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+
+
+def test_a_store_that_does_not_answer_is_to_be_retried(section: DataSection) -> None:
+    source = {"source": "user_waves:unreachable"}
+    with pytest.raises(
+        DataUnavailable, match=r"reading sample 7 of data\.source = .*ConnectionError.*user_waves"
+    ) as one:
+        build_dataset(section.replace(**source), 8).read(7)
+    assert one.value.exit_code is ExitCode.RETRY
+    with pytest.raises(DataUnavailable, match="building data"):
+        build_dataset(section.replace(**source, options={"fails_at": -1}), 8)
+
+
+@pytest.mark.parametrize("name", ["missing", "full"])
+def test_an_error_that_another_attempt_gets_again_is_not(section: DataSection, name: str) -> None:
+    dataset = build_dataset(section.replace(source=f"user_waves:{name}"), 8)
+    with pytest.raises(OSError):
+        dataset.read(7)

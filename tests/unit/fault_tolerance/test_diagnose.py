@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from meshwright.cli.verbs.reports.diagnose import exit_code_of
 from meshwright.errors import ExitCode
 from meshwright.fault_tolerance.diagnose import diagnose
 from meshwright.fault_tolerance.evidence import Evidence
@@ -241,7 +242,26 @@ def test_the_first_error_of_several_is_told() -> None:
     own = record(3, [], error="ValueError: only here", time_s=NOW_S - 1)
     found = diagnose(evidence([*records, own], beats, dict.fromkeys(range(4), "gone")))
     assert (found.verdict, found.culprits) == ("failed", [3])
+    assert exit_code_of(found) is ExitCode.DO_NOT_RETRY
     assert "ValueError: only here" in found.headline
+
+
+def test_after_wrong_numbers_the_advice_is_the_runs_own() -> None:
+    advice = "take node-7 out of the run, test its memory and devices, and continue on others with --resume"
+    error = f"CorruptionError: step 4: norm.weight differs: numbers of rank 0 on node-7 were wrong 3 times: {advice}"
+    beats = [heartbeat(rank, phase="failed") for rank in range(2)]
+    records = [record(rank, [], error=error, time_s=NOW_S - rank) for rank in range(2)]
+    found = diagnose(evidence(records, beats, dict.fromkeys(range(2), "gone")))
+    assert (found.verdict, found.culprits) == ("failed", [])
+    assert found.advice == f"T{advice[1:]}."
+    assert "numbers of rank 0 on node-7 were wrong 3 times" in found.headline
+
+
+def test_data_that_was_out_of_reach_is_tried_again() -> None:
+    own = record(0, [], error="DataUnavailable: step 3: reading sample 7 of data.source = 'mine:Data' raised OSError")
+    found = diagnose(evidence([own], [heartbeat(0, phase="failed")], {0: "gone"}))
+    assert found.advice == "Such errors mostly pass: start the same command with --resume."
+    assert exit_code_of(found) is ExitCode.RETRY
 
 
 def test_a_rank_that_outlived_a_timeout_is_to_blame_for_it() -> None:

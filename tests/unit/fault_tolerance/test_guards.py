@@ -9,7 +9,7 @@ from torch import nn
 from meshwright.errors import ConfigError, ExitCode, MeshwrightError, NonFiniteError
 from meshwright.fault_tolerance.lost_peer import exit_code_of, is_lost_peer, words_of
 from meshwright.fault_tolerance.stop_request import StopRequest
-from meshwright.trainer.step.train_step import require_all_gradients, require_finite
+from meshwright.trainer.step.train_step import require_all_gradients, require_finite, wrong_losses_text
 
 
 @pytest.mark.parametrize(("loss", "norm"), [(float("nan"), 1.0), (1.0, float("inf")), (float("-inf"), 1.0)])
@@ -87,3 +87,10 @@ def test_a_second_interrupt_does_not_wait() -> None:
         assert stop.signal is signal.SIGINT
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_only_some_ranks_losses_are_worth_a_word() -> None:
+    assert wrong_losses_text([1], 4) == "only the loss of rank 1 is not finite: "
+    assert wrong_losses_text([1, 3], 4) == "only the loss of ranks 1, 3 is not finite: "
+    # Of gradients only, or of all.
+    assert wrong_losses_text([], 4) == wrong_losses_text([0, 1], 2) == ""

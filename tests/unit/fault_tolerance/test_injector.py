@@ -103,6 +103,7 @@ def test_what_cannot_be_injected_is_refused_by_name() -> None:
     ]
     keys = ("kind", "rank", "step", "phase", "argument")
     problems = injection_problems(wrong, num_ranks=2, num_steps=10)
-    assert [problem.split(" ")[0] for problem in problems] == list(keys)
+    assert [problem.split(": ")[1].split(" ")[0] for problem in problems] == list(keys)
+    assert problems[1].startswith("fault 2 (crash): rank = 2, and there are 2: use one from 0 to 1")
     assert not injection_problems([FAULT], num_ranks=2, num_steps=10)
     assert set(SIMULATED) - set(INJECTED) == {"slow-link", "drop-message"}

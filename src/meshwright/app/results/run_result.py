@@ -36,6 +36,8 @@ class ReportResult(PlottedResult, RunReport):
         record["waterfall"] = self.waterfall.to_dict()
         record["goodput"] = None if self.goodput is None else self.goodput.to_dict() | {"share": self.goodput.share}
         record["findings"] = [one.to_dict() for one in self.findings]
+        record["num_steps"] = len(self.metrics)
+        record["skipped_steps"] = self.metrics.steps_skipped.tolist()
         record["timed_attempt"] = self.metrics.timed_attempt
         if self.untimed_layout is not None:
             record["untimed_layout"] = self.untimed_layout.to_dict()

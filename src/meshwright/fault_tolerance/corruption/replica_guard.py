@@ -121,7 +121,7 @@ class ReplicaGuard:
         """Record each set of wrong ranks once, whatever number of their tensors differed."""
         of_ranks = {wrong_ranks(one, after): (one, tensor) for one, tensor in reversed(found)}
         for wrong, (one, tensor) in of_ranks.items():
-            what = f"{tensor} of {self.findings.places(wrong)} differed from {_others(one, wrong)}"
+            what = self._difference(tensor, one, wrong, "differed")
             self.findings.corruption(step, wrong, f"{what}: the step was recomputed", "recompute", tensor)
 
     def _repair(self, step: int, found: Sequence[DifferingCopies], *, is_exact: bool) -> bool:
@@ -134,9 +134,17 @@ class ReplicaGuard:
         how = "copied from the majority" if copies else "the run returns to its newest checkpoint"
         of_ranks = {one.suspects: (one, of_one[0]) for one, of_one in reversed([*zip(found, names, strict=True)])}
         for wrong, (one, tensor) in of_ranks.items():
-            what = f"{tensor} of {self.findings.places(wrong)} differs from {_others(one, wrong)}: {how}"
+            what = f"{self._difference(tensor, one, wrong, 'differs')}: {how}"
             self.findings.corruption(step, wrong, what, "copy" if copies else "restore", tensor)
         return copies
+
+    def _difference(self, tensor: str, found: DifferingCopies, wrong: Sequence[int], verb: str) -> str:
+        """Return in words which copies of a tensor differ from which; between all of them where none is known good."""
+        others = [str(rank) for rank in sorted(found.digests) if rank not in wrong]
+        if not others:
+            return f"{tensor} {verb} between {self.findings.places(wrong, 'and')}"
+        copies = f"the copies of ranks {', '.join(others)}" if len(others) > 1 else f"the copy of rank {others[0]}"
+        return f"{tensor} of {self.findings.places(wrong)} {verb} from {copies}"
 
     @torch.no_grad()
     def _copy(self, found: DifferingCopies, names: Sequence[str]) -> None:
@@ -220,14 +228,6 @@ class ReplicaGuard:
 
     def _is_recomputed(self, step: int) -> bool:
         return _is_multiple(step, self._section.recompute_interval)
-
-
-def _others(found: DifferingCopies, suspects: Sequence[int]) -> str:
-    """Return the copies that a wrong one was compared with, in words."""
-    others = [str(rank) for rank in sorted(found.digests) if rank not in suspects]
-    if not others:
-        return "each other"
-    return f"the copies of ranks {', '.join(others)}" if len(others) > 1 else f"the copy of rank {others[0]}"
 
 
 def _is_multiple(step: int, interval: int) -> bool:

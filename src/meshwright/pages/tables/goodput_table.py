@@ -11,6 +11,7 @@ from meshwright.units import format_duration
 CAUSES = {
     "productive_s": "steps that count",
     "repeated_s": "steps done again or cut off",
+    "skipped_s": "skipped steps",
     "data_wait_s": "waiting for data",
     "checkpoint_s": "checkpoints",
     "validation_s": "validation",

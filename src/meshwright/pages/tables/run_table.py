@@ -18,7 +18,7 @@ from meshwright.spec.run.run_comparison import RunComparison, RunSummary
 from meshwright.spec.run.run_report import LEAST_STEPS, RunReport
 from meshwright.spec.step.comparison import Comparison, Operation, RankComparison, Side
 from meshwright.spec.step.estimate import COMPONENT_NAMES, COMPONENTS, StepDecomposition
-from meshwright.units import counted, format_bytes, format_count, format_duration, label_of
+from meshwright.units import counted, first_of, format_bytes, format_count, format_duration, label_of
 
 
 def run_page(report: RunReport, how_to_profile: str) -> Iterator[RenderableType]:
@@ -35,6 +35,8 @@ def run_page(report: RunReport, how_to_profile: str) -> Iterator[RenderableType]
     not_finite = report.metrics.steps_not_finite
     if len(not_finite):
         yield not_finite_words(int(not_finite[0]), len(not_finite))
+    if len(skipped := report.metrics.steps_skipped):
+        yield skipped_words(skipped.tolist(), len(report.metrics))
     if report.predicted is None:
         return
     estimate, measured_s = report.predicted.estimate, report.measured_s
@@ -157,6 +159,15 @@ def not_finite_words(first_step: int, num_steps: int) -> str:
     if num_steps == 1:
         return f"the loss of step {first_step} is not finite"
     return f"the losses of {num_steps:,} steps are not finite, the first at step {first_step}"
+
+
+def skipped_words(steps: Sequence[int], num_steps: int) -> str:
+    """Return which steps of a run [guards] skipped."""
+    were, where, them = ("was", "step", "it") if len(steps) == 1 else ("were", "steps", "them")
+    return (
+        f"{len(steps):,} of {counted(num_steps, 'update')} {were} skipped: {where} {first_of([*map(str, steps)], 10)}; "
+        f"goodput does not count {them}"
+    )
 
 
 def _timed_words(found: RunComparison) -> str:

@@ -18,7 +18,7 @@ class GuardsSection(Frozen):
     """What a loss or gradient norm that is NaN or infinite does: it stops the run, or the step's update is skipped."""
     spike_deviations: PositiveFloat | None = Field(None, examples=[6.0])
     """Standard deviations over the mean from which a loss or gradient norm is a spike, and skipped; none: no spikes."""
-    window: PositiveInt = Field(128, ge=8)
+    window: int = Field(128, ge=8)
     """Recent updates by which a spike is judged; until there are half as many, none is."""
     max_skips: PositiveInt = 3
     """Skipped steps in a row after which the run returns to its newest checkpoint and leaves out the data since."""

@@ -31,6 +31,8 @@ class StepTime:
     """In seconds since 1970."""
     step_s: float
     data_wait_s: float
+    is_skipped: bool = False
+    """Whether [guards] skipped its update."""
 
     @property
     def start_s(self) -> float:
@@ -45,6 +47,8 @@ class Goodput(Frozen):
     """In steps that count."""
     repeated_s: float = 0.0
     """In steps that a restart or a rollback did again, and in steps that a failure cut off."""
+    skipped_s: float = 0.0
+    """In steps whose update [guards] skipped: their data is used, and nothing is learned from it."""
     data_wait_s: float = 0.0
     """In steps that count, waiting for samples."""
     checkpoint_s: float = 0.0
@@ -93,7 +97,13 @@ def _step_times(lines: Iterable[str]) -> Iterable[StepTime]:
         try:
             row = json.loads(line)
             yield StepTime(
-                int(row["step"]), int(row["attempt"]), row["time_s"], row["step_ms"] / 1e3, row["data_wait_ms"] / 1e3
+                int(row["step"]),
+                int(row["attempt"]),
+                row["time_s"],
+                row["step_ms"] / 1e3,
+                row["data_wait_ms"] / 1e3,
+                # Of older runs it is not known.
+                row.get("decision", "take") != "take",
             )
         except (json.JSONDecodeError, KeyError, TypeError):
             continue  # a validation's row, or one that a killed rank has not ended
@@ -138,7 +148,9 @@ class _Sweep:
         self.parts["start_up_s" if step.attempt == self._steps[0].attempt else "restart_s"] += warm_s
         self.parts["checkpoint_s"] += stalled_s
         waited_s = step.step_s - stalled_s - work_s
-        if id(step) in self._counting:
+        if id(step) in self._counting and step.is_skipped:
+            self.parts["skipped_s"] += work_s - warm_s + waited_s
+        elif id(step) in self._counting:
             self.parts["productive_s"] += work_s - warm_s
             self.parts["data_wait_s"] += waited_s
         else:

@@ -167,3 +167,5 @@ class Diagnosis(Frozen):
     advice: str
     ranks: list[RankState]
     """Every rank of the run."""
+    may_pass: bool = False
+    """Whether the error of a verdict of `failed` is one that another attempt may not get."""

@@ -1,6 +1,7 @@
 """RunMetrics and RunReport: what a run wrote of its steps, and next to a prediction."""
 
 import json
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,8 @@ class RunMetrics:
     """What a step waited for its samples, part of step_s; nan where it was not recorded."""
     memory_bytes: Floats
     """Of the fullest rank."""
+    is_skipped: NDArray[np.bool_]
+    """Whether [guards] skipped the step's update."""
     attempt: NDArray[np.int64]
     """Start of the ranks that the step belongs to, from 1."""
     validation_step: NDArray[np.int64]
@@ -66,6 +69,11 @@ class RunMetrics:
     def steps_not_finite(self) -> NDArray[np.int64]:
         """Return the steps whose loss was recorded as nan or infinite."""
         return self.step[~np.isfinite(self.loss)]
+
+    @property
+    def steps_skipped(self) -> NDArray[np.int64]:
+        """Return the steps whose update was skipped, but for those that a rollback did again."""
+        return self.step[self.is_skipped]
 
     @property
     def timed_attempt(self) -> int:
@@ -95,6 +103,29 @@ class RunMetrics:
         return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
+_NOT_FINITE = "not_finite"
+"""Key of a row: the text of each of its numbers that is nan or infinite, by name."""
+
+
+def row_line(row: Mapping[str, Any]) -> str:
+    """Return a row as a line of metrics.jsonl: null for nan and infinity, which `not_finite` names."""
+    texts = {name: str(value) for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)}
+    nulls = dict.fromkeys(texts)
+    return json.dumps({**row, **nulls, **({_NOT_FINITE: texts} if texts else {})}, allow_nan=False) + "\n"
+
+
+def row_of(line: str) -> Any:
+    """Return what `row_line` was given; of an older run, whose lines have NaN and Infinity, too."""
+    row = json.loads(line)
+    texts = row.pop(_NOT_FINITE, None) if isinstance(row, dict) else None
+    return {**row, **{name: float(text) for name, text in texts.items()}} if isinstance(texts, dict) else row
+
+
+def was_skipped(row: Mapping[str, Any]) -> bool:
+    """Return whether [guards] skipped the update of the step of a row."""
+    return str(row.get("decision", "take")) != "take"
+
+
 def read_metrics(run: Run) -> RunMetrics:
     """Return the metrics of `run`; raises ConfigError, which names the line, where they cannot be read."""
     try:
@@ -116,7 +147,7 @@ def read_metrics(run: Run) -> RunMetrics:
 def _row(run: Run, number: int, line: str) -> dict[str, Any]:
     """Return one line's row, whose fields are numbers; raises ConfigError for another."""
     try:
-        row: dict[str, Any] = json.loads(line)
+        row: dict[str, Any] = row_of(line)
         _require_numbers(row)
         return row
     except json.JSONDecodeError as error:
@@ -163,6 +194,7 @@ def _columns(rows: list[dict[str, Any]]) -> RunMetrics:
         step_s=floats("step_ms") / 1000,
         data_wait_s=floats("data_wait_ms") / 1000,
         memory_bytes=floats("memory_bytes"),
+        is_skipped=np.array([was_skipped(row) for row in steps.values()], np.bool_),
         attempt=np.array([int(row.get("attempt", 1)) for row in steps.values()], np.int64),
         validation_step=np.array(list(validated), np.int64),
         validation_loss=np.array([float(row["validation_loss"]) for row in validated.values()], np.float64),
@@ -181,6 +213,7 @@ def attempt_metrics(first_step: int, step_s: Floats, attempt: int) -> RunMetrics
         step_s=step_s,
         data_wait_s=unknown,
         memory_bytes=unknown,
+        is_skipped=np.zeros(len(step_s), np.bool_),
         attempt=np.full(len(step_s), attempt),
         validation_step=np.array([], np.int64),
         validation_loss=np.array([], np.float64),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 
 from meshwright.config.paths import with_absolute_paths
+from meshwright.data import user_data
 from meshwright.errors import ConfigError, ExitCode, LostPeer, MeshwrightError
 from meshwright.fault_tolerance.hang_watch import show_stacks_on_signal
 from meshwright.fault_tolerance.lost_peer import is_lost_peer, words_of
@@ -177,7 +178,9 @@ def blame_job_code(job: Job, error: Exception) -> MeshwrightError | None:
             "in place afterwards, so that no gradient can be computed: write to a new tensor in the model, then start "
             "again with --resume"
         )
-    for key, source in (("model.source", job.model.source), ("data.source", job.data.source)):
+    keys = [("model.source", job.model.source), ("data.source", job.data.source)]
+    # Both may be in one file.
+    for key, source in reversed(keys) if _passes_data(error.__traceback__) else keys:
         start = _first_frame_in(source, error.__traceback__)
         if start is not None:
             traceback.print_exception(type(error), error, start)
@@ -187,6 +190,11 @@ def blame_job_code(job: Job, error: Exception) -> MeshwrightError | None:
                 f"{place.lineno} in {place.name}, shown above: correct it, then start again with --resume"
             )
     return None
+
+
+def _passes_data(trace: TracebackType | None) -> bool:
+    """Return whether an error came through the code that reads samples."""
+    return any(frame.f_code.co_filename == user_data.__file__ for frame, _ in traceback.walk_tb(trace))
 
 
 def _first_frame_in(source: str, trace: TracebackType | None) -> TracebackType | None:

@@ -10,7 +10,8 @@ from typing import NamedTuple
 from torch.profiler import record_function
 
 from meshwright.checkpoint.parameter_hash import parameter_hash
-from meshwright.errors import ExitCode
+from meshwright.data.loader import Microbatch
+from meshwright.errors import DataUnavailable, ExitCode
 from meshwright.fault_tolerance.hang_watch import HangWatch
 from meshwright.fault_tolerance.injector import under_faults
 from meshwright.fault_tolerance.run_findings import RunFindings
@@ -176,7 +177,7 @@ def take_step(
     with record_function(f"{STEP_MARK}{step}"):
         with record_function(DATA_MARK):
             # Data positions count from 0, steps from 1.
-            microbatches = training.loader.microbatches(step - 1 + (guard.left_out_steps if guard else 0))
+            microbatches = read_batch(training, step, step - 1 + (guard.left_out_steps if guard else 0))
         data_wait_s = time.perf_counter() - started_s
         if ledger is not None and training.step.replicas is not None:
             # Once the others have its part, the step may count whatever becomes of this rank.
@@ -205,10 +206,19 @@ def take_step(
             mfu=speed.mfu(step_s),
             attempt=recorder.attempt,
             summed_bytes=None if training.replicas is None else training.summed_bytes - summed_bytes,
+            decision=result.decision,
             experts=result.experts,
         )
     )
     return result.decision
+
+
+def read_batch(training: Training, step: int, position: int) -> list[Microbatch]:
+    """Return this rank's microbatches at a position of the data; an error of reading names the step that needs them."""
+    try:
+        return training.loader.microbatches(position)
+    except DataUnavailable as error:
+        raise DataUnavailable(f"step {step}: {error}") from error.__cause__
 
 
 def roll_back(

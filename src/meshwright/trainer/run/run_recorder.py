@@ -49,6 +49,9 @@ class StepMetrics:
     """When the step was done, in seconds since 1970."""
     summed_bytes: int | None = None
     """Bytes that a rank has summed over independent replicas in the step; None, and no column, without them."""
+    decision: str = "take"
+    """What [guards] made of the step: "skip", or "roll back" for the last one skipped before a rollback; no column of
+    a step that was taken."""
     experts: dict[str, float] = field(default_factory=dict)
     """Further columns of the row, from ExpertLoad; empty without experts."""
 
@@ -58,6 +61,8 @@ class StepMetrics:
         experts = row.pop("experts")
         if self.summed_bytes is None:
             del row["summed_bytes"]
+        if self.decision == "take":
+            del row["decision"]
         return {**row, **experts}
 
     def line(self, num_steps: int, left_s: float) -> str:

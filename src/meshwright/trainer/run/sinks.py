@@ -1,6 +1,5 @@
 """Sinks of metrics: JSONL always, TensorBoard and Weights & Biases on request."""
 
-import json
 import os
 import uuid
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any, Protocol
 from meshwright.extras import import_extra
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.run import Run
+from meshwright.spec.run.run_report import row_line
 
 _LONGEST_ROW_BYTES = 2**16
 
@@ -32,7 +32,7 @@ class JsonLines:
 
     def write(self, step: int, row: dict[str, Any]) -> None:
         """Append `row`."""
-        self._file.write(json.dumps(row) + "\n")
+        self._file.write(row_line(row))
         self._file.flush()
 
     def close(self) -> None:

@@ -131,13 +131,14 @@ class TrainStep:
         grad_norm = self.gradients.clip(self.job.optimizer.max_grad_norm)
         if self.replicas is not None:
             self.replicas.sum(total_loss)
+        own_loss = total_loss.clone()
         loss = self._mean_loss(total_loss, num_microbatches)
         if self.replicas is not None and not self.replicas.commits():
             self.optimizer.zero_grad()
             return StepResult(loss, grad_norm.item(), rate, decision="again")
         outcome = _SKIPPED if self.in_backward is None else _UPDATED
         if self.job.guards.not_finite == "stop":
-            require_finite(step, loss, grad_norm.item(), partial(self._advice, step), outcome)
+            require_finite(step, loss, grad_norm.item(), partial(self._advice, step, own_loss), outcome)
         decision = "take" if self.guard is None else self.guard.decide(step, loss, grad_norm.item())
         self._observe("optimizer")
         if decision == "take":
@@ -211,22 +212,35 @@ class TrainStep:
         dist.all_reduce(total)
         return total.item() / (num_microbatches * layout.dp * layout.cp * layout.tp)
 
-    def _advice(self, step: int) -> str:
-        """Return what to do about a loss of `step` that is not finite; a collective."""
+    def _advice(self, step: int, own_loss: Tensor) -> str:
+        """Return what to do about a loss of `step` that is not finite, with the ranks whose own is; a collective."""
         wrong = [not local_box(parameter)[0].isfinite().all() for parameter in self.model.parameters()]
         count = torch.tensor(float(any(wrong)), device=self.meshes.device_type)
         dist.all_reduce(count)
         weights = self.job.model.initial_weights
+        advice = f"{self._wrong_losses(own_loss)}{_ADVICE}"
+        if not self.job.optimizer.in_backward:
+            advice += _SKIP_ADVICE
         if not count and self.job.train.exact_elastic:
-            return f"{_ADVICE}{_EXACT_ADVICE}"
+            return f"{advice}{_EXACT_ADVICE}"
         if not count or weights is None:
-            return _ADVICE
+            return advice
         if step == 1:
             return f"model.initial_weights = {weights!r} holds NaN or infinity, so take other weights"
         return (
             "parameters held NaN or infinity before the step: if the start of the run warned that "
             f"model.initial_weights = {weights!r} holds them, take other weights, otherwise {_ADVICE}"
         )
+
+    def _wrong_losses(self, own_loss: Tensor) -> str:
+        """Return the ranks whose own loss is not finite, as the start of an advice; a collective."""
+        if self.replicas is not None:
+            # The loss is the sum over all replicas already.
+            return ""
+        flags = torch.zeros(dist.get_world_size(), device=self.meshes.device_type)
+        flags[dist.get_rank()] = float(not own_loss.isfinite().all())
+        dist.all_reduce(flags)
+        return wrong_losses_text(flags.nonzero().flatten().tolist(), len(flags))
 
     def _stage_inputs(self, step: int, microbatches: Sequence[Microbatch]) -> list[StageInput]:
         """Return this rank's shard of the microbatches, on its device; a collective if targets may be ignored."""
@@ -283,6 +297,7 @@ _EXACT_ADVICE = (
     f"; with train.exact_elastic a gradient of {2**GRADIENT_LIMIT_BITS} or more in one microbatch, or a loss of "
     f"{2**LOSS_LIMIT_BITS}, counts as infinite: scale the loss down, or set it to false"
 )
+_SKIP_ADVICE = '; guards.not_finite = "skip" skips the updates of such steps'
 _SKIPPED = "so the optimizer step was skipped and the last checkpoint is unchanged"
 _UPDATED = "and backward updated parameters all the same (optimizer.in_backward): resume from the last checkpoint"
 
@@ -297,6 +312,14 @@ def require_finite(
     if math.isfinite(loss) and math.isfinite(grad_norm):
         return
     raise NonFiniteError(f"step {step}: loss = {loss}, gradient norm = {grad_norm}: not finite, {outcome}: {advice()}")
+
+
+def wrong_losses_text(ranks: Sequence[int], num_ranks: int) -> str:
+    """Return the ranks whose loss is not finite, with a colon; "" where it is not of some only."""
+    if not 0 < len(ranks) < num_ranks:
+        return ""
+    which = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {first_of([*map(str, ranks)])}"
+    return f"only the loss of {which} is not finite: "
 
 
 def require_unchanged(before: Mapping[str, Tensor], after: Mapping[str, Tensor], job: Job) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from meshwright.prover.chaos_table import detection_column
 from meshwright.spec.fault import Fault
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.chaos_report import (
@@ -102,3 +103,16 @@ def test_each_oracle_can_fail(changes: dict[str, object], what: str) -> None:
     failed = report(**changes)
     assert not failed.holds
     assert what in "; ".join(failed.problems)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "column"),
+    [
+        (["crash"], "all ended#"),
+        (["nan-gradient"], "found after#"),
+        (["crash", "flip-parameter"], "all ended or found#"),
+    ],
+)
+def test_no_rank_is_said_to_end_for_a_wrong_number(kinds: list[str], column: str) -> None:
+    outcomes = [FaultOutcome(fault=FAULT.replace(kind=kind), injection=None, detected_after_s=1.0) for kind in kinds]
+    assert detection_column(report(outcomes=tuple(outcomes))) == column

@@ -33,6 +33,15 @@ def test_without_events_each_second_is_of_a_step_or_of_a_gap() -> None:
     assert found.share == 2.75 / 9.5
 
 
+def test_skipped_steps_are_no_goodput() -> None:
+    skipped = StepTime(2, 1, 2.0, 1.0, 0.25, is_skipped=True)
+    found = goodput([step(1, 1, 1.0), skipped, step(3, 1, 3.0)])
+    assert found == Goodput(productive_s=2.0, skipped_s=1.0)
+    # Steps of a rollback are done again, which they are counted as.
+    again = [step(2, 1, 4.0), step(3, 1, 5.0)]
+    assert goodput([step(1, 1, 1.0), skipped, step(3, 1, 3.0), *again]) == Goodput(productive_s=3.0, repeated_s=2.0)
+
+
 def test_events_name_what_lay_between_steps() -> None:
     events = [
         RunEvent(kind="launched", time_s=-3.0),

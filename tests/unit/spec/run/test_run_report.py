@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from meshwright.errors import ConfigError
 from meshwright.spec.run.run import Run
-from meshwright.spec.run.run_report import read_metrics
+from meshwright.spec.run.run_report import read_metrics, row_line, row_of
 from written_runs import write_run
 
 
@@ -48,6 +49,23 @@ def test_profiled_steps_are_left_out_where_others_remain(tmp_path: Path) -> None
 def test_a_run_of_few_steps_is_timed_by_all_of_them(tmp_path: Path) -> None:
     metrics = read_metrics(Run(write_run(tmp_path / "run", steps(1, 4, 1, 100.0))))
     assert metrics.words_of(metrics.timed) == "steps 1 to 4"
+
+
+def test_a_loss_that_is_no_number_is_valid_json_and_read_again(tmp_path: Path) -> None:
+    row = {"step": 1, "loss": float("nan"), "grad_norm": float("-inf"), "step_ms": 1.0, "decision": "skip"}
+    line = row_line(row)
+    raw = json.loads(line, parse_constant=lambda name: pytest.fail(name))
+    assert (raw["loss"], raw["not_finite"]) == (None, {"loss": "nan", "grad_norm": "-inf"})
+    assert repr(row_of(line)) == repr(row)
+    run = Run(write_run(tmp_path / "run", steps(2, 9, 1, 100.0)))
+    # An older run's line, and one of a validation.
+    older, validation = '{"step": 10, "loss": NaN, "step_ms": 1.0}\n', {"step": 10, "validation_loss": float("inf")}
+    run.metrics.write_text(line + run.metrics.read_text() + older + row_line(validation))
+    metrics = read_metrics(run)
+    assert metrics.steps_not_finite.tolist() == [1, 10]
+    assert metrics.grad_norm[0] == -np.inf
+    assert metrics.validation_loss.tolist() == [np.inf]
+    assert metrics.steps_skipped.tolist() == [1]
 
 
 def test_an_incomplete_last_line_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -24,6 +24,10 @@ def test_a_dense_model_has_no_word_of_experts() -> None:
     assert "skew" not in metrics.line(10, 1.0)
 
 
+def test_a_row_says_that_its_step_was_skipped() -> None:
+    assert StepMetrics(**DENSE, decision="skip").row() == DENSE | {"decision": "skip"}
+
+
 def test_experts_add_numbers_of_their_own_to_the_row() -> None:
     experts = {"router_skew": 1.5, "router_skew_mean": 1.2, "tokens_dropped": 0.0, "tokens_padded": 0.0}
     metrics = StepMetrics(**DENSE, experts=experts)

@@ -39,4 +39,5 @@ def exit_code_of(diagnosis: Diagnosis) -> ExitCode:
     """Return what a scheduler is to do with the run."""
     if diagnosis.verdict in _HARMLESS:
         return ExitCode.DONE
-    return ExitCode.DO_NOT_RETRY if diagnosis.verdict in _LASTING else ExitCode.RETRY
+    lasts = diagnosis.verdict in _LASTING and not diagnosis.may_pass
+    return ExitCode.DO_NOT_RETRY if lasts else ExitCode.RETRY
