@@ -30,7 +30,6 @@ from meshwright.trainer.launch.host_process import prepare_host_process
 from meshwright.trainer.launch.ranks import Ranks, choose_device_type
 from meshwright.trainer.run.loop import train
 from meshwright.trainer.run.open_run import claim
-from meshwright.units import counted
 
 if TYPE_CHECKING:
     from meshwright.trainer.launch.rank import RankConfig
@@ -168,7 +167,7 @@ def _explain(error: Exception, job: Job, run: Run, ranks: Ranks) -> MeshwrightEr
 def _what_next(job: Job) -> str:
     """Return what to do about a lost rank: nothing where our launcher, which has forked this one, restarts them."""
     if job.run.max_restarts and multiprocessing.parent_process() is not None:
-        return f"the launcher starts all ranks again, at most {counted(job.run.max_restarts, 'time')}"
+        return f"the launcher starts all ranks again unless run.max_restarts = {job.run.max_restarts} is used up"
     return "start again with --resume"
 
 

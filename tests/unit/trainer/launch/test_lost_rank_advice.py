@@ -15,7 +15,7 @@ from training_runs import tiny_job
 @pytest.mark.parametrize(
     ("max_restarts", "is_forked", "says"),
     [
-        (5, True, "the launcher starts all ranks again, at most 5 times"),
+        (5, True, "the launcher starts all ranks again unless run.max_restarts = 5 is used up"),
         (0, True, "start again with --resume"),
         (5, False, "start again with --resume"),
     ],
