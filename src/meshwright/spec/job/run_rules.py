@@ -50,8 +50,8 @@ def hang_problems(job: Job) -> Iterator[Problem]:
     limit_s = job.run.hang_limit_s
     if limit_s != "auto" and 0 < limit_s < _LEAST_HANG_LIMIT_S:
         yield Problem(
-            f"run.hang_limit_s = {limit_s:g} is less than {_LEAST_HANG_LIMIT_S:g} s, which the launcher needs to tell a "
-            "hang from a step",
+            f"run.hang_limit_s = {limit_s:g} is less than {_LEAST_HANG_LIMIT_S:g} s, which the launcher needs to "
+            "distinguish a hang from a step",
             [{"run.hang_limit_s": "auto"}, {"run.hang_limit_s": 0.0}],
         )
 
