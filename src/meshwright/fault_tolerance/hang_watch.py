@@ -17,10 +17,12 @@ from types import FrameType, TracebackType
 from typing import Self
 
 from meshwright.errors import ExitCode
+from meshwright.fault_tolerance.diagnosis_text import location_text
 from meshwright.fault_tolerance.evidence import HeartbeatFile
 from meshwright.fault_tolerance.hang_limit import LONG_PHASES, NUM_WARM_UP, HangLimit
 from meshwright.fault_tolerance.launcher_watch import GRACE_S
 from meshwright.fault_tolerance.lost_peer import is_lost_peer
+from meshwright.fault_tolerance.rank_terminal import say_on_terminal
 from meshwright.fault_tolerance.step_record import StepRecord, groups
 from meshwright.fault_tolerance.stragglers.phase_times import PhaseTimes
 from meshwright.fault_tolerance.torchrun_agent import end_cut_off_agent
@@ -125,12 +127,17 @@ class HangWatch:
                 end_cut_off_agent()
                 os._exit(ExitCode.RETRY)
             elif self._is_hung(silent_s):
-                self._report("hung")
-                logger.error("rank %d has not moved for %.0f s: it ends", self._rank, silent_s)
-                with suppress(OSError):
-                    append_event(self._run, "hang", duration_s=silent_s)
-                end_cut_off_agent()
-                os._exit(ExitCode.RETRY)
+                self._end_hung(silent_s)
+
+    def _end_hung(self, silent_s: float) -> None:
+        self._report("hung")
+        say_on_terminal(
+            f"rank {self._rank} has not moved for {silent_s:.0f} s, {location_text(self._stack())}: it ends"
+        )
+        with suppress(OSError):
+            append_event(self._run, "hang", duration_s=silent_s)
+        end_cut_off_agent()
+        os._exit(ExitCode.RETRY)
 
     def _is_hung(self, silent_s: float) -> bool:
         """Return whether this rank hangs in a step, for longer than our launcher, which ends all ranks, lets it."""
@@ -139,8 +146,14 @@ class HangWatch:
         return silent_s - _END_AFTER_S > self._limit.seconds
 
     def _report(self, reason: str) -> None:
-        frame = sys._current_frames().get(self._loop_thread)
-        self._write(reason, reversed(list(traceback.walk_stack(frame))), None)
+        self._write(reason, self._walk(), None)
+
+    def _walk(self) -> Iterable[tuple[FrameType, int]]:
+        """Return what the loop's thread is in, the outermost call first."""
+        return reversed(list(traceback.walk_stack(sys._current_frames().get(self._loop_thread))))
+
+    def _stack(self) -> list[Frame]:
+        return [self._frame(frame, line) for frame, line in self._walk()]
 
     def _write(self, reason: str, stack: Iterable[tuple[FrameType, int]], error: BaseException | None) -> None:
         try:

@@ -4,7 +4,9 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Collection
 from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -12,8 +14,8 @@ from pydantic import ValidationError
 
 from meshwright.fault_tolerance.diagnose import diagnose
 from meshwright.fault_tolerance.diagnosis_text import ranks_text
-from meshwright.fault_tolerance.evidence import Evidence, ask, look
-from meshwright.fault_tolerance.hang_limit import HangLimit, are_in_step
+from meshwright.fault_tolerance.evidence import Evidence, ask, look, read_heartbeats
+from meshwright.fault_tolerance.hang_limit import LONG_PHASES, HangLimit, are_in_step
 from meshwright.log import logger
 from meshwright.spec.job.sections import RunSection
 from meshwright.spec.run.rank_records import LAST_PHASES, Diagnosis
@@ -55,6 +57,25 @@ class LauncherWatch:
             with suppress(OSError):  # a full disk; the run has ended as it has
                 append_event(self._run, "ended")
 
+    def note_stop(self) -> None:
+        """Record a hang that a signal to the launcher ends: at once, since a scheduler may kill the launcher next.
+
+        A step counts as a hang here once it takes what `diagnose` no longer calls slow.
+        """
+        evidence = look(self._run)
+        moved_s, alive = _last_moved_s(evidence), [evidence.heartbeats[rank] for rank in _survivors(evidence)]
+        if are_in_step(alive, evidence.start_step) and evidence.now_s - moved_s > evidence.slow_s:
+            self._note_hang(moved_s)
+
+    def note_stopped(self, asked_s: float, killed: Collection[int]) -> None:
+        """Record that the ranks which had to be `killed`, process ids, had not moved since they were asked to stop.
+
+        `asked_s` is when, in seconds since 1970.
+        """
+        beats = [beat for beat in read_heartbeats(self._run).values() if beat.pid in killed]
+        if beats and all(beat.time_s < asked_s and beat.phase not in LONG_PHASES for beat in beats):
+            self._note_hang(max(beat.time_s for beat in beats))
+
     def _note_launch(self) -> None:
         """Write when the launcher began, once the ranks have made the run folder."""
         if self._launched_s is not None and self._run.events.exists():
@@ -72,7 +93,7 @@ class LauncherWatch:
             if _survivors(evidence) and (self._run.failure.exists() or _has_died(evidence)):
                 self._end_survivors()
             elif self._is_hung(evidence, silent_s):
-                self._end_hung(silent_s)
+                self._end_hung()
             elif moved_s > reported_s and 0 < self._hang_after_s < silent_s - _WRITING_S:
                 diagnosis = diagnose(evidence)
                 if diagnosis.verdict not in _QUIET:
@@ -87,12 +108,14 @@ class LauncherWatch:
         alive = [evidence.heartbeats[rank] for rank in _survivors(evidence)]
         return are_in_step(alive, evidence.start_step) and silent_s > self._limit.seconds
 
-    def _end_hung(self, silent_s: float) -> None:
+    def _end_hung(self) -> None:
         """Kill all ranks of this host, with a diagnosis of what they were in."""
         ask(self._run, _ASKING_S)
-        evidence = look(self._run)
+        # Whatever a slow step is to `diagnose`: what is silent for longer than the limit hangs.
+        evidence = replace(look(self._run), slow_s=0.0)
+        silent_s = evidence.now_s - _last_moved_s(evidence)
         # A rank may have moved on meanwhile.
-        if self._is_hung(evidence, evidence.now_s - _last_moved_s(evidence)):
+        if self._is_hung(evidence, silent_s):
             self._kill(_survivors(evidence), evidence, f"no rank had moved for {format_duration(silent_s)}")
 
     def _end_survivors(self) -> None:
@@ -115,13 +138,18 @@ class LauncherWatch:
         advice = "Correct what held it up, then start the same command with --resume."
         kept = diagnosis.replace(evidence=[*diagnosis.evidence, why], advice=advice)
         self._run.last_diagnosis.write_text(kept.to_json(), encoding="utf-8")
-        silent_s = evidence.now_s - _last_moved_s(evidence)
+        moved_s = _last_moved_s(evidence)
         for rank in survivors:
             self.killed.add(evidence.heartbeats[rank].pid)
             with suppress(ProcessLookupError):
                 os.kill(evidence.heartbeats[rank].pid, signal.SIGKILL)
+        self._note_hang(moved_s)
+
+    def _note_hang(self, moved_s: float) -> None:
+        """Write that no rank has moved since then."""
+        now_s = time.time()
         with suppress(OSError):
-            append_event(self._run, "hang", duration_s=silent_s + time.time() - evidence.now_s)
+            append_event(self._run, "hang", duration_s=now_s - moved_s, time_s=now_s)
 
 
 def last_diagnosis(run: Run, evidence: Evidence) -> Diagnosis | None:

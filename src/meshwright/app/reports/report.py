@@ -8,9 +8,10 @@ import numpy as np
 from meshwright.app.arguments import checked
 from meshwright.app.reports.run_waterfall import MeasuredStep, waterfall_of
 from meshwright.app.results.run_result import ReportResult
+from meshwright.app.results.stepless_result import SteplessResult
 from meshwright.config.load import ResolvedJob
 from meshwright.errors import ConfigError, MeshwrightError
-from meshwright.evaluation.dataset.own_run import read_steps, setup_of_run
+from meshwright.evaluation.dataset.own_run import read_manifest, read_steps, setup_of_run
 from meshwright.hardware.catalogue import example_of, with_example_rates
 from meshwright.pages.tables.waterfall_lines import short_lines
 from meshwright.planner.candidate import judge
@@ -22,7 +23,14 @@ from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.run.finding import read_findings
 from meshwright.spec.run.goodput import read_goodput
 from meshwright.spec.run.run import Run, how_to_profile
-from meshwright.spec.run.run_report import LEAST_STEPS, RunMetrics, timed_attempt_of, timed_rows, untimed_layout
+from meshwright.spec.run.run_report import (
+    LEAST_STEPS,
+    RunMetrics,
+    read_metrics,
+    timed_attempt_of,
+    timed_rows,
+    untimed_layout,
+)
 from meshwright.spec.step.timeline_decomposition import decompose
 from meshwright.spec.trace.timeline import Timeline
 
@@ -40,7 +48,8 @@ def report(folder: Path | str, *, simulate: bool = False) -> ReportResult:
 
     With `simulate` its step is also traced and simulated, which takes seconds to minutes and torch. Without it nothing
     is predicted of a model of your own. A run without an attempt of enough steps is timed by all steps of its newest,
-    which the page says. Raises ConfigError where the folder is no run, or one without a finished step.
+    which the page says. Raises ConfigError where the folder is no run, or one without a finished step, of which
+    `goodput_only` knows where its time went.
     """
     run = Run(folder)
     manifest, metrics = read_steps(run)
@@ -72,6 +81,22 @@ def report(folder: Path | str, *, simulate: bool = False) -> ReportResult:
         read_goodput(run),
         tuple(read_findings(run.findings)),
     )
+
+
+@checked
+def goodput_only(folder: Path | str) -> SteplessResult | None:
+    """Return where the time of a run went that has not finished a step; None for one that has.
+
+    Raises ConfigError where the folder is no run, or says no time.
+    """
+    run = Run(folder)
+    manifest = read_manifest(run)
+    if run.metrics.exists() and len(read_metrics(run)):
+        return None
+    found = read_goodput(run)
+    if found is None:
+        raise ConfigError(f"{folder} has no finished step, and {run.events} says no time: name a run that has trained")
+    return SteplessResult(run.folder, len(manifest.attempts), found)
 
 
 def short_report(run: Run) -> list[str]:

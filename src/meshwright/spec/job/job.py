@@ -13,7 +13,7 @@ from meshwright.spec.job.guards_section import GuardsSection, guards_problems
 from meshwright.spec.job.memory_section import MemorySection
 from meshwright.spec.job.optimizer_rules import optimizer_problems
 from meshwright.spec.job.replicas_section import ReplicasSection, replicas_problems
-from meshwright.spec.job.run_rules import budget_problems, checkpoint_problems, step_problems
+from meshwright.spec.job.run_rules import budget_problems, checkpoint_problems, hang_problems, step_problems
 from meshwright.spec.job.sections import (
     CheckpointSection,
     ClusterSection,
@@ -144,6 +144,7 @@ class Job(Frozen):
                 *guards_problems(job.guards, job.optimizer, job.checkpoint),
                 *exact_problems(job),
                 *replicas_problems(job),
+                *hang_problems(job),
                 *checkpoint_problems(job),
                 *budget_problems(job),
                 *of_layout,

@@ -12,6 +12,9 @@ from meshwright.spec.problem import Problem
 if TYPE_CHECKING:
     from meshwright.spec.job.job import Job
 
+_LEAST_HANG_LIMIT_S = 1.0
+"""The launcher looks twice a second, and waits up to a second for what the ranks say."""
+
 
 def step_problems(job: Job) -> Iterator[Problem]:
     """Yield what of the steps of a run does not fit together."""
@@ -39,6 +42,17 @@ def step_problems(job: Job) -> Iterator[Problem]:
             f"train.validation_interval = {train.validation_interval} but data.validation_fraction = 0 keeps no "
             "samples for validation",
             [{"train.validation_interval": 0}, {"data.validation_fraction": 0.02}],
+        )
+
+
+def hang_problems(job: Job) -> Iterator[Problem]:
+    """Yield why the limit of a hang would end a run that trains."""
+    limit_s = job.run.hang_limit_s
+    if limit_s != "auto" and 0 < limit_s < _LEAST_HANG_LIMIT_S:
+        yield Problem(
+            f"run.hang_limit_s = {limit_s:g} is less than {_LEAST_HANG_LIMIT_S:g} s, which the launcher needs to "
+            "distinguish a hang from a step",
+            [{"run.hang_limit_s": "auto"}, {"run.hang_limit_s": 0.0}],
         )
 
 

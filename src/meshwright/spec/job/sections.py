@@ -282,7 +282,7 @@ class RunSection(Frozen):
     hang_after_s: NonNegativeFloat = 120.0
     """Seconds without progress before a rank writes its stacks for `meshwright diagnose`; 0 turns this off."""
     hang_limit_s: NonNegativeFloat | Literal["auto"] = "auto"
-    """Seconds without progress in a step that end the run with 75; auto: 20 usual steps, hang_after_s + 60 or more."""
+    """Seconds that end a step without progress; auto: 20 steps, hang_after_s + 60 or more; first 3 steps: timeout_s."""
     parameter_hash: bool = True
     """Whether the final parameters are hashed into the manifest, each rank its own part."""
     tensorboard: bool = False

@@ -79,7 +79,7 @@ class Goodput(Frozen):
 
 
 def read_goodput(run: Run) -> Goodput | None:
-    """Return where the time of a run went; None for one whose metrics say no times."""
+    """Return where the time of a run went; None for one whose metrics and events say no times."""
     return goodput(read_step_times(run), read_events(run))
 
 
@@ -110,10 +110,15 @@ def _step_times(lines: Iterable[str]) -> Iterable[StepTime]:
 
 
 def goodput(steps: Sequence[StepTime], events: Sequence[RunEvent] = ()) -> Goodput | None:
-    """Return where the time of these steps, and of what lay between them, went; None for no step."""
-    if not steps:
-        return None
+    """Return where the time of these steps, and of what lay between them, went; None where neither says a time.
+
+    Without a step all until the first sign of a death is the start.
+    """
     sweep = _Sweep(steps, events)
+    if not steps:
+        sweep.without_steps(events)
+        found = Goodput(**sweep.parts)
+        return found if found.total_s else None
     sweep.before_first()
     for last, step in zip((None, *steps), steps, strict=False):
         if last is not None:
@@ -171,6 +176,17 @@ class _Sweep:
             self._add_gap(died_s, moment.time_s, "stopped_s" if is_stopped else "restart_s")
             died_s, is_stopped = moment.time_s, moment.kind == "ended"
         self._add_gap(died_s, step.start_s, "stopped_s" if is_stopped else "restart_s")
+
+    def without_steps(self, events: Iterable[RunEvent]) -> None:
+        """Add the whole of a run in which no step was finished."""
+        at_s, part = self._began_s, "start_up_s"
+        for event in events:
+            if event.time_s <= at_s or event.kind not in ("last seen", "hang", *_LAUNCHER):
+                continue
+            self._add_gap(at_s, event.time_s, part)
+            at_s, part = event.time_s, "stopped_s" if event.kind == "ended" else "restart_s"
+        if math.isfinite(at_s):
+            self._add_gap(at_s, self._last_s, part)
 
     def after_last(self) -> None:
         """Add what came after the last step."""

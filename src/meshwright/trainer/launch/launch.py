@@ -1,6 +1,8 @@
 """Starts local ranks, again where that can help, and turns how they ended into one exit code."""
 
-from collections.abc import Callable, Collection
+import math
+import time
+from collections.abc import Callable
 
 from meshwright.errors import ExitCode, Preempted
 from meshwright.fault_tolerance.launcher_watch import LauncherWatch
@@ -42,7 +44,7 @@ def _attempt(config: RankConfig, num_ranks: int, watch: LauncherWatch, stops: St
     run = config.run
     before = read_manifest(run)
     try:
-        code = launch(config, num_ranks, stops, watch.killed)
+        code = launch(config, num_ranks, stops, watch)
     except (Preempted, KeyboardInterrupt):
         ended = _began(before, run)
         if ended is None or ended.exit != ExitCode.DONE:
@@ -68,20 +70,25 @@ def _is_stopped(config: RankConfig) -> bool:
     return stop_after is not None and stop_after <= max(config.run.checkpoint_steps(), default=0)
 
 
-def launch(config: RankConfig, num_ranks: int, stops: StopSignals, killed: Collection[int] = ()) -> ExitCode:
+def launch(config: RankConfig, num_ranks: int, stops: StopSignals, watch: LauncherWatch) -> ExitCode:
     """Start `num_ranks` local ranks from `config` and return the exit code for all of them.
 
-    `killed` grows by the process ids of ranks that have been reported and killed already. Signals of `stops` are passed
-    on to the ranks, which stop after their step; raises KeyboardInterrupt or Preempted once they have.
+    Ranks that `watch` has reported and killed are not reported again. Signals of `stops` are passed on to the ranks,
+    which stop after their step; raises KeyboardInterrupt or Preempted once they have.
     """
     raise_stop(stops, "no rank was running")
-    threads = threads_of_rank(config.job, num_ranks)
+    threads, asked_s = threads_of_rank(config.job, num_ranks), math.inf
     with LocalRankGroup.start(config, num_ranks, {"OMP_NUM_THREADS": str(threads)}, num_threads=threads) as group:
         while not group.poll():
             if wait_for_ends([group], [stops.descriptor]):
                 for number in stops.take():
+                    if asked_s == math.inf:
+                        asked_s = time.time()
+                        watch.note_stop()
                     group.stop(number, config.job.run.grace_s)
+    if asked_s < math.inf:
+        watch.note_stopped(asked_s, group.killed)
     raise_stop(stops, "the ranks were asked to save and stop")
     failures = [end for end in group.ends if end.exit_code]
-    report_failures([end for end in failures if end.pid not in killed], group.killed, config.run)
+    report_failures([end for end in failures if end.pid not in watch.killed], group.killed, config.run)
     return combined([end.exit_code for end in failures]) if failures else ExitCode.DONE

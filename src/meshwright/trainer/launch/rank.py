@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -13,6 +12,7 @@ from pydantic import Field
 
 from meshwright.errors import ExitCode, Preempted
 from meshwright.exits import exit_code_of, leave
+from meshwright.fault_tolerance.orphaned_rank import outlive_launcher
 from meshwright.garbage import kept_garbage
 from meshwright.log import LogLevel, set_log_level
 from meshwright.spec.fault import Faults
@@ -49,6 +49,11 @@ class RankConfig(Frozen):
     """What befalls a chaos run, whose ranks keep a ledger of their steps; None for any other."""
 
     @property
+    def own_run(self) -> Run:
+        """Return the folder of this rank's heartbeats: the run's, or its independent replica's."""
+        return self.run if self.replica is None else self.run.of_replica(self.replica.replica)
+
+    @property
     def run(self) -> Run:
         """Return the run folder."""
         return Run(Path(self.run_dir))
@@ -64,7 +69,7 @@ class RankStart:
     """All variables of the process, those that name its rank included."""
     num_threads: int
     grace_s: float
-    """Seconds that it may still run when its launcher has died."""
+    """Seconds that it may still write a checkpoint when its launcher has died."""
     ignores_hangup: bool
     stdout: SentDescriptor
     stderr: SentDescriptor
@@ -82,7 +87,7 @@ def rank_process(start: RankStart) -> None:
     os.environ.update(start.environment | variables_of_store(start.store.number))
     signal.signal(signal.SIGHUP, signal.SIG_IGN if start.ignores_hangup else signal.SIG_DFL)
     preempt_on_sigterm()
-    threading.Thread(target=_end_with_launcher, args=(start.grace_s,), name="end_with_launcher", daemon=True).start()
+    threading.Thread(target=_end_with_launcher, args=(start,), name="end_with_launcher", daemon=True).start()
     leave(exit_code_of(lambda: _train(start)))
 
 
@@ -95,11 +100,11 @@ def _train(start: RankStart) -> ExitCode:
     return train_rank(RankConfig.from_json(start.config))
 
 
-def _end_with_launcher(grace_s: float) -> None:
-    """Save and stop when the launcher has died, as after SIGTERM, and end in any case after `grace_s`."""
+def _end_with_launcher(start: RankStart) -> None:
+    """Save and stop when the launcher has died, as after SIGTERM, and end in any case soon, hung or not."""
     wait_for_caller()
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(grace_s)
+    outlive_launcher(RankConfig.from_json(start.config).own_run, start.grace_s)
     os._exit(ExitCode.RETRY)
 
 

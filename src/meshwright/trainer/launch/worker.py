@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import multiprocessing
 import os
 import sys
 import traceback
@@ -17,6 +18,7 @@ from meshwright.data import user_data
 from meshwright.errors import ConfigError, ExitCode, LostPeer, MeshwrightError
 from meshwright.fault_tolerance.hang_watch import show_stacks_on_signal
 from meshwright.fault_tolerance.lost_peer import is_lost_peer, words_of
+from meshwright.fault_tolerance.rank_terminal import keep_terminal
 from meshwright.fault_tolerance.stop_request import die_with_parent, ignore_stops
 from meshwright.log import logger
 from meshwright.parallelism.torch_private.torch_compat import silence_known_warnings
@@ -107,6 +109,7 @@ class Terminal:
         try:
             self._redirect((1, 2))
             self._owns_terminal = False
+            keep_terminal(self._stderr)
         except OSError as error:
             log = self._run.rank_log(self._ranks.rank)
             raise ConfigError(f"cannot write {log}: {error.strerror}: set run.dir to a shared folder") from error
@@ -119,6 +122,7 @@ class Terminal:
                 self._print_error(error)
             else:
                 self._silence()
+        keep_terminal(None)
         os.close(self._stderr)
 
     def _print_error(self, error: Exception) -> None:
@@ -151,7 +155,7 @@ def _explain(error: Exception, job: Job, run: Run, ranks: Ranks) -> MeshwrightEr
     if is_lost_peer(error):
         return LostPeer(
             f"rank {ranks.rank} of {ranks.num_ranks} lost another rank: {words_of(error)}: "
-            f"start again with --resume; what each rank said last is in its log in {run.logs}"
+            f"{_what_next(job)}; what each rank said last is in its log in {run.logs}"
         )
     if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
         return MeshwrightError(
@@ -159,6 +163,13 @@ def _explain(error: Exception, job: Job, run: Run, ranks: Ranks) -> MeshwrightEr
             "what was committed is untouched: make room or repair the disk, then start again with --resume"
         )
     return blame_job_code(job, error)
+
+
+def _what_next(job: Job) -> str:
+    """Return what to do about a lost rank: nothing where our launcher, which has forked this one, restarts them."""
+    if job.run.max_restarts and multiprocessing.parent_process() is not None:
+        return f"the launcher starts all ranks again unless run.max_restarts = {job.run.max_restarts} is used up"
+    return "start again with --resume"
 
 
 _CHANGED = "modified by an inplace operation"

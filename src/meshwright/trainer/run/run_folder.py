@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from meshwright.config.paths import with_absolute_paths
 from meshwright.errors import ConfigError, Retryable
+from meshwright.fault_tolerance.evidence import process_state, read_heartbeats
 from meshwright.log import logger
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.run import Attempt, Manifest, Run, manifest_fault
@@ -62,11 +63,19 @@ def hold(run: Run) -> int:
     except BlockingIOError:
         os.close(descriptor)
         raise Retryable(
-            f"another process is training into {run.folder}: wait until it has ended, or choose another run.dir"
+            f"another process is training into {run.folder}{_writers(run)}: wait until it has ended, or choose another "
+            "run.dir; ranks whose launcher was killed end by themselves, within seconds unless they write a checkpoint"
         ) from None
     except OSError as error:
         logger.warning("%s cannot be locked (%s): let no other process train into it", run.folder, error.strerror)
     return descriptor
+
+
+def _writers(run: Run) -> str:
+    """Return the process ids of the ranks that are alive on this host, in brackets; "" where none is known."""
+    beats = [beat for beat in read_heartbeats(run).values() if process_state(beat) in ("running", "stopped")]
+    pids = ", ".join(str(beat.pid) for beat in beats)
+    return f" (ranks with the process ids {pids})" if pids else ""
 
 
 def set_aside(run: Run) -> Path | None:

@@ -86,6 +86,9 @@ def test_microbatches_cover_the_batch_or_the_nearest_batches_are_named(
         ({"train": {"validation_interval": 5}, "data": {"validation_fraction": 0}},
          "train.validation_interval = 5 but data.validation_fraction = 0 keeps no samples for validation: set "
          "train.validation_interval to 0, or data.validation_fraction to 0.02"),
+        ({"run": {"hang_limit_s": 0.5}},
+         "run.hang_limit_s = 0.5 is less than 1 s, which the launcher needs to distinguish a hang from a step: set "
+         "run.hang_limit_s to \"auto\" or 0.0"),
         ({"layout": {"memory_budget_bytes": 1000}},
          "layout.memory_budget_bytes = 1000 has nothing to apply with layout.activation_checkpoint = \"none\": set "
          "layout.activation_checkpoint to \"auto\", or leave layout.memory_budget_bytes out"),

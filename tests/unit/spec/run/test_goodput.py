@@ -106,8 +106,26 @@ def test_what_first_steps_take_beyond_later_ones_is_of_the_start() -> None:
     assert found.productive_s == pytest.approx(12.0)
 
 
-def test_a_run_without_steps_has_none() -> None:
+def test_a_run_without_steps_and_events_has_none() -> None:
     assert goodput([]) is None
+    assert goodput([], [RunEvent(kind="launched", time_s=1.0)]) is None
+
+
+def test_a_run_without_steps_has_starts_restarts_and_hangs() -> None:
+    events = [
+        RunEvent(kind="launched", time_s=10.0),
+        RunEvent(kind="started", time_s=12.0),
+        RunEvent(kind="last seen", time_s=15.0),
+        RunEvent(kind="started", time_s=18.0),
+        RunEvent(kind="hang", time_s=30.0, duration_s=8.0),
+        RunEvent(kind="ended", time_s=31.0),
+        RunEvent(kind="launched", time_s=40.0),
+        RunEvent(kind="ended", time_s=42.0),
+    ]
+    found = goodput([], events)
+    assert found == Goodput(start_up_s=5.0, restart_s=7.0 + 1.0 + 2.0, hang_s=8.0, stopped_s=9.0)
+    assert found.total_s == 32.0
+    assert found.share == 0.0
 
 
 @given(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.errors import ExitCode, Preempted
+from meshwright.fault_tolerance.launcher_watch import LauncherWatch
 from meshwright.fault_tolerance.stop_request import StopSignals
 from meshwright.spec.job.job import Job
 from meshwright.trainer.launch import launch
@@ -40,7 +41,7 @@ def test_a_lost_rank_is_started_again_from_the_newest_checkpoint(
 ) -> None:
     resumes: list[bool] = []
 
-    def launch_nothing(config: RankConfig, num_ranks: int, stops: StopSignals, killed: set[int]) -> ExitCode:
+    def launch_nothing(config: RankConfig, num_ranks: int, stops: StopSignals, watch: LauncherWatch) -> ExitCode:
         # The step that train.stop_after = 2 asks for.
         config.run.checkpoint(2).mkdir(parents=True, exist_ok=True)
         resumes.append(config.resume)
@@ -70,8 +71,9 @@ def test_a_signal_between_two_attempts_ends_them(tmp_path: Path, monkeypatch: py
         raise AssertionError("ranks were started")
 
     monkeypatch.setattr(LocalRankGroup, "start", start_nothing)
-    config = RankConfig(job=Job.from_dict(tiny_job(tmp_path)), run_dir=str(tmp_path / "run"), module_dir=str(tmp_path))
+    job = Job.from_dict(tiny_job(tmp_path))
+    config = RankConfig(job=job, run_dir=str(tmp_path / "run"), module_dir=str(tmp_path))
     with StopSignals() as stops:
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(Preempted, match="SIGTERM: no rank was running; continue with --resume"):
-            launch.launch(config, 2, stops)
+            launch.launch(config, 2, stops, LauncherWatch(config.run, job.run))

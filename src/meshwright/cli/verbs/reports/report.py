@@ -16,13 +16,17 @@ def command(folder: Path, simulate: bool, html: Path | None, as_json: bool) -> N
     causes above it, and the measured step; then by component, next to the profiled step, if there is one.
 
     The prediction is for the run's layout on the machine that its job names (`meshwright calibrate` measures this
-    one).
+    one). Of a run without a finished step: where its time went.
     """
-    from meshwright.app.reports.report import report
+    from meshwright.app.reports.report import goodput_only, report
     from meshwright.cli.output_files import require_page
 
     if html is not None:
         require_page("--html", html)
+    # A figure or a prediction of steps needs one.
+    if html is None and not simulate and (stepless := goodput_only(folder)) is not None:
+        print_result(stepless, as_json)
+        return
     found = report(folder, simulate=simulate)
     if html is not None:
         found.to_html(html)

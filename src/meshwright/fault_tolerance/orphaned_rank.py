@@ -1,0 +1,67 @@
+"""How long a rank may outlive its launcher, which was killed: long enough to save, not to hang."""
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from meshwright.fault_tolerance.evidence import median_step_s, read_heartbeats
+from meshwright.fault_tolerance.hang_limit import LONG_PHASES
+from meshwright.log import logger
+from meshwright.spec.run.rank_records import Heartbeat
+from meshwright.spec.run.run import Run
+from meshwright.spec.run.run_events import append_event
+
+LONGEST_S: Final = 15.0
+"""Seconds that a rank has to reach its checkpoint."""
+_STILL_S: Final = 5.0
+_USUAL_STEPS: Final = 3.0
+_POLL_S: Final = 0.5
+_SAVING: Final = ("checkpoint", "finish")
+
+
+@dataclass(frozen=True)
+class Patience:
+    """What a rank whose launcher has died at `died_s`, in seconds since 1970, is given."""
+
+    died_s: float
+    grace_s: float
+    """Seconds in which it may write a checkpoint."""
+    usual_step_s: float
+
+    def is_over(self, beat: Heartbeat | None, now_s: float) -> bool:
+        """Return whether a rank with this newest heartbeat, None before the first, is to end now."""
+        waited_s = now_s - self.died_s
+        if beat is not None and beat.phase in _SAVING:
+            return waited_s > self.grace_s
+        if waited_s > min(LONGEST_S, self.grace_s):
+            return True
+        return self.is_still(beat, now_s)
+
+    def is_still(self, beat: Heartbeat | None, now_s: float) -> bool:
+        """Return whether a step has not moved for longer than a slow one would."""
+        if beat is None or beat.phase in LONG_PHASES:
+            return False
+        return now_s - beat.time_s > max(_STILL_S, _USUAL_STEPS * self.usual_step_s)
+
+
+def outlive_launcher(run: Run, grace_s: float, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Return when this rank, whose launcher has just died, has had its time; it mostly ends by itself before.
+
+    A rank that hangs has its hang recorded among the events of `run`.
+    """
+    patience = Patience(time.time(), grace_s, median_step_s(run))
+    while not patience.is_over(beat := _own_heartbeat(run), now_s := time.time()):
+        sleep(_POLL_S)
+    if beat is not None and patience.is_still(beat, now_s):
+        logger.error(
+            "rank %d has not moved for %.0f s and its launcher is gone: it ends", beat.rank, now_s - beat.time_s
+        )
+        with suppress(OSError):  # a full disk
+            append_event(run, "hang", duration_s=now_s - beat.time_s, time_s=now_s)
+
+
+def _own_heartbeat(run: Run) -> Heartbeat | None:
+    return next((beat for beat in read_heartbeats(run).values() if beat.pid == os.getpid()), None)
