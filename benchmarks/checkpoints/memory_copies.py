@@ -128,7 +128,7 @@ def _local(state: State) -> State:
     return {"model": {name: tensor.to_local() for name, tensor in state["model"].items()}}
 
 
-def _step_s(before_update: Callable[[], None] = lambda: None) -> float:
+def _step_s(before_update: Callable[[], object] = lambda: None) -> float:
     """Return the seconds of one step of this rank."""
     started_s = time.perf_counter()
     left = torch.ones(STEP, STEP)
@@ -139,7 +139,7 @@ def _step_s(before_update: Callable[[], None] = lambda: None) -> float:
     return time.perf_counter() - started_s
 
 
-def _timed(times: Times, what: str, act: Callable[[], None]) -> None:
+def _timed(times: Times, what: str, act: Callable[[], object]) -> None:
     dist.barrier()
     started_s = time.perf_counter()
     act()
