@@ -10,6 +10,10 @@ _MAX_VALUE_BYTES: Final = 1 << 30
 """Bytes of a message after the proof; the index of a rank's shards may take megabytes."""
 
 
+class StoreLost(ConnectionError, TimeoutError):
+    """The process that serves the values, or one that was to set a value, is gone."""
+
+
 class KeyValueServer:
     """The values, in this process; it listens until `close`."""
 
@@ -49,15 +53,15 @@ class KeyValueServer:
 
 
 class KeyValueClient:
-    """A connection to the values, for one thread at a time; a lost server raises ConnectionError."""
+    """A connection to the values, for one thread at a time; a lost server raises StoreLost."""
 
     def __init__(self, address: tuple[str, int], token: str, timeout_s: float) -> None:
-        """Wait `timeout_s` for a value; raises ConnectionError where no server of this job listens."""
+        """Wait `timeout_s` for a value; raises StoreLost where no server of this job listens."""
         self._timeout_s = timeout_s
         try:
             self._channel = ProvenChannel.connect(address, token, {}, timeout_s)
         except ChannelClosed as error:
-            raise ConnectionError(str(error)) from error
+            raise StoreLost(str(error)) from error
         # The server is the one that gives up waiting.
         self._channel.set_timeout(None)
 
@@ -66,11 +70,11 @@ class KeyValueClient:
         self._send({"kind": "set", "key": key, "value": value})
 
     def get(self, key: str) -> str:
-        """Return a value once it is set; raises TimeoutError."""
+        """Return a value once it is set; raises StoreLost after the timeout."""
         return self._ask("get", key)
 
     def take(self, key: str) -> str:
-        """Return a value once it is set, and remove it; raises TimeoutError."""
+        """Return a value once it is set, and remove it; raises StoreLost after the timeout."""
         return self._ask("take", key)
 
     def close(self) -> None:
@@ -82,13 +86,13 @@ class KeyValueClient:
         try:
             value = self._channel.receive(_MAX_VALUE_BYTES)["value"]
         except ChannelClosed as error:
-            raise ConnectionError(f"the store of the job is gone: {error}") from error
+            raise StoreLost(f"the store of the job is gone: {error}") from error
         if value is None:
-            raise TimeoutError(f"no {key} within {self._timeout_s:g} s")
+            raise StoreLost(f"the store of the job had no {key} within {self._timeout_s:g} s")
         return str(value)
 
     def _send(self, message: dict[str, Any]) -> None:
         try:
             self._channel.send(message)
         except ChannelClosed as error:
-            raise ConnectionError(f"the store of the job is gone: {error}") from error
+            raise StoreLost(f"the store of the job is gone: {error}") from error

@@ -4,6 +4,7 @@ import re
 
 from torch import distributed as dist
 
+from meshwright.channels.key_value import StoreLost
 from meshwright.errors import ExitCode, MeshwrightError
 
 # Messages of gloo, NCCL and the store for a lost peer (torch 2.13, 2026-11-20).
@@ -26,7 +27,7 @@ _SIGNS = (
 
 def is_lost_peer(error: BaseException) -> bool:
     """Return whether `error` means that another rank, or the connection to it, is lost."""
-    if isinstance(error, dist.DistNetworkError | dist.DistStoreError):
+    if isinstance(error, dist.DistNetworkError | dist.DistStoreError | StoreLost):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
 
