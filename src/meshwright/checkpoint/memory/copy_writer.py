@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import distributed as dist
 
+from meshwright.channels.channel_store import ChannelStore
 from meshwright.channels.key_value import KeyValueClient
 from meshwright.channels.listening_sockets import closed_afterwards
 from meshwright.checkpoint.background.helper_process import answer, requests_of_rank
 from meshwright.checkpoint.background.staging import OpenedBuffer
 from meshwright.checkpoint.background.writer_process import parsed_extents, save_request_of
 from meshwright.checkpoint.memory.nodes import Nodes
-from meshwright.checkpoint.memory.value_store import ValueStore
 from meshwright.checkpoint.memory.write_copy import write_copy
 from meshwright.checkpoint.peers import GroupPeers
 from meshwright.checkpoint.saving import Extent
@@ -27,7 +27,7 @@ def main(options: dict[str, Any]) -> None:
         # Not among the options, which are on the command line.
         token = next(requests)["token"]
         host, port = options["store"]
-        store = ValueStore(KeyValueClient((host, port), token, options["timeout_s"]))
+        store = ChannelStore(KeyValueClient((host, port), token, options["timeout_s"]))
         with closed_afterwards():
             dist.init_process_group(
                 "gloo",

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from pydantic import ValidationError
 
@@ -58,6 +58,16 @@ class _Replica:
         )
 
 
+class _Asked(NamedTuple):
+    """A rank that waits for a value."""
+
+    channel: ProvenChannel
+    key: str
+    epoch: int
+    deadline_s: float
+    """On the clock of time.monotonic."""
+
+
 class Coordinator:
     """A server in threads of its own; use it in a `with`."""
 
@@ -69,10 +79,12 @@ class Coordinator:
         """Where it listens."""
         self.give_up: Callable[[int, str], None] = _ignore
         """Called with a replica that holds up the others, and why: kill it."""
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
         self._replicas: dict[int, _Replica] = {}
         self._left: set[int] = set()
-        self._store: dict[str, str] = {}
+        self._values: dict[str, str] = {}
+        """By which the members of an epoch find each other."""
+        self._asked: list[_Asked] = []
         self._epoch = self._broken_epoch = -1
         self._asked_s: float | None = None
         self._decided_s: float | None = None
@@ -86,13 +98,13 @@ class Coordinator:
     def __exit__(self, *_: object) -> None:
         self._is_closed = True
         self._server.close()
-        with self._changed:
+        with self._lock:
             for replica in list(self._replicas):
                 self._remove(replica)
 
     def expect_fewer(self) -> None:
         """Wait for one replica less before the first step: it is lost for good."""
-        with self._changed:
+        with self._lock:
             self._roll_call.num_expected -= 1
             self._decide()
 
@@ -105,7 +117,7 @@ class Coordinator:
         """Listen to one rank until it is gone; whatever it sends ends no more than its connection."""
         number, rank = int(hello["replica"]), int(hello["rank"])
         incarnation, num_ranks = str(hello["incarnation"]), int(hello["num_ranks"])
-        with self._changed:
+        with self._lock:
             replica = self._joined(number, incarnation, num_ranks)
             replica.channels[rank] = channel
             replica.pulse.hear(rank)
@@ -117,7 +129,7 @@ class Coordinator:
                 logger.warning("replica %d, rank %d: a message that no rank sends: %s", number, rank, error)
         finally:
             channel.close()
-            with self._changed:
+            with self._lock:
                 if self._replicas.get(number) is replica:
                     self._remove(number)
 
@@ -142,7 +154,7 @@ class Coordinator:
         for channel in replica.channels.values():
             channel.close()
         self._decide()
-        self._changed.notify_all()
+        self._answer_asked()
 
     def _take(self, number: int, replica: _Replica, rank: int, channel: ProvenChannel, message: dict[str, Any]) -> None:
         """Do what one message asks for."""
@@ -154,32 +166,41 @@ class Coordinator:
             case "here":
                 replica.pulse.hear(rank)
             case "ready":
-                with self._changed:
+                with self._lock:
                     replica.pulse.begin_sum(rank)
                     replica.ready[rank] = Readiness.from_dict(message["ready"])
                     self._asked_s = self._asked_s or time.monotonic()
                     self._decide()
             case "leave":
-                with self._changed:
+                with self._lock:
                     self._left.add(number)
             case "set":
-                with self._changed:
-                    self._store[str(message["key"])] = str(message["value"])
-                    self._changed.notify_all()
+                with self._lock:
+                    self._values[str(message["key"])] = str(message["value"])
+                    self._answer_asked()
             case "get":
-                channel.send({"value": self._wait_for(str(message["key"]), int(message["epoch"]))})
-            case "has":
-                channel.send({"has": str(message["key"]) in self._store})
+                with self._lock:
+                    deadline_s = time.monotonic() + self._patience_s
+                    self._asked.append(_Asked(channel, str(message["key"]), int(message["epoch"]), deadline_s))
+                    self._answer_asked()
             case other:
                 raise ValueError(f"kind {other!r}")
 
-    def _wait_for(self, key: str, epoch: int) -> str | None:
-        """Return the value of a key once it is set; None where a replica of its epoch is lost, or for too long."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: key in self._store or epoch <= self._broken_epoch or self._is_closed, self._patience_s
-            )
-            return self._store.get(key) if epoch > self._broken_epoch else None
+    def _answer_asked(self) -> None:
+        """Answer those whose value is set, or never will be: a replica of its epoch is lost, or it took too long.
+
+        Call it under the lock. Each who asks is answered later, not waited for here: its rank must be heard meanwhile.
+        """
+        now_s, waiting = time.monotonic(), []
+        for asked in self._asked:
+            is_hopeless = asked.epoch <= self._broken_epoch or now_s > asked.deadline_s
+            value = None if is_hopeless else self._values.get(asked.key)
+            if value is None and not is_hopeless:
+                waiting.append(asked)
+                continue
+            with suppress(ChannelClosed):
+                asked.channel.send({"value": value})
+        self._asked = waiting
 
     def _decide(self) -> None:
         """Let go those that stop, and answer the others if they make a quorum; call it under the lock."""
@@ -203,7 +224,7 @@ class Coordinator:
         if quorum.epoch != self._epoch:
             # Its members write only after this answer.
             self._epoch = quorum.epoch
-            self._store.clear()
+            self._values.clear()
         answer = {"quorum": quorum.to_json()}
         for number in quorum.members:
             replica = self._replicas[number]
@@ -217,7 +238,8 @@ class Coordinator:
             time.sleep(_TICK_S)
             if self._is_closed:
                 return
-            with self._changed:
+            with self._lock:
+                self._answer_asked()
                 self._decide()
                 was_away = time.monotonic() - looked_s > _MOST_AWAY_S
                 looked_s = time.monotonic()

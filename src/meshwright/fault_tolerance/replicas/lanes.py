@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from meshwright.channels.channel_store import ChannelStore
 from meshwright.channels.listening_sockets import closed_afterwards
 from meshwright.errors import LostPeer
-from meshwright.fault_tolerance.replicas.member import Member, MemberStore
+from meshwright.fault_tolerance.replicas.member import EpochValues, Member
 from meshwright.log import logger
 from meshwright.spec.run.quorum import Quorum
 
@@ -32,7 +33,7 @@ class Lane:
     def __init__(self, member: Member, rank: int, timeout_s: float) -> None:
         self._member, self._rank, self._timeout_s = member, rank, timeout_s
         self._group: dist.ProcessGroup | None = None
-        self._store: MemberStore | None = None
+        self._store: ChannelStore | None = None
         self._epoch = 0
         self._pending: threading.Event | None = None
         """Set where the sum that this rank waits for is done, or given up."""
@@ -53,6 +54,8 @@ class Lane:
         self._group, self._epoch, self.has_failed = None, quorum.epoch, False
         if len(quorum.members) == 1:
             return
+        # Counted as a sum: one that does not come to connect is behind the others, who wait for it.
+        self._member.begin_sum()
         self._try(lambda: self._connect(quorum))
 
     def sum(self, tensor: Tensor) -> None:
@@ -122,7 +125,7 @@ class Lane:
 
     def _connect(self, quorum: Quorum) -> None:
         # Kept: what C++ calls of it must not be collected as garbage.
-        self._store = MemberStore(self._member, quorum.epoch)
+        self._store = ChannelStore(EpochValues(self._member, quorum.epoch))
         store = dist.PrefixStore(f"lane-{self._rank}", self._store)
         index, size = quorum.index(self._member.place.replica), len(quorum.members)
         gloo: Any = dist.ProcessGroupGloo

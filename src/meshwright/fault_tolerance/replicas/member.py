@@ -1,14 +1,10 @@
-"""Member: a rank's connection to the coordinator, and the store in which ranks of a new quorum find each other."""
+"""Member: a rank's connection to the coordinator, and values by which ranks of a new quorum find each other."""
 
-import base64
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from queue import Empty, SimpleQueue
 from typing import Any
-
-from torch.distributed import Store
 
 from meshwright.channels.channel import ChannelClosed, ProvenChannel
 from meshwright.errors import LostPeer
@@ -40,7 +36,7 @@ class Member:
         threading.Thread(target=self._listen, name="replica-member", daemon=True).start()
 
     def begin_sum(self) -> None:
-        """Say that this rank begins a sum over replicas."""
+        """Say that this rank begins a sum over replicas, or to connect to them."""
         self._send({"kind": "beat"})
 
     def enter(self, *, is_long: bool) -> None:
@@ -67,22 +63,17 @@ class Member:
         """End the connection."""
         self._channel.close()
 
-    def set(self, key: str, value: bytes) -> None:
+    def set(self, key: str, value: str) -> None:
         """Let other ranks `get` a value."""
-        self._send({"kind": "set", "key": key, "value": base64.b64encode(value).decode()})
+        self._send({"kind": "set", "key": key, "value": value})
 
-    def get(self, key: str, epoch: int) -> bytes:
-        """Return a value once it is set; raises RuntimeError where a replica of its epoch is lost."""
+    def get(self, key: str, epoch: int) -> str:
+        """Return a value once it is set; raises RuntimeError where a replica of its epoch is lost, or never sets it."""
         self._send({"kind": "get", "key": key, "epoch": epoch})
         value = self._answer()["value"]
         if value is None:
             raise RuntimeError(f"a replica of quorum {epoch} is lost")
-        return base64.b64decode(value)
-
-    def has(self, key: str) -> bool:
-        """Return whether a value is set."""
-        self._send({"kind": "has", "key": key})
-        return bool(self._answer()["has"])
+        return str(value)
 
     def _send(self, message: dict[str, Any]) -> None:
         try:
@@ -130,26 +121,16 @@ def _ignore(epoch: int) -> None:
     """Do nothing."""
 
 
-class MemberStore(Store):
-    """What process groups of one epoch ask of a store, over a member's connection."""
+class EpochValues:
+    """The values of one epoch, over a member's connection."""
 
     def __init__(self, member: Member, epoch: int) -> None:
-        super().__init__()
         self._member, self._epoch = member, epoch
 
-    def set(self, key: str, value: str | bytes) -> None:
+    def set(self, key: str, value: str) -> None:
         """Set a value of this epoch."""
-        self._member.set(f"{self._epoch}/{key}", value.encode() if isinstance(value, str) else bytes(value))
+        self._member.set(f"{self._epoch}/{key}", value)
 
-    def get(self, key: str) -> bytes:
-        """Return a value of this epoch once it is set."""
+    def get(self, key: str) -> str:
+        """Return a value of this epoch once it is set; raises RuntimeError where it never will be."""
         return self._member.get(f"{self._epoch}/{key}", self._epoch)
-
-    def check(self, keys: list[str]) -> bool:
-        """Return whether all keys are set."""
-        return all(self._member.has(f"{self._epoch}/{key}") for key in keys)
-
-    def wait(self, keys: list[str], limit: timedelta | None = None) -> None:
-        """Return once all keys are set."""
-        for key in keys:
-            self.get(key)

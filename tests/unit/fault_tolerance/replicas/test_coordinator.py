@@ -12,9 +12,10 @@ from contextlib import ExitStack
 import pytest
 
 from meshwright.channels.channel import MAX_LINE_BYTES, ChannelClosed, ProvenChannel, new_token
+from meshwright.channels.channel_store import ChannelStore
 from meshwright.errors import LostPeer
 from meshwright.fault_tolerance.replicas.coordinator import Coordinator
-from meshwright.fault_tolerance.replicas.member import Member, MemberStore
+from meshwright.fault_tolerance.replicas.member import EpochValues, Member
 from meshwright.fault_tolerance.replicas.roll_call import RollCall
 from meshwright.fault_tolerance.replicas.silence import Silence
 from meshwright.spec.run.quorum import Quorum, ReplicaPlace
@@ -77,9 +78,9 @@ def test_a_replica_is_ready_when_all_of_its_ranks_are(join: Join) -> None:
 
 def test_one_that_connects_to_a_lost_replica_is_not_left_waiting(coordinator: Coordinator, join: Join) -> None:
     first, second = trained(join)
-    store = MemberStore(first, epoch=coordinator.quorum.epoch if coordinator.quorum else 0)
+    values = EpochValues(first, coordinator.quorum.epoch if coordinator.quorum else 0)
     with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(store.get, "an address of replica 1")
+        waiting = threads.submit(values.get, "an address of replica 1")
         second.close()
         with pytest.raises(RuntimeError, match="lost"):
             waiting.result(timeout=TIMEOUT_S)
@@ -88,10 +89,21 @@ def test_one_that_connects_to_a_lost_replica_is_not_left_waiting(coordinator: Co
 def test_values_pass_between_ranks(coordinator: Coordinator, join: Join) -> None:
     first, second = trained(join)
     epoch = coordinator.quorum.epoch if coordinator.quorum else 0
-    MemberStore(first, epoch).set("key", b"\x00\xff")
-    assert MemberStore(second, epoch).get("key") == b"\x00\xff"
-    assert MemberStore(second, epoch).check(["key"])
-    assert not MemberStore(second, epoch).check(["other"])
+    ChannelStore(EpochValues(first, epoch)).set("key", b"\x00\xff")
+    store = ChannelStore(EpochValues(second, epoch))
+    assert store.get("key") == b"\x00\xff"
+    assert store.check(["key"])
+
+
+def test_a_rank_that_waits_for_a_value_is_heard_meanwhile(coordinator: Coordinator, join: Join) -> None:
+    first, second = trained(join)
+    epoch = coordinator.quorum.epoch if coordinator.quorum else 0
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(EpochValues(first, epoch).get, "own")
+        # Over the connection of the rank that waits, after its question.
+        EpochValues(first, epoch).set("own", "here")
+        assert waiting.result(timeout=TIMEOUT_S) == "here"
+    second.close()
 
 
 def test_a_wrong_token_is_refused_both_ways(coordinator: Coordinator) -> None:
