@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright.fault_tolerance.evidence import process_fields, read_heartbeats
-from meshwright.fault_tolerance.hang_limit import are_in_step
+from meshwright.fault_tolerance.hangs.hang_limit import are_in_step
 from meshwright.spec.run.run import Run
 from meshwright.trainer.run.run_folder import read_manifest
 from validation.failure_replay import Failure

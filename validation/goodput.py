@@ -28,7 +28,7 @@ from validation.disturbed_run import Happened, disturb
 from validation.failure_replay import Failure, drawn, replay, share_of, spread
 
 _ROOT = Path(__file__).parents[1]
-# Not compiled: `layout.compile="auto"` asks how many steps there are, and runs of other lengths would be other programs.
+# Not compiled: `layout.compile="auto"` looks at train.steps, and runs of other lengths would be other programs.
 _KEYS = (
     "layout.compile=false",
     *("model.options.dim=32", "model.options.head_dim=8", "model.options.ffn_dim=48", "model.options.num_layers=2"),

@@ -22,7 +22,7 @@ from meshwright.app.train import settled
 from meshwright.config.fault_file import faults_text, read_faults
 from meshwright.config.load import ResolvedJob, raise_problems
 from meshwright.errors import ConfigError, Preempted
-from meshwright.fault_tolerance.random_faults import random_faults
+from meshwright.fault_tolerance.injection.random_faults import random_faults
 from meshwright.fault_tolerance.storage.storage_problems import storage_problems
 from meshwright.garbage import kept_garbage
 from meshwright.log import progress

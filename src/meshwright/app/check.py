@@ -28,9 +28,9 @@ from meshwright.planner.read_request import Options, plan_request
 from meshwright.planner.recompute_choice import with_recompute
 from meshwright.planner.request import PlanRequest, rate_problem
 from meshwright.planner.run_cost import predicted_interval
-from meshwright.spec.job.attention_rules import device_problem
 from meshwright.spec.job.job import Job
-from meshwright.spec.job.memory_rules import pool_device_problems
+from meshwright.spec.job.rules.attention_rules import device_problem
+from meshwright.spec.job.rules.memory_rules import pool_device_problems
 from meshwright.spec.layout.device_rules import layout_device_problems
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.trainer.run.run_folder import require_same_run

@@ -44,7 +44,7 @@ from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import Floats, LayoutTable
 from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.cost.work import num_tensors_of
-from meshwright.spec.job.optimizer_rules import has_int8_states
+from meshwright.spec.job.rules.optimizer_rules import has_int8_states
 from meshwright.spec.machine.device import Device
 from meshwright.spec.model.op import GroupedMatmul, Matmul
 from meshwright.spec.step.matrix_owners import orthogonalization_cost, owners_of

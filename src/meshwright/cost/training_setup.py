@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.layout_table import Bools, Floats, Ints, LayoutTable
-from meshwright.spec.job.attention_rules import cudnn_takes
 from meshwright.spec.job.memory_section import MemorySection
+from meshwright.spec.job.rules.attention_rules import cudnn_takes
 from meshwright.spec.layout.attention_backend import SPARSE_BACKENDS, AttentionBackend
 from meshwright.spec.machine.cluster import Cluster
 from meshwright.spec.model.model_spec import ModelSpec

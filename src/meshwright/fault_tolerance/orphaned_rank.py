@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from meshwright.fault_tolerance.evidence import median_step_s, read_heartbeats
-from meshwright.fault_tolerance.hang_limit import LONG_PHASES
+from meshwright.fault_tolerance.hangs.hang_limit import LONG_PHASES
 from meshwright.log import logger
 from meshwright.spec.run.rank_records import Heartbeat
 from meshwright.spec.run.run import Run

@@ -16,11 +16,11 @@ from meshwright.planner.float8_choice import Float8Choice, choose_float8
 from meshwright.planner.recompute_choice import with_recompute
 from meshwright.planner.request import PlanRequest, rate_problem
 from meshwright.planner.search.menu import divisors
-from meshwright.spec.job.attention_rules import device_problem
 from meshwright.spec.job.job import Job
-from meshwright.spec.job.memory_rules import pool_device_problems
+from meshwright.spec.job.rules.attention_rules import device_problem
+from meshwright.spec.job.rules.memory_rules import pool_device_problems
+from meshwright.spec.job.rules.size_rules import length_problems
 from meshwright.spec.job.sections import ModelSection
-from meshwright.spec.job.size_rules import length_problems
 from meshwright.spec.job.validity import with_fix
 from meshwright.spec.layout.device_rules import layout_device_problems
 from meshwright.spec.layout.layout import AXES, Layout, LayoutRequest

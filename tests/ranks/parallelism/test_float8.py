@@ -17,7 +17,7 @@ import torch
 
 from compiler_warnings import DYNAMO_WARNINGS
 from meshwright.checkpoint.examine.contents import stored_tensors
-from meshwright.spec.job import float8_rules
+from meshwright.spec.job.rules import float8_rules
 from run_ranks import run_ranks
 from training_runs import FinishedRun, tiny_job, train_all, train_all_on_ranks, train_on_this_rank
 

@@ -289,7 +289,7 @@ def test_a_timeout_of_all_ranks_is_the_networks_or_the_first_ones() -> None:
 @pytest.mark.slow
 def test_a_hang_is_diagnosed_without_torch() -> None:
     script = (
-        "import sys, meshwright.fault_tolerance.diagnose, meshwright.fault_tolerance.launcher_watch;"
+        "import sys, meshwright.fault_tolerance.diagnose, meshwright.fault_tolerance.hangs.launcher_watch;"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -11,7 +11,7 @@ from meshwright.spec.run.run_events import read_events
 RANK = """
 import os, sys, time
 from pathlib import Path
-from meshwright.fault_tolerance import hang_watch
+from meshwright.fault_tolerance.hangs import hang_watch
 from meshwright.fault_tolerance.rank_terminal import keep_terminal
 from meshwright.spec.job.sections import RunSection
 from meshwright.spec.run.run import Run

@@ -17,7 +17,7 @@ from meshwright.hardware.catalogue import LOCAL, load_device
 from meshwright.hardware.choice import named_cluster
 from meshwright.hardware.machine import nearest_existing
 from meshwright.spec.job.job import SPLIT_SECTIONS, Job
-from meshwright.spec.job.optimizer_rules import group_problems
+from meshwright.spec.job.rules.optimizer_rules import group_problems
 from meshwright.spec.job.user_object import is_object_source
 from meshwright.spec.layout.schedule.action import read_schedule
 from meshwright.spec.layout.schedule.schedule import build_schedule

@@ -12,7 +12,7 @@ from meshwright.hardware.catalogue import LOCAL, load_device
 from meshwright.hardware.choice import cluster_of_section, named_cluster
 from meshwright.hardware.machine import free_disk_bytes, nearest_existing
 from meshwright.spec.job.job import Job
-from meshwright.spec.job.memory_rules import idle_group_keys
+from meshwright.spec.job.rules.memory_rules import idle_group_keys
 from meshwright.spec.job.user_object import is_object_source
 from meshwright.spec.layout.layout import AXES, Layout
 from meshwright.spec.layout.layout_text import checkpoint_words

@@ -12,7 +12,7 @@ from meshwright.app.results.result import Result, viewed
 from meshwright.errors import ConfigError
 from meshwright.fault_tolerance.diagnose import diagnose as _diagnose
 from meshwright.fault_tolerance.evidence import ask, look
-from meshwright.fault_tolerance.launcher_watch import last_diagnosis
+from meshwright.fault_tolerance.hangs.launcher_watch import last_diagnosis
 from meshwright.pages.tables.diagnosis_table import diagnosis_page
 from meshwright.spec.run.finding import finding_lines, read_findings
 from meshwright.spec.run.rank_records import Diagnosis

@@ -18,7 +18,7 @@ from meshwright.cost.memory.footprint_stages import StageCuts
 from meshwright.cost.memory.footprint_states import Elements, elements_of
 from meshwright.cost.memory.footprint_tensors import Bytes, Formats, Split, kept_bytes, pending_bytes, transient_bytes
 from meshwright.cost.training_setup import Partition, TrainingSetup
-from meshwright.spec.job.optimizer_rules import has_int8_states
+from meshwright.spec.job.rules.optimizer_rules import has_int8_states
 from meshwright.spec.layout.layout import ActivationCheckpoint
 from meshwright.spec.model.model_spec import BlockGroup
 from meshwright.spec.model.op import GroupedMatmul, Head, Matmul, Norm, Op

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from meshwright.errors import LostPeer
-from meshwright.fault_tolerance.hang_limit import LONG_PHASES
+from meshwright.fault_tolerance.hangs.hang_limit import LONG_PHASES
 from meshwright.fault_tolerance.replicas.lanes import Lane
 from meshwright.fault_tolerance.replicas.member import Member
 from meshwright.log import logger

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from meshwright.fault_tolerance.injection_note import note_injection
+from meshwright.fault_tolerance.injection.injection_note import note_injection
 from meshwright.spec.fault import Fault
 from meshwright.spec.run.run import Run
 

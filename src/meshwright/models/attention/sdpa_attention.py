@@ -1,7 +1,7 @@
 """CausalAttention by one kernel of torch's scaled_dot_product_attention: flash, cuDNN, memory-efficient, or matmuls.
 
 torch raises RuntimeError ("No available kernel") for a call that the kernel does not compute, and warns why. What is
-known before is refused before (spec/job/attention_rules.py).
+known before is refused before (spec/job/rules/attention_rules.py).
 
 Shapes: B batch, S queries, T keys, N query heads, K key/value heads, H width of a query or key head, W of a value head.
 """

@@ -56,7 +56,7 @@ def _shared(attention: CausalAttention, method: ContextMethod, group: dist.Proce
     """Return what takes the place of `attention` where the ranks of `group` share the sequence."""
     if method == "ulysses":
         return UlyssesAttention(group, attention)
-    assert type(attention) is CausalAttention, "refused by spec/job/attention_rules.py"
+    assert type(attention) is CausalAttention, "refused by spec/job/rules/attention_rules.py"
     return _ATTENTION[method](group, attention.scale, attention.window)
 
 

@@ -27,7 +27,7 @@ class Float8Gathers:
         """
         self._meshes, layout = meshes, meshes.layout
         if layout.cpu_offload or isinstance(layout.reshard_after_forward, int):
-            # Refused for tensorwise (spec/job/float8_rules.py), but it may replace a recipe that a device lacks.
+            # Refused for tensorwise (spec/job/rules/float8_rules.py), but it may replace a recipe that a device lacks.
             self._gathers = []
             return
         layers = [module for module in stages.modules() if getattr(module, "scales_whole_weight", False)]

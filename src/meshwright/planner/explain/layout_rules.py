@@ -5,18 +5,18 @@ from dataclasses import replace
 from typing import Any, cast
 
 from meshwright.planner.request import PlanRequest
-from meshwright.spec.job.attention_rules import (
+from meshwright.spec.job.rules.attention_rules import (
     attention_layout_problems,
     attention_model_problems,
     device_problem,
     no_documents,
 )
-from meshwright.spec.job.compile_rules import compiled_optimizer_problems, model_graph_problems
-from meshwright.spec.job.cuda_graph_rules import cuda_graph_problems
-from meshwright.spec.job.exact_rules import exact_layout_problems
-from meshwright.spec.job.float8_rules import float8_layout_problems
-from meshwright.spec.job.memory_rules import memory_problems
-from meshwright.spec.job.optimizer_rules import block_problems, update_problems
+from meshwright.spec.job.rules.compile_rules import compiled_optimizer_problems, model_graph_problems
+from meshwright.spec.job.rules.cuda_graph_rules import cuda_graph_problems
+from meshwright.spec.job.rules.exact_rules import exact_layout_problems
+from meshwright.spec.job.rules.float8_rules import float8_layout_problems
+from meshwright.spec.job.rules.memory_rules import memory_problems
+from meshwright.spec.job.rules.optimizer_rules import block_problems, update_problems
 from meshwright.spec.job.sections import Float8Recipe, OptimizerSection
 from meshwright.spec.job.validity import split_problems
 from meshwright.spec.layout.device_rules import layout_device_problems

@@ -1,4 +1,4 @@
-"""Which layouts of a table go with graphs and memory pools: spec/job/compile_rules.py, cuda_graph_rules.py and
+"""Which layouts of a table go with graphs and memory pools: spec/job/rules/compile_rules.py, cuda_graph_rules.py and
 memory_rules.py on arrays.
 """
 

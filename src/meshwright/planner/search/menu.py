@@ -21,7 +21,7 @@ from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, CONTEXT_METHODS
 from meshwright.cost.optimizer_update import is_plain
 from meshwright.errors import UnsupportedError
 from meshwright.planner.request import PlanRequest
-from meshwright.spec.job.size_rules import ring_obstacles
+from meshwright.spec.job.rules.size_rules import ring_obstacles
 from meshwright.spec.layout.device_rules import symmetric_memory_obstacle
 from meshwright.spec.layout.layout import LOOPED_SCHEDULES, SCHEDULES, SINGLE_STAGE_SCHEDULES, V_SCHEDULES
 from meshwright.spec.model.moe_architecture import MoEArchitecture
@@ -122,7 +122,7 @@ def menu_of(request: PlanRequest) -> Menu:
 
 
 def _expert_degrees(request: PlanRequest) -> tuple[int, ...]:
-    """Return the degrees of expert parallelism, with which sums are not exact (spec/job/exact_rules.py)."""
+    """Return the degrees of expert parallelism, with which sums are not exact (spec/job/rules/exact_rules.py)."""
     architecture = request.architecture
     if request.workload.sums_exactly or not isinstance(architecture, MoEArchitecture):
         return (1,)
@@ -130,7 +130,7 @@ def _expert_degrees(request: PlanRequest) -> tuple[int, ...]:
 
 
 def _with_graphs(menu: Menu, fixed: Mapping[str, Any]) -> Menu:
-    """Return the menu without what CUDA graphs (spec/job/cuda_graph_rules.py) and the set compiler do not go with."""
+    """Return the menu without what CUDA graphs (spec/job/rules/cuda_graph_rules.py) or the compiler do not go with."""
     if fixed.get("cuda_graphs"):
         menu = replace(menu, activation_checkpoint=("none",))
     if fixed.get("compile") == "model" or fixed.get("compile_backend", "inductor") != "inductor":
@@ -139,7 +139,7 @@ def _with_graphs(menu: Menu, fixed: Mapping[str, Any]) -> Menu:
 
 
 def _with_backend(menu: Menu, backend: str) -> Menu:
-    """Return the menu without what the attention backend does not go with (spec/job/attention_rules.py)."""
+    """Return the menu without what the attention backend does not go with (spec/job/rules/attention_rules.py)."""
     if backend == "auto":
         return menu
     saves = tuple(one for one in menu.activation_checkpoint if (backend, one) != ("flex", "selective"))

@@ -1,4 +1,4 @@
-"""Which layouts of a table are valid: the rules of spec/job/validity.py, spec/job/size_rules.py and
+"""Which layouts of a table are valid: the rules of spec/job/validity.py, spec/job/rules/size_rules.py and
 spec/layout/schedule/schedule_rules.py on arrays.
 
 Those say in words what is wrong with one layout; these say of a hundred thousand at once which are right. A test holds
@@ -20,9 +20,9 @@ from meshwright.cost.layout_table import (
 from meshwright.cost.optimizer_update import is_plain
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.graph_rules import captures_ranks, takes_graphs_and_pools
-from meshwright.spec.job.attention_rules import device_problem, model_obstacle, precision_obstacle
-from meshwright.spec.job.optimizer_rules import INT8_BLOCK_SIZE, quantized_columns
-from meshwright.spec.job.size_rules import ring_obstacles, sizes_over_tp
+from meshwright.spec.job.rules.attention_rules import device_problem, model_obstacle, precision_obstacle
+from meshwright.spec.job.rules.optimizer_rules import INT8_BLOCK_SIZE, quantized_columns
+from meshwright.spec.job.rules.size_rules import ring_obstacles, sizes_over_tp
 from meshwright.spec.layout.attention_backend import AttentionBackend
 from meshwright.spec.layout.device_rules import kernel_problem
 from meshwright.spec.layout.layout import SINGLE_STAGE_SCHEDULES, V_SCHEDULES
@@ -167,7 +167,7 @@ def _keeps_default_sync(layouts: LayoutTable, sync: Any) -> Bools | bool:
 
 
 def _takes_float8(layouts: LayoutTable, request: PlanRequest) -> Bools | bool:
-    """Return whether our trainer computes float8 matmuls in a layout, if it is to (spec/job/float8_rules.py)."""
+    """Return whether our trainer computes float8 matmuls in a layout, if it is to (spec/job/rules/float8_rules.py)."""
     recipe = request.setup.own_float8
     if recipe not in FLOAT8_PRECISIONS.values():
         return True
@@ -177,7 +177,7 @@ def _takes_float8(layouts: LayoutTable, request: PlanRequest) -> Bools | bool:
 
 
 def _attends(layouts: LayoutTable, request: PlanRequest) -> Bools | bool:
-    """Return whether the layout's attention backend computes the model's attention (spec/job/attention_rules.py)."""
+    """Return whether the attention backend computes the model's attention (spec/job/rules/attention_rules.py)."""
     workload, codes = request.workload, layouts.attention_backend
     if not codes.any():  # all auto
         return True

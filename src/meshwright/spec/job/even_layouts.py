@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshwright.spec.job.size_rules import divisors
+from meshwright.spec.job.rules.size_rules import divisors
 from meshwright.spec.layout.layout import Layout, LayoutRequest
 from meshwright.spec.problem import Fix, nearest_first
 

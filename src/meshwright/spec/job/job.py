@@ -8,12 +8,13 @@ from pydantic import Field
 
 from meshwright.errors import ConfigError
 from meshwright.spec.frozen import Frozen
-from meshwright.spec.job.exact_rules import exact_problems
 from meshwright.spec.job.guards_section import GuardsSection, guards_problems
 from meshwright.spec.job.memory_section import MemorySection
-from meshwright.spec.job.optimizer_rules import optimizer_problems
 from meshwright.spec.job.replicas_section import ReplicasSection, replicas_problems
-from meshwright.spec.job.run_rules import budget_problems, checkpoint_problems, hang_problems, step_problems
+from meshwright.spec.job.rules.exact_rules import exact_problems
+from meshwright.spec.job.rules.optimizer_rules import optimizer_problems
+from meshwright.spec.job.rules.run_rules import budget_problems, checkpoint_problems, hang_problems, step_problems
+from meshwright.spec.job.rules.size_rules import divisors
 from meshwright.spec.job.sections import (
     CheckpointSection,
     ClusterSection,
@@ -26,7 +27,6 @@ from meshwright.spec.job.sections import (
     RunSection,
     TrainSection,
 )
-from meshwright.spec.job.size_rules import divisors
 from meshwright.spec.job.validity import broken_rules, has_wrong_degree, with_fix
 from meshwright.spec.layout.layout import Layout, LayoutRequest
 from meshwright.spec.layout.schedule.schedule_rules import name_problems

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from meshwright.spec.frozen import Frozen
-from meshwright.spec.job.sync_rules import sync_problems
+from meshwright.spec.job.rules.sync_rules import sync_problems
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.problem import Problem, shown_value
 

@@ -12,21 +12,20 @@ from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
 from meshwright.errors import MeshwrightError
-from meshwright.spec.job.attention_rules import attention_problems
-from meshwright.spec.job.compile_rules import (
+from meshwright.spec.job.even_layouts import even_layouts
+from meshwright.spec.job.guards_section import replica_problems
+from meshwright.spec.job.rules.attention_rules import attention_problems
+from meshwright.spec.job.rules.compile_rules import (
     compiled_optimizer_problems,
     model_graph_layout_problems,
     model_graph_problems,
 )
-from meshwright.spec.job.cuda_graph_rules import cuda_graph_layout_problems, cuda_graph_problems
-from meshwright.spec.job.even_layouts import even_layouts
-from meshwright.spec.job.exact_rules import exact_layout_problems
-from meshwright.spec.job.float8_rules import float8_problems
-from meshwright.spec.job.guards_section import replica_problems
-from meshwright.spec.job.memory_rules import memory_problems
-from meshwright.spec.job.optimizer_rules import block_problems, update_problems
-from meshwright.spec.job.sections import ModelSection
-from meshwright.spec.job.size_rules import (
+from meshwright.spec.job.rules.cuda_graph_rules import cuda_graph_layout_problems, cuda_graph_problems
+from meshwright.spec.job.rules.exact_rules import exact_layout_problems
+from meshwright.spec.job.rules.float8_rules import float8_problems
+from meshwright.spec.job.rules.memory_rules import memory_problems
+from meshwright.spec.job.rules.optimizer_rules import block_problems, update_problems
+from meshwright.spec.job.rules.size_rules import (
     both,
     divisors,
     expert_problems,
@@ -35,6 +34,7 @@ from meshwright.spec.job.size_rules import (
     ring_problems,
     tensor_problems,
 )
+from meshwright.spec.job.sections import ModelSection
 from meshwright.spec.job.user_object import is_object_source
 from meshwright.spec.layout.layout import AXES, Layout
 from meshwright.spec.layout.schedule.schedule_rules import schedule_problems, stage_problems

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from meshwright.errors import ExitCode, Preempted
-from meshwright.fault_tolerance.launcher_watch import LauncherWatch
+from meshwright.fault_tolerance.hangs.launcher_watch import LauncherWatch
 from meshwright.fault_tolerance.stop_request import StopSignals
 from meshwright.log import logger
 from meshwright.spec.run.run import Manifest, Run

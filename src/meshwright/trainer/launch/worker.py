@@ -16,7 +16,7 @@ import torch
 from meshwright.config.paths import with_absolute_paths
 from meshwright.data import user_data
 from meshwright.errors import ConfigError, ExitCode, LostPeer, MeshwrightError
-from meshwright.fault_tolerance.hang_watch import show_stacks_on_signal
+from meshwright.fault_tolerance.hangs.hang_watch import show_stacks_on_signal
 from meshwright.fault_tolerance.lost_peer import is_lost_peer, words_of
 from meshwright.fault_tolerance.rank_terminal import keep_terminal
 from meshwright.fault_tolerance.stop_request import die_with_parent, ignore_stops

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from meshwright.errors import InfeasibleLayout
 from meshwright.parallelism.torch_private.torch_compat import import_torchao, local_box
-from meshwright.spec.job.optimizer_rules import INT8_BLOCK_SIZE, INT8_MIN_ELEMENTS
+from meshwright.spec.job.rules.optimizer_rules import INT8_BLOCK_SIZE, INT8_MIN_ELEMENTS
 from meshwright.trainer.optimizer.update_groups import is_block_matrix
 
 _MOMENTS = {"exp_avg": True, "exp_avg_sq": False}

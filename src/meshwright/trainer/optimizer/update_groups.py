@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import nn
 
 from meshwright.errors import ConfigError
-from meshwright.spec.job.optimizer_rules import group_problems
+from meshwright.spec.job.rules.optimizer_rules import group_problems
 from meshwright.spec.job.sections import OptimizerName, OptimizerSection
 
 _BLOCKS = "blocks."

@@ -2,8 +2,8 @@
 
 A step then keeps the gradients of one FSDP2 unit at a time, where it would else keep those of all parameters: a float32
 gradient is a quarter of what a sharded parameter takes with AdamW. It is exact, to the bit, where a gradient is final
-once it is reduced: one microbatch, no clipping, no pipeline (spec/job/optimizer_rules.py). Gradients that are summed
-over more ranks after backward, those of parameters that tp replicates, are kept until then, and updated as usual.
+once it is reduced: one microbatch, no clipping, no pipeline (spec/job/rules/optimizer_rules.py). Gradients that are
+summed over more ranks after backward, those of parameters that tp replicates, are kept until then, then updated.
 
 A loss that is not finite is found after the update: the run ends, and resumes from its last checkpoint.
 """

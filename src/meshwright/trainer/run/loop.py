@@ -12,8 +12,8 @@ from torch.profiler import record_function
 from meshwright.checkpoint.parameter_hash import parameter_hash
 from meshwright.data.loader import Microbatch
 from meshwright.errors import DataUnavailable, ExitCode
-from meshwright.fault_tolerance.hang_watch import HangWatch
-from meshwright.fault_tolerance.injector import under_faults
+from meshwright.fault_tolerance.hangs.hang_watch import HangWatch
+from meshwright.fault_tolerance.injection.injector import under_faults
 from meshwright.fault_tolerance.run_findings import RunFindings
 from meshwright.fault_tolerance.step_guard import Decision
 from meshwright.fault_tolerance.step_ledger import StepLedger

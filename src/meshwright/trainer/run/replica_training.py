@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from meshwright.checkpoint.shards import flatten
-from meshwright.fault_tolerance.hang_watch import HangWatch
+from meshwright.fault_tolerance.hangs.hang_watch import HangWatch
 from meshwright.fault_tolerance.replicas.replica_group import ReplicaGroup
 from meshwright.fault_tolerance.stop_request import StopRequest
 from meshwright.parallelism.data.fully_sharded import reshard_model

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.errors import ExitCode, Preempted
-from meshwright.fault_tolerance.launcher_watch import LauncherWatch
+from meshwright.fault_tolerance.hangs.launcher_watch import LauncherWatch
 from meshwright.fault_tolerance.stop_request import StopSignals
 from meshwright.spec.job.job import Job
 from meshwright.trainer.launch import launch

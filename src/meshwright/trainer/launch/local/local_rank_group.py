@@ -15,7 +15,7 @@ from typing import Self
 
 from meshwright.channels.channel import new_token
 from meshwright.checkpoint.signed_objects import TOKEN_VARIABLE
-from meshwright.fault_tolerance.launcher_watch import GRACE_S
+from meshwright.fault_tolerance.hangs.launcher_watch import GRACE_S
 from meshwright.fault_tolerance.stop_request import ignores_hangup
 from meshwright.hardware.machine import num_usable_cores
 from meshwright.spec.job.job import Job

@@ -7,7 +7,7 @@ import os
 import shutil
 
 from meshwright.errors import ConfigError, ExitCode
-from meshwright.fault_tolerance.launcher_watch import LauncherWatch
+from meshwright.fault_tolerance.hangs.launcher_watch import LauncherWatch
 from meshwright.fault_tolerance.stop_request import StopSignals
 from meshwright.log import progress
 from meshwright.spec.frozen import Frozen

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from meshwright.fault_tolerance.corruption.tensor_digest import _sums, digest_of
-from meshwright.fault_tolerance.number_faults import flip_bit, spoil
+from meshwright.fault_tolerance.injection.number_faults import flip_bit, spoil
 from meshwright.parallelism.pipeline.stages import Stages
 from meshwright.spec.fault import Fault, injection_problems
 

@@ -19,11 +19,11 @@ from typing import Self
 from meshwright.errors import ExitCode
 from meshwright.fault_tolerance.diagnosis_text import location_text
 from meshwright.fault_tolerance.evidence import HeartbeatFile
-from meshwright.fault_tolerance.hang_limit import LONG_PHASES, NUM_WARM_UP, HangLimit
-from meshwright.fault_tolerance.launcher_watch import GRACE_S
+from meshwright.fault_tolerance.hangs.hang_limit import LONG_PHASES, NUM_WARM_UP, HangLimit
+from meshwright.fault_tolerance.hangs.launcher_watch import GRACE_S
+from meshwright.fault_tolerance.hangs.step_record import StepRecord, groups
 from meshwright.fault_tolerance.lost_peer import is_lost_peer
 from meshwright.fault_tolerance.rank_terminal import say_on_terminal
-from meshwright.fault_tolerance.step_record import StepRecord, groups
 from meshwright.fault_tolerance.stragglers.phase_times import PhaseTimes
 from meshwright.fault_tolerance.torchrun_agent import end_cut_off_agent
 from meshwright.log import logger

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.errors import ExitCode
-from meshwright.fault_tolerance.injector import InjectedError, Injector
+from meshwright.fault_tolerance.injection.injector import InjectedError, Injector
 from meshwright.fault_tolerance.stragglers.phase_times import phase_of
 from meshwright.spec.fault import INJECTED, SIMULATED, Fault, injection_problems
 from meshwright.spec.run.chaos_report import Injection

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.fault_tolerance import launcher_watch
 from meshwright.fault_tolerance.evidence import HeartbeatFile, look, read_heartbeats
-from meshwright.fault_tolerance.launcher_watch import LauncherWatch, last_diagnosis
+from meshwright.fault_tolerance.hangs import launcher_watch
+from meshwright.fault_tolerance.hangs.launcher_watch import LauncherWatch, last_diagnosis
 from meshwright.spec.job.sections import RunSection
 from meshwright.spec.run.run import Run
 from meshwright.spec.run.run_events import read_events

@@ -9,7 +9,7 @@ import torch
 
 from meshwright.models.build import build_architecture
 from meshwright.spec.job.job import Job
-from meshwright.spec.job.optimizer_rules import group_problems
+from meshwright.spec.job.rules.optimizer_rules import group_problems
 from meshwright.spec.job.sections import OptimizerSection
 from meshwright.spec.model.presets import PRESETS
 from meshwright.spec.model.weight_shapes import bias_names, weight_shapes

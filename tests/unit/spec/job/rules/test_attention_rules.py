@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from fixed_jobs import problems_left
-from meshwright.spec.job.attention_rules import device_problem
 from meshwright.spec.job.job import Job
+from meshwright.spec.job.rules.attention_rules import device_problem
 from meshwright.spec.job.validity import attention_device_problem, layout_problems
 from meshwright.spec.layout.attention_backend import CUDA_BACKENDS
 from meshwright.spec.layout.layout_text import parse_layout

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import ConfigError
-from meshwright.fault_tolerance.random_faults import random_faults
+from meshwright.fault_tolerance.injection.random_faults import random_faults
 from meshwright.fault_tolerance.storage.storage_problems import storage_problems
 from meshwright.spec.fault import INJECTED, NUMBER_FAULTS, injection_problems
 from meshwright.spec.job.job import Job

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from meshwright.fault_tolerance.diagnose import diagnose
 from meshwright.fault_tolerance.diagnosis_text import ranks_text
 from meshwright.fault_tolerance.evidence import Evidence, ask, look, read_heartbeats
-from meshwright.fault_tolerance.hang_limit import LONG_PHASES, HangLimit, are_in_step
+from meshwright.fault_tolerance.hangs.hang_limit import LONG_PHASES, HangLimit, are_in_step
 from meshwright.log import logger
 from meshwright.spec.job.sections import RunSection
 from meshwright.spec.run.rank_records import LAST_PHASES, Diagnosis

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.fault_tolerance.step_record import CollectiveOrder
+from meshwright.fault_tolerance.hangs.step_record import CollectiveOrder
 from meshwright.spec.run.rank_records import Collective
 
 

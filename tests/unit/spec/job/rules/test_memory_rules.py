@@ -7,8 +7,8 @@ import pytest
 from fixed_jobs import problems_left
 from meshwright.hardware.catalogue import load_device
 from meshwright.spec.job.job import Job
-from meshwright.spec.job.memory_rules import idle_group_keys, pool_device_problems
 from meshwright.spec.job.memory_section import MemorySection
+from meshwright.spec.job.rules.memory_rules import idle_group_keys, pool_device_problems
 from meshwright.spec.job.validity import layout_problems
 from meshwright.spec.layout.layout_text import parse_layout
 

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from typing import Final
 
 from meshwright.errors import Retryable
-from meshwright.fault_tolerance.hang_watch import HangWatch
-from meshwright.fault_tolerance.injection_note import note_injection
-from meshwright.fault_tolerance.number_faults import spoil
+from meshwright.fault_tolerance.hangs.hang_watch import HangWatch
+from meshwright.fault_tolerance.injection.injection_note import note_injection
+from meshwright.fault_tolerance.injection.number_faults import spoil
 from meshwright.fault_tolerance.step_ledger import StepLedger
 from meshwright.fault_tolerance.storage.damage import can_damage, damage_newest
 from meshwright.fault_tolerance.storage.storage_faults import under_disk_faults

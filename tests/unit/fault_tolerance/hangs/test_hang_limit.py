@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.fault_tolerance.hang_limit import HangLimit, are_in_step
+from meshwright.fault_tolerance.hangs.hang_limit import HangLimit, are_in_step
 from meshwright.spec.job.sections import RunSection
 from meshwright.spec.run.rank_records import Heartbeat
 from meshwright.spec.run.run import Run

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from meshwright.spec.job.compile_rules import one_graph_problems
+from meshwright.spec.job.rules.compile_rules import one_graph_problems
 from meshwright.spec.job.sections import Float8Recipe, OptimizerSection
 from meshwright.spec.layout.attention_backend import SPARSE_BACKENDS
 from meshwright.spec.layout.layout import Layout

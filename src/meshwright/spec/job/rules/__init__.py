@@ -1,0 +1,1 @@
+"""What a job may not combine, each rule with the field to change."""
