@@ -19,7 +19,7 @@ from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.model_source import resolve_architecture
-from meshwright.trainer.step.training import with_stage_boundaries
+from meshwright.trainer.step.build_pipeline import with_stage_boundaries
 
 NUM_RANKS = 2
 

@@ -20,7 +20,7 @@ from meshwright.hf import Drop, HuggingFaceFormat, NameMap, Part, Rename
 from meshwright.models.build import build_model
 from meshwright.spec.model.hf.name_map_check import name_map_problems
 from meshwright.spec.run.run import Run
-from meshwright.trainer.step.training import described_for_hf, fill_from_hf
+from meshwright.trainer.step.build_pipeline import described_for_hf, fill_from_hf
 from own_models import own_job, write_own_run
 
 

@@ -11,8 +11,8 @@ from meshwright.parallelism.torch_private.torch_compile_count import compile_cou
 from meshwright.spec.job.job import Job
 from meshwright.trainer.launch.compile_cache import CacheKey, save_cache
 from meshwright.trainer.launch.ranks import Ranks
+from meshwright.trainer.step.build_pipeline import build_pipeline, build_train_step
 from meshwright.trainer.step.build_step import constant_microbatches
-from meshwright.trainer.step.training import build_pipeline, build_train_step
 
 
 class Precompiled(NamedTuple):

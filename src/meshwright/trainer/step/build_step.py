@@ -11,7 +11,7 @@ from meshwright.models.attention.attention_choice import state_document_length
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.user_object import is_object_source
 from meshwright.trainer.launch.ranks import Ranks
-from meshwright.trainer.step.training import build_pipeline, build_train_step
+from meshwright.trainer.step.build_pipeline import build_pipeline, build_train_step
 
 
 def build_step(device: torch.device, rank: int, world_size: int, job: str, folder: str) -> Callable[[], None]:

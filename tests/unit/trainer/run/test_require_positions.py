@@ -5,7 +5,7 @@ from torch import nn
 
 from meshwright.errors import ConfigError
 from meshwright.spec.job.job import Job
-from meshwright.trainer.step.training import require_positions
+from meshwright.trainer.step.build_pipeline import require_positions
 
 
 class Plain(nn.Module):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from meshwright.spec.job.job import Job
-from meshwright.trainer.step.training import build_unsharded
+from meshwright.trainer.step.build_pipeline import build_unsharded
 
 
 class Drawn(nn.Module):

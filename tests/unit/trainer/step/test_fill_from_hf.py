@@ -12,7 +12,7 @@ from meshwright.models.build import build_model
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import ModelSection
 from meshwright.spec.model.model_source import resolve_architecture
-from meshwright.trainer.step.training import described_for_hf, fill_from_hf
+from meshwright.trainer.step.build_pipeline import described_for_hf, fill_from_hf
 
 
 def test_the_routers_biases_are_theirs(tmp_path: Path) -> None:
