@@ -17,7 +17,6 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -26,6 +25,7 @@ from rich.table import Table
 from torch import distributed as dist
 
 from benchmarks.checkpoints.states import State, drop_cached, equal, make_state, zeros_like
+from benchmarks.checkpoints.timing import Times, step_s, timed
 from meshwright.checkpoint.checkpoint import load, save
 from meshwright.checkpoint.memory.copy_saver import CopySaver
 from meshwright.checkpoint.memory.find_copy import find_copy
@@ -34,9 +34,6 @@ from meshwright.checkpoint.memory.nodes import Nodes
 from meshwright.checkpoint.peers import GroupPeers
 from meshwright.trainer.launch.local.local_ranks import run_ranks
 
-Times = dict[str, list[float]]
-STEP = 1200
-"""Side of the square matrices that a step multiplies, twenty times."""
 HOSTS = ("node0", "node1")
 
 
@@ -83,16 +80,16 @@ def _copy(saver: CopySaver, step: int, state: State, steps: list[float]) -> floa
     started_s = time.perf_counter()
     saver.copy(step, state, {"step": step}, [])
     call_s = time.perf_counter() - started_s
-    steps.append(_step_s(saver.wait_until_staged))
+    steps.append(step_s(saver.wait_until_staged))
     while (ended := saver.ended()) is None:
-        steps.append(_step_s())
+        steps.append(step_s())
     assert ended.error is None, ended.error
     return call_s
 
 
 def _measure_copies(saver: CopySaver, state: State, times: Times, first: int) -> None:
     dist.barrier()
-    times["step alone"].append(statistics.median(_step_s() for _ in range(5)))
+    times["step alone"].append(statistics.median(step_s() for _ in range(5)))
     steps: list[float] = []
     for step in range(first, first + 2):
         dist.barrier()
@@ -113,37 +110,19 @@ def _measure_loads(
         assert found is not None
         found.load(target)
 
-    _timed(times, "load from memory", from_memory)
+    timed(times, "load from memory", from_memory)
     assert equal(_local(state), _local(target))
     if peers.rank == 0:
         own.remove_copies()
-    _timed(times, "load from memory, one node lost", from_memory)
+    timed(times, "load from memory, one node lost", from_memory)
     assert equal(_local(state), _local(target))
     dist.barrier()
     drop_cached(folder)
-    _timed(times, "load from the disk", lambda: load(folder, target) and None)
+    timed(times, "load from the disk", lambda: load(folder, target) and None)
 
 
 def _local(state: State) -> State:
     return {"model": {name: tensor.to_local() for name, tensor in state["model"].items()}}
-
-
-def _step_s(before_update: Callable[[], object] = lambda: None) -> float:
-    """Return the seconds of one step of this rank."""
-    started_s = time.perf_counter()
-    left = torch.ones(STEP, STEP)
-    for _ in range(20):
-        left = left @ left
-        left /= STEP
-    before_update()
-    return time.perf_counter() - started_s
-
-
-def _timed(times: Times, what: str, act: Callable[[], object]) -> None:
-    dist.barrier()
-    started_s = time.perf_counter()
-    act()
-    times[what].append(time.perf_counter() - started_s)
 
 
 if __name__ == "__main__":

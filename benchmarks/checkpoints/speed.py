@@ -40,14 +40,11 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from benchmarks.checkpoints.other_libraries import LIBRARIES, Library, installed
 from benchmarks.checkpoints.states import State, drop_cached, make_state, zeros_like
+from benchmarks.checkpoints.timing import Times, step_s, timed
 from meshwright.checkpoint.background.saver import BackgroundSaver
 from meshwright.checkpoint.checkpoint import load, save
 from meshwright.checkpoint.saving import bytes_of
 from meshwright.trainer.launch.local.local_ranks import run_ranks
-
-Times = dict[str, list[float]]
-STEP = 1200
-"""Side of the square matrices that a step multiplies, twenty times."""
 
 
 def main() -> int:
@@ -132,41 +129,41 @@ def _measure_saves(folder: Path, state: State, others: Sequence[Library], times:
     names = random.Random(folder.name).sample(list(saves), len(saves))
     for name in names:
         os.sync()
-        _timed(times, name, saves[name])
+        timed(times, name, saves[name])
 
 
 def _measure_loads(folder: Path, target: State, others: Sequence[Library], times: Times) -> None:
     """Measure loads from the disk: what the page cache holds of the files is dropped before each."""
     local = {name: tensor.to_local() for name, tensor in target["model"].items()}
     _drop_cached(folder)
-    _timed(times, "read, plain", lambda: _read_plain(folder / f"plain-{dist.get_rank()}", local))
+    timed(times, "read, plain", lambda: _read_plain(folder / f"plain-{dist.get_rank()}", local))
     _drop_cached(folder)
-    _timed(times, "load, ours", lambda: load(folder / "step-1", target))
+    timed(times, "load, ours", lambda: load(folder / "step-1", target))
     _drop_cached(folder)
-    _timed(times, "load, DCP", lambda: dcp.load(target["model"], checkpoint_id=folder / "dcp"))
+    timed(times, "load, DCP", lambda: dcp.load(target["model"], checkpoint_id=folder / "dcp"))
     _drop_cached(folder)
     file = folder / f"{dist.get_rank()}.safetensors"
-    _timed(times, "load, safetensors", lambda: _load_safetensors(file, local))
+    timed(times, "load, safetensors", lambda: _load_safetensors(file, local))
     for other in others:
         _drop_cached(folder)
-        _timed(times, f"load, {other.name}", partial(other.load, folder / other.name))
+        timed(times, f"load, {other.name}", partial(other.load, folder / other.name))
 
 
 def _measure_background(folder: Path, state: State, saver: BackgroundSaver, times: Times, *, is_warm: bool) -> None:
     """Measure the call of a save in the background, and the steps until it has ended."""
-    times["step"].append(statistics.median(_step_s() for _ in range(5)))
+    times["step"].append(statistics.median(step_s() for _ in range(5)))
     if not is_warm:
         # Its processes start and its memory is allocated: once in a run.
         saver.save(folder / "step-0", state, {})
         saver.drain()
-    _timed(times, "call of a background save, ours", lambda: saver.save(folder / "step-3", state, {}))
-    steps = [_step_s(saver.wait_until_staged)]
+    timed(times, "call of a background save, ours", lambda: saver.save(folder / "step-3", state, {}))
+    steps = [step_s(saver.wait_until_staged)]
     while not saver.finished():
-        steps.append(_step_s())
+        steps.append(step_s())
     times["step during a save, ours"].append(statistics.median(steps))
     dist.barrier()
     saves: list[Any] = []
-    _timed(
+    timed(
         times,
         "call of a background save, DCP",
         lambda: saves.append(
@@ -177,9 +174,9 @@ def _measure_background(folder: Path, state: State, saver: BackgroundSaver, time
             )
         ),
     )
-    steps = [_step_s()]
+    steps = [step_s()]
     while not saves[0].done():
-        steps.append(_step_s())
+        steps.append(step_s())
     times["step during a save, DCP"].append(statistics.median(steps))
 
 
@@ -190,34 +187,16 @@ def _measure_other_background(folder: Path, other: Library, times: Times, *, is_
         while not first.is_done():
             time.sleep(0.01)
     begun = []
-    _timed(
+    timed(
         times,
         f"call of a background save, {other.name}",
         lambda: begun.append(other.begin(folder / f"{other.name}-background")),
     )
-    steps = [_step_s(begun[0].wait_until_staged)]
+    steps = [step_s(begun[0].wait_until_staged)]
     while not begun[0].is_done():
-        steps.append(_step_s())
+        steps.append(step_s())
     times[f"step during a save, {other.name}"].append(statistics.median(steps))
     dist.barrier()
-
-
-def _step_s(before_update: Callable[[], None] = lambda: None) -> float:
-    """Return the seconds of one step of this rank."""
-    started_s = time.perf_counter()
-    left = torch.ones(STEP, STEP)
-    for _ in range(20):
-        left = left @ left
-        left /= STEP
-    before_update()
-    return time.perf_counter() - started_s
-
-
-def _timed(times: Times, what: str, act: Callable[[], object]) -> None:
-    dist.barrier()
-    started_s = time.perf_counter()
-    act()
-    times[what].append(time.perf_counter() - started_s)
 
 
 def _save_without_hashes(folder: Path, state: State) -> None:

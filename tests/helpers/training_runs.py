@@ -24,6 +24,12 @@ TINY_MODEL = {
     "options": {"dim": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "ffn_dim": 48},
 }
 
+SMALL = (
+    *("model.options.dim=32", "model.options.head_dim=8", "model.options.ffn_dim=48", "model.options.num_layers=2"),
+    *("data.max_bytes=200000", "train.seq_len=32", "train.validation_interval=0"),
+)
+"""Keys with which examples/tiny.toml takes milliseconds a step."""
+
 
 def tiny_job(folder: Path, **sections: dict[str, Any]) -> dict[str, Any]:
     """Return a job that takes milliseconds a step; `sections` are merged over its own."""

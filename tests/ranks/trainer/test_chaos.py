@@ -11,20 +11,10 @@ from meshwright.spec.run.run import Run
 from meshwright.trainer.run.run_folder import read_manifest
 from meshwright.trainer.run.save_schedule import FIRST_SAVE
 from repository import ROOT
+from training_runs import SMALL
 
 JOB = ROOT / "examples" / "tiny.toml"
-SMALL = (
-    "model.options.dim=32",
-    "model.options.head_dim=8",
-    "model.options.ffn_dim=48",
-    "model.options.num_layers=2",
-    "data.max_bytes=200000",
-    "train.steps=8",
-    "train.seq_len=32",
-    "train.validation_interval=0",
-    "checkpoint.interval=3",
-    "run.timeout_s=3",
-)
+KEYS = (*SMALL, "train.steps=8", "checkpoint.interval=3", "run.timeout_s=3")
 FORGETFUL = """
 class Drawn:
     \"\"\"Samples that depend on which were read before; read twice, one is the same.\"\"\"
@@ -46,7 +36,7 @@ class Drawn:
 
 def test_a_crash_costs_the_steps_since_the_checkpoint_and_no_bit() -> None:
     fault = Fault(kind="crash", rank=1, step=6, phase="backward")
-    found = mw.chaos(JOB, *SMALL, "run.timeout_s=60", faults=[fault], ranks=2)
+    found = mw.chaos(JOB, *KEYS, "run.timeout_s=60", faults=[fault], ranks=2)
     assert found.holds, found.problems
     assert found.num_attempts == 2
     assert found.outcomes[0].lost_steps == 2
@@ -70,7 +60,7 @@ def test_saves_after_steps_that_the_run_chooses_change_no_bit(tmp_path: Path) ->
         Fault(kind="hang", rank=0, step=28, phase="optimizer"),
     ]
     kept = tmp_path / "kept"
-    found = mw.chaos(JOB, *SMALL, *auto, "checkpoint.keep=99", "run.hang_limit_s=3", faults=faults, ranks=2, keep=kept)
+    found = mw.chaos(JOB, *KEYS, *auto, "checkpoint.keep=99", "run.hang_limit_s=3", faults=faults, ranks=2, keep=kept)
     assert found.holds, found.problems
     assert found.goodput.hang_s > 3
     run = Run(kept / "with-faults")
@@ -85,7 +75,7 @@ def test_saves_after_steps_that_the_run_chooses_change_no_bit(tmp_path: Path) ->
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["segfault", "abort", "exception", "terminate", "hang", "hold-gil", "stop"])
 def test_each_kind_is_survived(kind: FaultKind) -> None:
-    found = mw.chaos(JOB, *SMALL, faults=[Fault(kind=kind, rank=0, step=5, phase="optimizer")], ranks=2)
+    found = mw.chaos(JOB, *KEYS, faults=[Fault(kind=kind, rank=0, step=5, phase="optimizer")], ranks=2)
     assert found.holds, found.problems
     assert found.num_attempts == 2
 
@@ -101,7 +91,7 @@ def test_faults_in_every_phase_are_survived(layout: str) -> None:
         for place, (step, phase) in enumerate(zip(steps, phases, strict=True))
     ]
     keys = [f"layout.{key}" for key in layout.split(",")]
-    found = mw.chaos(JOB, *SMALL, *keys, "train.steps=10", "checkpoint.interval=3", faults=faults, ranks=4)
+    found = mw.chaos(JOB, *KEYS, *keys, "train.steps=10", "checkpoint.interval=3", faults=faults, ranks=4)
     assert found.holds, found.problems
 
 
@@ -112,7 +102,7 @@ def test_a_data_set_that_forgets_where_it_was_is_found_out(tmp_path: Path) -> No
     source = ("data.source=forgetful:Drawn", "data.validation_fraction=0", "data.tokenizer=bytes")
     kept = tmp_path / "kept"
     found = mw.chaos(
-        job, *SMALL, *source, "data.max_bytes=200000", faults=[Fault(kind="crash", rank=0, step=5)], ranks=1, keep=kept
+        job, *KEYS, *source, "data.max_bytes=200000", faults=[Fault(kind="crash", rank=0, step=5)], ranks=1, keep=kept
     )
     assert not found.holds
     assert any("was made without the samples of slot" in problem for problem in found.problems)
@@ -128,7 +118,7 @@ def test_the_fewest_faults_that_fail_are_found(tmp_path: Path) -> None:
     job.write_text(JOB.read_text(encoding="utf-8"), encoding="utf-8")
     faults = [Fault(kind="slow-rank", rank=0, step=2, argument=2.0), Fault(kind="crash", rank=0, step=5)]
     keys = ("data.source=forgetful:Drawn", "data.validation_fraction=0")
-    found = mw.chaos(job, *SMALL, *keys, faults=faults, ranks=1, shrink=True, keep=tmp_path / "kept")
+    found = mw.chaos(job, *KEYS, *keys, faults=faults, ranks=1, shrink=True, keep=tmp_path / "kept")
     assert found.smallest == (faults[1],)
 
 
@@ -145,11 +135,11 @@ def test_the_fewest_faults_that_fail_are_found(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_done_is_said_before_any_rank_starts(asked: dict[str, object], what: str) -> None:
     with pytest.raises(ConfigError, match=what):
-        mw.chaos(JOB, *SMALL, **asked, ranks=2)
+        mw.chaos(JOB, *KEYS, **asked, ranks=2)
 
 
 def test_a_job_that_fails_by_itself_is_no_chaos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     faults = [Fault(kind="crash", rank=0, step=2)]
     with pytest.raises(MeshwrightError, match="already the run without faults ended with exit code 70"):
-        mw.chaos(JOB, *SMALL, "optimizer.learning_rate=1e30", faults=faults, ranks=1)
+        mw.chaos(JOB, *KEYS, "optimizer.learning_rate=1e30", faults=faults, ranks=1)

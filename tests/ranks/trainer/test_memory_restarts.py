@@ -17,27 +17,15 @@ from meshwright.spec.fault import Fault
 from meshwright.spec.run.run import Run
 from repository import ROOT
 from run_ranks import run_ranks
-from training_runs import FinishedRun, tiny_job, train_on_ranks, train_on_this_rank
+from training_runs import SMALL, FinishedRun, tiny_job, train_on_ranks, train_on_this_rank
 
 JOB = ROOT / "examples" / "tiny.toml"
-SMALL = (
-    "model.options.dim=32",
-    "model.options.head_dim=8",
-    "model.options.ffn_dim=48",
-    "model.options.num_layers=2",
-    "data.max_bytes=200000",
-    "train.steps=8",
-    "train.seq_len=32",
-    "train.validation_interval=0",
-    "checkpoint.interval=50",
-    "checkpoint.memory_interval=1",
-    "run.timeout_s=3",
-)
+KEYS = (*SMALL, "train.steps=8", "checkpoint.interval=50", "checkpoint.memory_interval=1", "run.timeout_s=3")
 
 
 def test_a_crash_before_any_checkpoint_on_disk_costs_no_step(tmp_path: Path) -> None:
     crash = Fault(kind="crash", rank=1, step=6, phase="backward")
-    found = mw.chaos(JOB, *SMALL, f"checkpoint.memory_dir={tmp_path}", faults=[crash], ranks=2)
+    found = mw.chaos(JOB, *KEYS, f"checkpoint.memory_dir={tmp_path}", faults=[crash], ranks=2)
     assert found.holds, found.problems
     assert found.outcomes[0].lost_steps == 0
     assert list(tmp_path.iterdir()) == []
@@ -135,7 +123,7 @@ def test_with_both_memories_lost_or_damaged_the_disk_is_read(tmp_path: Path, str
 def test_full_memory_is_one_warning_and_no_end_of_training(tmp_path: Path) -> None:
     found = mw.chaos(
         JOB,
-        *SMALL[:-3],
+        *KEYS[:-3],
         "checkpoint.interval=3",
         "checkpoint.memory_interval=1",
         "checkpoint.memory_dir=/proc",
@@ -178,6 +166,6 @@ def test_nodes_that_share_a_folder_make_no_copies(tmp_path: Path, straight: str)
 @pytest.mark.long
 def test_a_stop_that_saves_to_disk_leaves_no_copy(tmp_path: Path) -> None:
     stop = Fault(kind="terminate", rank=0, step=5, phase="optimizer")
-    found = mw.chaos(JOB, *SMALL, f"checkpoint.memory_dir={tmp_path}", faults=[stop], ranks=2)
+    found = mw.chaos(JOB, *KEYS, f"checkpoint.memory_dir={tmp_path}", faults=[stop], ranks=2)
     assert found.holds, found.problems
     assert list(tmp_path.iterdir()) == []

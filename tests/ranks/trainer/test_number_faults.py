@@ -12,20 +12,10 @@ from meshwright.spec.fault import Fault, FaultKind
 from meshwright.spec.run.finding import RankFinding, read_findings
 from meshwright.spec.run.run import Run
 from repository import ROOT
+from training_runs import SMALL
 
 JOB = ROOT / "examples" / "tiny.toml"
-SMALL = (
-    "model.options.dim=32",
-    "model.options.head_dim=8",
-    "model.options.ffn_dim=48",
-    "model.options.num_layers=2",
-    "data.max_bytes=200000",
-    "train.steps=8",
-    "train.seq_len=32",
-    "train.validation_interval=0",
-    "checkpoint.interval=3",
-    "run.timeout_s=30",
-)
+KEYS = (*SMALL, "train.steps=8", "checkpoint.interval=3", "run.timeout_s=30")
 CHECKED = "guards.replica_check_interval=1"
 HSDP = ("layout.dp_replicate=2", "layout.dp_shard=2")
 REPLICAS = ("layout.dp_replicate=3", "layout.dp_shard=1", "train.global_batch_size=12")
@@ -34,7 +24,7 @@ PAIR = ("layout.dp_replicate=2", "layout.dp_shard=1")
 
 def survives(folder: Path, faults: list[Fault], ranks: int, *keys: str) -> list[RankFinding]:
     """Return the events of a run that ended as one without the faults."""
-    found = mw.chaos(JOB, *SMALL, *keys, faults=faults, ranks=ranks, keep=folder / "kept")
+    found = mw.chaos(JOB, *KEYS, *keys, faults=faults, ranks=ranks, keep=folder / "kept")
     assert found.holds, found.problems
     return read_findings(Run(folder / "kept" / "with-faults").findings)
 
@@ -86,7 +76,7 @@ def test_a_check_in_every_fourth_step_finds_it_later(tmp_path: Path, kind: Fault
 @pytest.mark.parametrize("kind", ["flip-parameter", "flip-gradient", "nan-gradient", "loss-spike"])
 def test_without_checks_the_fault_shows(tmp_path: Path, kind: FaultKind) -> None:
     fault = Fault(kind=kind, rank=1, step=5, argument=100.0 if kind == "loss-spike" else 0.0)
-    found = mw.chaos(JOB, *SMALL, *PAIR, faults=[fault], ranks=2, keep=tmp_path / "kept")
+    found = mw.chaos(JOB, *KEYS, *PAIR, faults=[fault], ranks=2, keep=tmp_path / "kept")
     assert not found.holds
     assert found.outcomes[0].injection is not None
 
@@ -105,7 +95,7 @@ def test_a_step_computed_twice_needs_no_replicas(tmp_path: Path, kind: FaultKind
 @pytest.mark.timeout(300)
 def test_a_rank_that_is_wrong_three_times_ends_the_run(tmp_path: Path) -> None:
     faults = [Fault(kind="flip-gradient", rank=1, step=step) for step in (3, 5, 6)]
-    found = mw.chaos(JOB, *SMALL, *PAIR, CHECKED, faults=faults, ranks=2, keep=tmp_path / "kept")
+    found = mw.chaos(JOB, *KEYS, *PAIR, CHECKED, faults=faults, ranks=2, keep=tmp_path / "kept")
     assert found.exit_code == ExitCode.DO_NOT_RETRY
     events = read_findings(Run(tmp_path / "kept" / "with-faults").findings)
     assert [event.action for event in events] == ["recompute", "recompute", "stop"]
@@ -119,7 +109,7 @@ def test_checks_change_no_bit_and_find_nothing_in_a_healthy_run(tmp_path: Path) 
     hashes = []
     for name, keys in (("bare", ()), ("checked", (CHECKED, "guards.recompute_interval=2"))):
         run = Run(tmp_path / name)
-        assert mw.train(JOB, *SMALL, *HSDP, *keys, f"run.dir={run.folder}", ranks=4).exit_code == ExitCode.DONE
+        assert mw.train(JOB, *KEYS, *HSDP, *keys, f"run.dir={run.folder}", ranks=4).exit_code == ExitCode.DONE
         hashes.append(json.loads(run.manifest.read_text(encoding="utf-8"))["results"]["parameter_hash"])
         assert read_findings(run.findings) == []
     assert hashes[0] == hashes[1]
@@ -136,7 +126,7 @@ def test_checks_change_no_bit_and_find_nothing_in_a_healthy_run(tmp_path: Path) 
 def test_what_rules_a_check_out_is_said(keys: tuple[str, ...], what: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
     with pytest.raises(ConfigError, match=what):
-        mw.check(JOB, *SMALL, *keys, ranks=2)
+        mw.check(JOB, *KEYS, *keys, ranks=2)
 
 
 @pytest.mark.long

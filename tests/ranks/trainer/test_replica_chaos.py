@@ -9,17 +9,12 @@ from meshwright.spec.fault import Fault, FaultKind
 from meshwright.spec.run.run import Run
 from meshwright.trainer.run.run_folder import read_manifest
 from repository import ROOT
+from training_runs import SMALL
 
 JOB = ROOT / "examples" / "tiny.toml"
-SMALL = (
-    "model.options.dim=32",
-    "model.options.head_dim=8",
-    "model.options.ffn_dim=48",
-    "model.options.num_layers=2",
-    "data.max_bytes=200000",
+KEYS = (
+    *SMALL,
     "train.steps=60",
-    "train.seq_len=32",
-    "train.validation_interval=0",
     "train.exact_elastic=true",
     "checkpoint.interval=25",
     "run.timeout_s=30",
@@ -31,7 +26,7 @@ PHASES = ("data", "forward", "backward", "gradients", "optimizer", "agree", "che
 
 
 def test_a_lost_replica_costs_the_others_no_step_and_comes_back() -> None:
-    found = mw.chaos(JOB, *SMALL, *TWO, faults=[Fault(kind="crash", rank=1, step=6, phase="backward")], ranks=2)
+    found = mw.chaos(JOB, *KEYS, *TWO, faults=[Fault(kind="crash", rank=1, step=6, phase="backward")], ranks=2)
     assert found.holds, found.problems
     assert found.outcomes[0].lost_steps == 0
     assert found.outcomes[0].others_after_s < found.outcomes[0].recovered_after_s
@@ -43,7 +38,7 @@ def test_a_lost_replica_costs_the_others_no_step_and_comes_back() -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("kind", ["segfault", "exception", "terminate", "hang", "hold-gil", "stop"])
 def test_each_kind_is_survived_by_the_others(kind: FaultKind, rank: int) -> None:
-    found = mw.chaos(JOB, *SMALL, *TWO, faults=[Fault(kind=kind, rank=rank, step=8, phase="optimizer")], ranks=2)
+    found = mw.chaos(JOB, *KEYS, *TWO, faults=[Fault(kind=kind, rank=rank, step=8, phase="optimizer")], ranks=2)
     assert found.holds, found.problems
     assert found.outcomes[0].lost_steps == 0
 
@@ -53,7 +48,7 @@ def test_each_kind_is_survived_by_the_others(kind: FaultKind, rank: int) -> None
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_crash_in_each_phase_is_survived_by_the_others(phase: str) -> None:
     step = 25 if phase == "checkpoint" else 8
-    found = mw.chaos(JOB, *SMALL, *TWO, faults=[Fault(kind="crash", rank=0, step=step, phase=phase)], ranks=2)
+    found = mw.chaos(JOB, *KEYS, *TWO, faults=[Fault(kind="crash", rank=0, step=step, phase=phase)], ranks=2)
     assert found.holds, found.problems
 
 
@@ -67,7 +62,7 @@ def test_replicas_of_several_ranks_are_lost_and_replaced_whole(layout: str) -> N
         Fault(kind="stop", rank=0, step=20, phase="forward"),
         Fault(kind="crash", rank=2, step=40, phase="gradients"),
     ]
-    found = mw.chaos(JOB, *SMALL, *keys, faults=faults, ranks=4)
+    found = mw.chaos(JOB, *KEYS, *keys, faults=faults, ranks=4)
     assert found.holds, found.problems
 
 
@@ -79,7 +74,7 @@ def test_two_of_three_are_lost_at_once_and_then_all() -> None:
         *(Fault(kind="crash", rank=rank, step=40, phase="forward") for rank in (0, 1, 2)),
     ]
     keys = ("layout.dp_replicate=3", "layout.dp_shard=1", "train.global_batch_size=6", "layout.microbatch_size=1")
-    found = mw.chaos(JOB, *SMALL, *keys, faults=faults, ranks=3)
+    found = mw.chaos(JOB, *KEYS, *keys, faults=faults, ranks=3)
     assert found.holds, found.problems
 
 
@@ -93,7 +88,7 @@ def test_ignored_targets_count_over_all_replicas(tmp_path: Path, monkeypatch: py
         (1, "layout.dp_replicate=1", "replicas.independent=false"),
         (2, "layout.dp_replicate=2", "replicas.independent=true"),
     ):
-        keys = (*SMALL, *own, *layout, "layout.dp_shard=1", f"run.dir={tmp_path}/run-{ranks}")
+        keys = (*KEYS, *own, *layout, "layout.dp_shard=1", f"run.dir={tmp_path}/run-{ranks}")
         assert mw.train(JOB, *keys, ranks=ranks).exit_code == 0
         manifest = read_manifest(Run(tmp_path / f"run-{ranks}"))
         assert manifest is not None

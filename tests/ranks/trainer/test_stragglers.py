@@ -9,26 +9,17 @@ from meshwright.spec.fault import Fault
 from meshwright.spec.run.finding import read_findings
 from meshwright.spec.run.run import Run
 from repository import ROOT
+from training_runs import SMALL
 
 JOB = ROOT / "examples" / "tiny.toml"
-SMALL = (
-    "model.options.dim=32",
-    "model.options.head_dim=8",
-    "model.options.ffn_dim=48",
-    "model.options.num_layers=2",
-    "data.max_bytes=200000",
-    "train.steps=40",
-    "train.seq_len=32",
-    "train.validation_interval=0",
-    "checkpoint.interval=0",
-)
+KEYS = (*SMALL, "train.steps=40", "checkpoint.interval=0")
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_slow_rank_is_named_with_its_phase_and_host(tmp_path: Path) -> None:
     fault = Fault(kind="slow-rank", rank=1, argument=3.0)
-    found = mw.chaos(JOB, *SMALL, faults=[fault], ranks=2, keep=tmp_path / "kept")
+    found = mw.chaos(JOB, *KEYS, faults=[fault], ranks=2, keep=tmp_path / "kept")
     assert found.holds, found.problems
     run = Run(tmp_path / "kept" / "with-faults")
     slow = [event for event in read_findings(run.findings) if event.kind == "straggler"]
