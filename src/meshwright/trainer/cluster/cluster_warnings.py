@@ -42,7 +42,7 @@ def cluster_warnings(report: ClusterReport) -> list[str]:
 def node_warnings(nodes: Sequence[NodeReport], clocks: Sequence[ClockOffset], num_ranks: int) -> Iterator[str]:
     """Yield what needs attention without a test between nodes."""
     for node in nodes:
-        yield from _path_warnings(node)
+        yield from _path_warnings(node, is_alone=len(nodes) == 1)
         yield from _limit_warnings(node, num_ranks)
     yield from _network_warnings(nodes)
     for clock in clocks:
@@ -63,13 +63,13 @@ def node_warnings(nodes: Sequence[NodeReport], clocks: Sequence[ClockOffset], nu
             yield f"{name} differs between nodes: {differ}: install one version on all of them"
 
 
-def _path_warnings(node: NodeReport) -> Iterator[str]:
+def _path_warnings(node: NodeReport, *, is_alone: bool) -> Iterator[str]:
     for path in node.paths:
         variable = _VARIABLE.get(path.name)
         remedy = f"set {variable} to the interface that connects the nodes" if variable else "correct the endpoint"
         if path.address is None:
             yield f"{path.name} of {node.host} has no address: {path.why}: {remedy}"
-        elif path.is_loopback and not (path.name == "rendezvous" and node.node == 0):
+        elif path.is_loopback and not is_alone and not (path.name == "rendezvous" and node.node == 0):
             yield f"{path.name} of {node.host} takes {path.address}, which no other node reaches ({path.why}): {remedy}"
     used = {path.interface: path for path in node.paths if path.bytes_per_s is not None and not path.is_loopback}
     fastest = max(used.values(), key=_speed_of, default=None)

@@ -16,19 +16,21 @@ def announce(training: Training, step: int, peak_name: str | None) -> None:
     """Log the size, the layout and the batch of the run, and the FLOP/s that its MFU refers to."""
     if (note := dropout_note(resolve_architecture(training.job.model))) is not None:
         logger.warning("%s", note)
-    ranks, layout = training.ranks, training.layout
+    ranks, layout, replicas = training.ranks, training.layout, training.replicas
     num_microbatches = training.job.num_microbatches(layout)
     tokens = f" of {counted(training.job.train.seq_len, 'token')}" if training.dataset.vocab_size else ""
     logger.info(
-        "%s parameters on %d %s rank%s (%s), %s of %s%s each, from step %d",
+        "%s parameters on %d %s rank%s%s (%s), %s of %s%s each%s, from step %d",
         f"{training.num_parameters:,}",
         ranks.num_ranks,
         ranks.device.type,
         "" if ranks.num_ranks == 1 else "s",
+        "" if replicas is None else f" in each of {counted(replicas.num_members, 'replica')}",
         layout_text(layout),
         counted(num_microbatches, "microbatch", "microbatches"),
         counted(layout.microbatch_size, "sample"),
         tokens,
+        "" if replicas is None or replicas.num_members == 1 else ", shared by all",
         step,
     )
     if (float8 := training.model.float8) is not None:

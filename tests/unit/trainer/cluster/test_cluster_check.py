@@ -110,6 +110,10 @@ def test_addresses_that_no_other_node_reaches_are_named() -> None:
     assert "GLOO_SOCKET_IFNAME=ib0 is faster" in warnings_of([node(0), node(1, paths=[slow, fast])][1:], tests=[])
 
 
+def test_one_node_alone_may_use_loopback() -> None:
+    assert "no other node" not in str(warnings_of([node(0, "127.0.1.1")]))
+
+
 def test_a_clock_that_is_certainly_off_is_named() -> None:
     found = warnings_of([node(0), node(1)], clocks=[ClockOffset(node=1, least_s=-3.1, most_s=-2.9)])
     assert "the clock of n1 is 3 s behind that of n0" in found
