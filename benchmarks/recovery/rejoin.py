@@ -60,8 +60,10 @@ def _one_run() -> list[str]:
     returned = next(entry for entry in lost if entry.time_s > died_s)
     times_s = {entry.step: entry.time_s for entry in survivor}
     took_s = {step: times_s[step] - times_s[step - 1] for step in times_s if step - 1 in times_s}
-    alone_s = statistics.median(took_s[step] for step in took_s if _STEP < step < returned.step - 1)
     usual_s = statistics.median([took_s[step] for step in took_s if step > returned.step + 3])
+    without = [took_s[step] for step in took_s if _STEP < step < returned.step - 1]
+    # One that is back in time for the next step leaves no step alone.
+    alone_s = statistics.median(without) if without else usual_s
     next_s = min(entry.time_s for entry in survivor if entry.time_s > died_s)
     handed_over_s = max(took_s[step] for step in (returned.step - 1, returned.step, returned.step + 1))
     figures = (usual_s, alone_s, next_s - died_s - alone_s, handed_over_s - usual_s, returned.time_s - died_s)

@@ -14,7 +14,9 @@
                            model that is one graph sharding comes before 7, since its collectives are in the graph;
                            so it does for CUDA graphs, which the host's part of FSDP2's hooks is no part of. What
                            no rank shares and nothing casts needs none of it on a processor: replica_sums.py
-10. materialize            last: now each rank knows its shards, so no rank ever holds the whole model
+
+Memory and initial weights come afterwards (data/materialize.py), when each rank knows its shards: none ever holds the
+whole model.
 
 spec/job/validity.py rejects invalid layouts before any process starts.
 """
@@ -30,11 +32,9 @@ from meshwright.parallelism.activation_offload import HostTransfers, offload_blo
 from meshwright.parallelism.compile_blocks import compile_blocks
 from meshwright.parallelism.context.context_parallel import apply_context_parallel
 from meshwright.parallelism.data.fully_sharded import shard_model
-from meshwright.parallelism.data.materialize import materialize
 from meshwright.parallelism.data.replica_sums import needs_no_sharding, replicate_model
 from meshwright.parallelism.expert.expert_parallel import apply_expert_parallel
 from meshwright.parallelism.float8.convert_linears import convert_linears, set_shard_groups
-from meshwright.parallelism.gradients import share_tied
 from meshwright.parallelism.graph.compile_model import compile_model
 from meshwright.parallelism.graph.cuda_graph import shards_for_graphs
 from meshwright.parallelism.graph.graph_sharded import shard_in_graph
@@ -47,9 +47,9 @@ from meshwright.spec.layout.schedule.schedule import Schedule
 
 
 def parallelize(
-    model: nn.Module, meshes: Meshes, precision: PrecisionSection, schedule: Schedule, *, seq_len: int, seed: int
+    model: nn.Module, meshes: Meshes, precision: PrecisionSection, schedule: Schedule, seq_len: int
 ) -> Stages:
-    """Return this rank's stages of `model`, parallelized by meshes.layout, with initial weights; consumes `model`."""
+    """Return this rank's stages of `model`, parallelized by meshes.layout; consumes `model`."""
     layout = meshes.layout
     require_separable(model, layout.loss_chunks)
     if layout.activation_offload and not len(blocks_of(model)):
@@ -89,6 +89,4 @@ def parallelize(
                 stages.replica_sums = replicate_model(stage, meshes)
             else:
                 shard_model(stage, layout, precision, meshes)
-        materialize(stage, meshes.device_type, seed, offloads=layout.cpu_offload)
-    share_tied(stages, meshes)
     return stages

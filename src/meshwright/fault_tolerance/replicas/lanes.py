@@ -78,7 +78,13 @@ class Lane:
         if self.has_failed:
             return
         index = self._index(replica)
-        self._try(lambda: [self._required.send([_on_host(tensor)], index, 0).wait() for tensor in tensors])
+
+        def send_all() -> None:
+            sent = [(copy := _on_host(tensor), self._required.send([copy], index, 0)) for tensor in tensors]
+            for _, work in sent:
+                work.wait()
+
+        self._try(send_all)
 
     def receive(self, tensors: list[Tensor], replica: int) -> None:
         """Receive what a replica `send`s, in the same order, in place."""
@@ -87,8 +93,12 @@ class Lane:
         index = self._index(replica)
 
         def receive_all() -> None:
-            for tensor in tensors:
-                _receive(self._required, tensor, index)
+            received = [_in_host_memory(tensor) for tensor in tensors]
+            for work in [self._required.recv([each], index, 0) for each in received]:
+                work.wait()
+            for tensor, each in zip(tensors, received, strict=True):
+                if each is not tensor:
+                    tensor.copy_(each)
 
         self._try(receive_all)
 
@@ -147,13 +157,10 @@ class Lane:
             logger.debug("replica %d: %s", self._member.place.replica, error)
 
 
-def _receive(group: dist.ProcessGroup, tensor: Tensor, index: int) -> None:
-    # Straight into memory where that is possible: no copy, and no second state in memory.
+def _in_host_memory(tensor: Tensor) -> Tensor:
+    """Return a tensor, or another in memory into which gloo can write what it is to hold."""
     is_direct = tensor.device.type == "cpu" and tensor.is_contiguous()
-    received = tensor if is_direct else torch.empty(tensor.shape, dtype=tensor.dtype)
-    group.recv([received], index, 0).wait()
-    if not is_direct:
-        tensor.copy_(received)
+    return tensor if is_direct else torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
 def _on_host(tensor: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ def train(config: RankConfig, ranks: Ranks) -> ExitCode:
         under_faults(run, number, config.faults, watch) as ledger,
     ):
         cached = load_cache(job, run, ranks) if job.layout.compiles_anything else None
-        training = Training.build(job, ranks)
+        training = Training.build(job, ranks, awaits_state=config.resume or config.warms_up)
         post_mortem.follow(training)
         stragglers = connect(training, watch, own)
         replicas = None if place is None else join_others(place, job, watch)

@@ -184,13 +184,13 @@ class RunRecorder:
         if speed:
             median_ms, p95_ms = speed["median_step_ms"], speed["p95_step_ms"]
             timed = f" | {speed['timed_steps']}: median {median_ms:.0f} ms, p95 {p95_ms:.0f} ms"
-        total = f" | {format_duration(sum(self._step_ms) / 1e3)} in steps" if self._step_ms else ""
+        total = f"{format_duration(sum(self._step_ms) / 1e3)} in steps" if self._step_ms else "no step in this attempt"
         loss = f" | loss {self._losses['last_loss']:.4f}" if self._losses else ""
         hashed = f" | parameters {results['parameter_hash']}" if results.get("parameter_hash") else ""
         num_steps = self._job.train.steps
         # A run that is resumed with fewer steps than it has done trains none.
         at = f"step {last_step}/{num_steps}" if last_step <= num_steps else f"step {last_step}"
-        logger.info("%s%s%s%s%s", at, loss, timed, total, hashed)
+        logger.info("%s%s%s | %s%s", at, loss, timed, total, hashed)
         if last_step < self._job.train.steps:
             is_asked = last_step == self._job.train.stop_after
             key = " train.stop_after=none" if is_asked else ""

@@ -17,7 +17,7 @@ from meshwright.models.build import build_model
 from meshwright.models.contract import blocks_of, require_shardable
 from meshwright.parallelism.apply import parallelize
 from meshwright.parallelism.data.fully_sharded import TORCH_DTYPES
-from meshwright.parallelism.data.materialize import fill_from
+from meshwright.parallelism.data.materialize import fill_from, materialize
 from meshwright.parallelism.data.place_in_pools import place_in_pools
 from meshwright.parallelism.exact_sums import sum_exactly
 from meshwright.parallelism.gradients import share_tied
@@ -43,10 +43,12 @@ from meshwright.trainer.optimizer.update_groups import require_updatable
 from meshwright.trainer.step.train_step import TrainStep
 
 
-def build_pipeline(job: Job, ranks: Ranks, microbatches: Sequence[int] | None = None) -> tuple[Meshes, Pipeline, int]:
+def build_pipeline(
+    job: Job, ranks: Ranks, microbatches: Sequence[int] | None = None, *, draws_weights: bool = True
+) -> tuple[Meshes, Pipeline, int]:
     """Return this rank's meshes, pipeline and the number of parameters of the whole model; a collective.
 
-    With `microbatches` the schedule runs only these.
+    With `microbatches` the schedule runs only these. Without `draws_weights` weights that a seed gives are left zero.
     """
     whole = build_unsharded(job)
     require_positions(job, whole)
@@ -63,7 +65,10 @@ def build_pipeline(job: Job, ranks: Ranks, microbatches: Sequence[int] | None = 
     if microbatches is not None:
         schedule = schedule.of_microbatches(microbatches)
     precision = job.precision.replace(reduce=job.reduce_dtype)
-    model = parallelize(whole, meshes, precision, schedule, seq_len=job.train.seq_len, seed=job.train.seed)
+    model = parallelize(whole, meshes, precision, schedule, job.train.seq_len)
+    for stage in model:
+        materialize(stage, meshes.device_type, job.train.seed, offloads=layout.cpu_offload, draws_weights=draws_weights)
+    share_tied(model, meshes)
     if job.train.exact_elastic:
         num_terms = job.global_batch_size // layout.microbatch_size * layout.cp * layout.tp
         sum_exactly(model, num_terms, num_terms * job.train.validation_batches)

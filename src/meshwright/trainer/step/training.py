@@ -30,6 +30,7 @@ from meshwright.errors import (
 from meshwright.fault_tolerance.replicas.replica_group import ReplicaGroup
 from meshwright.log import logger
 from meshwright.parallelism.data.fully_sharded import reshard_model
+from meshwright.parallelism.data.materialize import draw_weights
 from meshwright.parallelism.gradients import share_tied
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.pipeline.pipeline import Pipeline
@@ -71,21 +72,24 @@ class Training:
             pin_memory=ranks.device.type == "cuda",
         )
         self.replicas: ReplicaGroup | None = None
+        self._has_weights = True
         self.step = build_train_step(job, meshes, pipeline)
         self.optimizer = self.step.optimizer
         self.step.may_ignore_targets = dataset.may_ignore_targets
 
     @classmethod
-    def build(cls, job: Job, ranks: Ranks, dataset: Dataset | None = None) -> Self:
+    def build(cls, job: Job, ranks: Ranks, dataset: Dataset | None = None, *, awaits_state: bool = False) -> Self:
         """Return the training of `job` on this rank, at step 0, with its initial weights; a collective.
 
-        `dataset` replaces the one that the job names.
+        `dataset` replaces the one that the job names. One that `awaits_state`, which it loads or receives, draws its
+        weights only if there is none.
         """
-        meshes, pipeline, num_parameters = build_pipeline(job, ranks)
+        draws_weights = not awaits_state or job.model.initial_weights is not None
+        meshes, pipeline, num_parameters = build_pipeline(job, ranks, draws_weights=draws_weights)
         dataset = dataset or build_dataset(job.data, job.train.seq_len)
         require_vocabulary(job, dataset)
         training = cls(job, ranks, meshes, dataset, pipeline)
-        training.num_parameters = num_parameters
+        training.num_parameters, training._has_weights = num_parameters, draws_weights
         return training
 
     def metadata(self, step: int) -> dict[str, Any]:
@@ -137,10 +141,22 @@ class Training:
     def _take_over(self, found: tuple[int, dict[str, Any]] | None) -> int:
         """Return the step of a checkpoint whose tensors were loaded, having taken over the rest; a collective."""
         if found is None:
+            self._draw_weights()
             return 0
         step, metadata = found
         self.take_over(metadata)
         return step
+
+    def _draw_weights(self) -> None:
+        """Draw the initial weights if that was put off; a collective."""
+        if self._has_weights:
+            return
+        for stage in self.model:
+            draw_weights(stage, self.meshes.device_type, self.job.train.seed)
+        share_tied(self.model, self.meshes)
+        if self.step.outer_sync is not None:
+            self.step.outer_sync.optimizer.restart()
+        self._has_weights = True
 
     def take_over(self, metadata: dict[str, Any]) -> None:
         """Take over the rest of a state whose tensors were loaded or received; a collective."""
@@ -149,6 +165,7 @@ class Training:
                 f"the model is not that of the checkpoint: {changed}: a run keeps its model, so set it back, or start "
                 "a new run from its weights: `meshwright export`, then model.initial_weights"
             )
+        self._has_weights = True
         share_tied(self.model, self.meshes)
         check_resumable(metadata["position"], self.loader.position)
         if self.step.guard is not None:
