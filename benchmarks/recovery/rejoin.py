@@ -30,7 +30,7 @@ from meshwright.spec.run.run import Run
 _MODEL = ("dim=768", "num_layers=12", "num_heads=12", "num_kv_heads=12", "head_dim=64", "ffn_dim=2048")
 _KEYS = (
     *(f"model.options.{field}" for field in _MODEL),
-    *("train.steps=40", "train.seq_len=16", "train.global_batch_size=2", "train.validation_interval=0"),
+    *("train.steps=24", "train.seq_len=16", "train.global_batch_size=2", "train.validation_interval=0"),
     *("layout.dp_replicate=2", "layout.dp_shard=1", "layout.microbatch_size=1", "replicas.independent=true"),
     *("checkpoint.interval=0", "run.timeout_s=120", "run.hang_limit_s=60", "data.max_bytes=200000"),
 )

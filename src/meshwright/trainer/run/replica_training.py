@@ -62,6 +62,8 @@ class ReplicaTraining:
         training.share(0, training.job.num_microbatches(training.layout))
         training.step.warm_up(training.loader.microbatches(0))
         reshard_model(training.model)
+        # The optimizer allocates its state.
+        self.tensors()
 
 
 def watched_section(config: RankConfig) -> RunSection:
