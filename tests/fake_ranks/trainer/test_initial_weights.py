@@ -6,6 +6,7 @@ import torch
 from meshwright.models.build import build_model
 from meshwright.models.initial import initialize
 from meshwright.parallelism.apply import parallelize
+from meshwright.parallelism.data.materialize import materialize_stages
 from meshwright.parallelism.mesh import build_meshes
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters, local_box
 from meshwright.spec.job.sections import ModelSection, PrecisionSection
@@ -32,7 +33,8 @@ def test_a_rank_holds_its_slice_of_the_whole(fake_rank: int, layout: Layout) -> 
     with torch.device("meta"):
         model = build_model(MODEL)
     meshes, schedule = build_meshes(layout, "cpu"), build_schedule(layout, num_microbatches=4)
-    sharded = parallelize(model, meshes, PrecisionSection(), schedule, seq_len=64, seed=3)
+    sharded = parallelize(model, meshes, PrecisionSection(), schedule, 64)
+    materialize_stages(sharded, meshes, seed=3)
     expected = dict(whole.named_parameters())
     num_local = 0
     for name, parameter in canonical_parameters(sharded):

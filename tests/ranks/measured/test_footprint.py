@@ -20,6 +20,7 @@ from meshwright.hardware.catalogue import load_cluster
 from meshwright.models.build import build_architecture
 from meshwright.parallelism.apply import parallelize
 from meshwright.parallelism.data.fully_sharded import TORCH_DTYPES
+from meshwright.parallelism.data.materialize import materialize_stages
 from meshwright.parallelism.loss import make_loss
 from meshwright.parallelism.mesh import build_meshes
 from meshwright.parallelism.pipeline.pipeline import Pipeline
@@ -100,7 +101,8 @@ def _measured_bytes(case: Case, compute: DType = "bfloat16") -> int:
         model = build_architecture(architecture)
     schedule, meshes = build_schedule(layout, num_microbatches), build_meshes(layout, "cpu")
     precision = PrecisionSection(compute=compute, reduce="float32")
-    stages = parallelize(model, meshes, precision, schedule, seq_len=SEQ_LEN, seed=0)
+    stages = parallelize(model, meshes, precision, schedule, SEQ_LEN)
+    materialize_stages(stages, meshes, seed=0)
     pipeline = Pipeline(stages, schedule, make_loss(model, meshes, stages.last), meshes, TORCH_DTYPES[compute])
     optimizer = build_optimizer(stages, OptimizerSection(learning_rate=1e-3))
     tokens_BS = torch.randint(0, architecture.vocab_size, (layout.microbatch_size, SEQ_LEN))

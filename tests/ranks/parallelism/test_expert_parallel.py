@@ -17,6 +17,7 @@ from compiler_warnings import DYNAMO_WARNINGS
 from meshwright.models.build import build_architecture
 from meshwright.parallelism.apply import parallelize
 from meshwright.parallelism.context.context_parallel import sequence_indices
+from meshwright.parallelism.data.materialize import materialize_stages
 from meshwright.parallelism.expert.expert_parallel import TokenExchange
 from meshwright.parallelism.gradients import Gradients
 from meshwright.parallelism.mesh import Meshes, build_meshes
@@ -94,7 +95,9 @@ def build(case: Case, layout: Layout) -> tuple[Stages, Meshes]:
         model.to(torch.float64)
     meshes = build_meshes(layout, "cpu")
     precision, schedule = PrecisionSection(compute=case.dtype), build_schedule(layout, num_microbatches=2)
-    return parallelize(model, meshes, precision, schedule, seq_len=SEQ_LEN, seed=3), meshes
+    stages = parallelize(model, meshes, precision, schedule, SEQ_LEN)
+    materialize_stages(stages, meshes, seed=3)
+    return stages, meshes
 
 
 def own_part(whole_BSD: Tensor, meshes: Meshes) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from meshwright.models.build import build_architecture
 from meshwright.parallelism.apply import parallelize
+from meshwright.parallelism.data.materialize import materialize_stages
 from meshwright.parallelism.data.replica_sums import ReplicaSums, needs_no_sharding
 from meshwright.parallelism.mesh import build_meshes
 from meshwright.spec.job.sections import PrecisionSection
@@ -103,7 +104,8 @@ def _num_sharded(layouts: list[Layout], precision: PrecisionSection) -> list[tup
         meshes, schedule = build_meshes(layout, "cpu"), build_schedule(layout, 2)
         with torch.device("meta"):
             model = build_architecture(LlamaArchitecture(**ARCHITECTURE))
-        stages = parallelize(model, meshes, precision, schedule, seq_len=16, seed=0)
+        stages = parallelize(model, meshes, precision, schedule, 16)
+        materialize_stages(stages, meshes, seed=0)
         units = sum(isinstance(module, FSDPModule) for module in stages.modules())
         found.append((units, stages.replica_sums is not None))
     return found

@@ -30,6 +30,18 @@ def test_both_resumes_on_the_same_layout_are_bit_equal(tmp_path: Path, mode: str
     assert [attempt.start_step for attempt in resumed.manifest.attempts] == [0, 2, 4]
 
 
+def test_a_run_without_a_checkpoint_begins_again_with_the_same_weights(tmp_path: Path) -> None:
+    tied = {**TINY_MODEL, "options": {**TINY_MODEL["options"], "tie_embeddings": True}}
+    straight = train_on_ranks(tiny_job(tmp_path, model=tied), tmp_path / "straight", 2)
+    lost = tmp_path / "lost"
+    shutil.copytree(tmp_path / "straight", lost)
+    shutil.rmtree(lost / "checkpoints")
+    again = train_on_ranks(tiny_job(tmp_path, model=tied), lost, 2, resume=True)
+    assert [attempt.start_step for attempt in again.manifest.attempts] == [0, 0]
+    assert again.losses == straight.losses
+    assert again.parameter_hash == straight.parameter_hash
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("num_ranks", [1, 4])
 def test_resume_on_other_ranks_goes_on_with_the_same_losses(tmp_path: Path, num_ranks: int) -> None:

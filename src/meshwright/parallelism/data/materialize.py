@@ -9,7 +9,9 @@ from torch import distributed as dist
 
 from meshwright.models.initial import fill
 from meshwright.models.moe import MixtureOfExperts
+from meshwright.parallelism.gradients import share_tied
 from meshwright.parallelism.mesh import Meshes
+from meshwright.parallelism.pipeline.stages import Stages
 from meshwright.parallelism.torch_private.torch_compat import (
     canonical_fqn,
     canonical_parameters,
@@ -38,6 +40,14 @@ def materialize(
     with torch.no_grad():
         for _, parameter in canonical_parameters(model):
             local_box(parameter)[0].zero_()
+
+
+def materialize_stages(stages: Stages, meshes: Meshes, seed: int, *, draws_weights: bool = True) -> None:
+    """Do so for all of a rank's stages; a collective where stages share a tied weight."""
+    for stage in stages:
+        offloads = meshes.layout.cpu_offload
+        materialize(stage, meshes.device_type, seed, offloads=offloads, draws_weights=draws_weights)
+    share_tied(stages, meshes)
 
 
 def draw_weights(model: nn.Module, device_type: str, seed: int) -> None:

@@ -17,7 +17,7 @@ from meshwright.models.build import build_model
 from meshwright.models.contract import blocks_of, require_shardable
 from meshwright.parallelism.apply import parallelize
 from meshwright.parallelism.data.fully_sharded import TORCH_DTYPES
-from meshwright.parallelism.data.materialize import fill_from, materialize
+from meshwright.parallelism.data.materialize import fill_from, materialize_stages
 from meshwright.parallelism.data.place_in_pools import place_in_pools
 from meshwright.parallelism.exact_sums import sum_exactly
 from meshwright.parallelism.gradients import share_tied
@@ -66,9 +66,7 @@ def build_pipeline(
         schedule = schedule.of_microbatches(microbatches)
     precision = job.precision.replace(reduce=job.reduce_dtype)
     model = parallelize(whole, meshes, precision, schedule, job.train.seq_len)
-    for stage in model:
-        materialize(stage, meshes.device_type, job.train.seed, offloads=layout.cpu_offload, draws_weights=draws_weights)
-    share_tied(model, meshes)
+    materialize_stages(model, meshes, job.train.seed, draws_weights=draws_weights)
     if job.train.exact_elastic:
         num_terms = job.global_batch_size // layout.microbatch_size * layout.cp * layout.tp
         sum_exactly(model, num_terms, num_terms * job.train.validation_batches)
