@@ -6,12 +6,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import distributed as dist
 
+from meshwright.checkpoint.shards import flatten
 from meshwright.errors import ExitCode
+from meshwright.parallelism.torch_private.torch_compat import local_box
+from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import AXES
+from meshwright.spec.run.run import Run
+from meshwright.trainer.launch.ranks import Ranks
+from meshwright.trainer.step.training import Training
 from run_ranks import run_ranks
 from training_runs import TINY_MODEL, FinishedRun, tiny_job, train_on_ranks, train_on_this_rank
+
+DENSE = {**TINY_MODEL, "options": {**TINY_MODEL["options"], "num_layers": 4, "tie_embeddings": True}}
+MIXTURE = {"source": "moe-4m", "options": {"dim": 32, "num_layers": 3, "num_experts": 8, "expert_ffn_dim": 16}}
 
 
 @pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.long)])
@@ -42,6 +52,26 @@ def test_a_run_without_a_checkpoint_begins_again_with_the_same_weights(tmp_path:
     assert again.parameter_hash == straight.parameter_hash
 
 
+def warmed_up_state(job: dict[str, Any], folder: str) -> bool:
+    """Return whether a training that warmed up while it awaited a state, and found none, is as one that begins."""
+    parsed, ranks = Job.from_dict(job), Ranks(dist.get_rank(), dist.get_world_size(), torch.device("cpu"))
+    fresh, late = Training.build(parsed, ranks), Training.build(parsed, ranks, awaits_state=True)
+    late.warm_up()
+    assert late.load_newest(Run(folder)) == 0
+    expected, found = (flatten(each.state()) for each in (fresh, late))
+    return expected.keys() == found.keys() and all(
+        torch.equal(local_box(one)[0], local_box(other)[0])
+        for name in expected
+        for one, other in zip(expected[name], found[name], strict=True)
+    )
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_what_warms_up_and_finds_no_state_begins_as_any_other(tmp_path: Path, optimizer: str) -> None:
+    job = tiny_job(tmp_path, model=DENSE, optimizer={"name": optimizer}, layout={"pp": 2, "tp": 1, "dp_shard": 1})
+    assert run_ranks(warmed_up_state, 2, job, str(tmp_path / "none")) == [True, True]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("num_ranks", [1, 4])
 def test_resume_on_other_ranks_goes_on_with_the_same_losses(tmp_path: Path, num_ranks: int) -> None:
@@ -56,10 +86,6 @@ def test_resume_on_other_ranks_goes_on_with_the_same_losses(tmp_path: Path, num_
     assert len(compared) == 8
     for step in compared:
         assert resumed.losses[step] == pytest.approx(straight.losses[step], rel=1e-5)
-
-
-DENSE = {**TINY_MODEL, "options": {**TINY_MODEL["options"], "num_layers": 4, "tie_embeddings": True}}
-MIXTURE = {"source": "moe-4m", "options": {"dim": 32, "num_layers": 3, "num_experts": 8, "expert_ffn_dim": 16}}
 
 
 @pytest.mark.parametrize(

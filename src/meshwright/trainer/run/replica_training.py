@@ -11,7 +11,6 @@ from meshwright.checkpoint.shards import flatten
 from meshwright.fault_tolerance.hangs.hang_watch import HangWatch
 from meshwright.fault_tolerance.replicas.replica_group import ReplicaGroup
 from meshwright.fault_tolerance.stop_request import StopRequest
-from meshwright.parallelism.data.fully_sharded import reshard_model
 from meshwright.parallelism.torch_private.torch_compat import local_box
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import RunSection
@@ -57,13 +56,7 @@ class ReplicaTraining:
 
     def warm_up(self) -> None:
         """Do once what the first step would be slow to do, without effect on the state that is received."""
-        training = self._training
-        # One microbatch: shared as finely as the batch allows.
-        training.share(0, training.job.num_microbatches(training.layout))
-        training.step.warm_up(training.loader.microbatches(0))
-        reshard_model(training.model)
-        # The optimizer allocates its state.
-        self.tensors()
+        self._training.warm_up()
 
 
 def watched_section(config: RankConfig) -> RunSection:

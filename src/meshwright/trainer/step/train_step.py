@@ -189,9 +189,17 @@ class TrainStep:
             return {}
         return {name: buffer.clone() for name, buffer in persistent_buffers(self.model).items()}
 
-    def warm_up(self, microbatches: Sequence[Microbatch]) -> None:
-        """Run forward and backward once, for what a first time is slow to do, and drop the gradients; a collective."""
+    def warm_up(self, microbatches: Sequence[Microbatch], *, updates: bool) -> None:
+        """Run forward and backward once, for what a first time is slow to do, and drop the gradients; a collective.
+
+        With `updates` the optimizer has its first time, too, which leaves parameters and its state of no use.
+        """
         self.pipeline.step(self._stage_inputs(1, microbatches))
+        if updates:
+            self.optimizer.set_learning_rate(0.0)
+            self.gradients.finish(len(microbatches))
+            self.gradients.clip(self.job.optimizer.max_grad_norm)
+            self.optimizer.step(self.gradients.scale)
         self.optimizer.zero_grad()
 
     @torch.no_grad()

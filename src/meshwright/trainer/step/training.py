@@ -4,6 +4,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
+import torch
 from torch.distributed.fsdp import FSDPModule
 
 from meshwright.checkpoint.checkpoint import (
@@ -16,6 +17,7 @@ from meshwright.checkpoint.checkpoint import (
 )
 from meshwright.checkpoint.peers import GroupPeers
 from meshwright.checkpoint.saved_model import MODEL_FIELDS
+from meshwright.checkpoint.shards import flatten
 from meshwright.data.dataset import Dataset, build_dataset
 from meshwright.data.loader import Loader
 from meshwright.data.order import Share, check_resumable
@@ -34,7 +36,12 @@ from meshwright.parallelism.data.materialize import draw_weights
 from meshwright.parallelism.gradients import share_tied
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.pipeline.pipeline import Pipeline
-from meshwright.parallelism.torch_private.torch_compat import canonical_parameters, copies_by_name, persistent_buffers
+from meshwright.parallelism.torch_private.torch_compat import (
+    canonical_parameters,
+    copies_by_name,
+    local_box,
+    persistent_buffers,
+)
 from meshwright.parallelism.torch_private.torch_fsdp import sum_shards_with
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.schedule.action import read_schedule
@@ -89,7 +96,8 @@ class Training:
         dataset = dataset or build_dataset(job.data, job.train.seq_len)
         require_vocabulary(job, dataset)
         training = cls(job, ranks, meshes, dataset, pipeline)
-        training.num_parameters, training._has_weights = num_parameters, draws_weights
+        training.num_parameters = num_parameters
+        training._has_weights = draws_weights or not all(hasattr(stage, "initial") for stage in pipeline.stages)
         return training
 
     def metadata(self, step: int) -> dict[str, Any]:
@@ -147,10 +155,23 @@ class Training:
         self.take_over(metadata)
         return step
 
+    def warm_up(self) -> None:
+        """Do once what the first step would be slow to do, before a state is received or loaded; a collective."""
+        # One microbatch: shared as finely as the batch allows.
+        self.share(0, self.job.num_microbatches(self.layout))
+        self.step.warm_up(self.loader.microbatches(0), updates=not self._has_weights)
+        reshard_model(self.model)
+        # The optimizer allocates its state.
+        self.state()
+
+    @torch.no_grad()
     def _draw_weights(self) -> None:
-        """Draw the initial weights if that was put off; a collective."""
+        """Draw the initial weights if that was put off, and forget what the optimizer did before; a collective."""
         if self._has_weights:
             return
+        for copies in flatten(optimizer_state(self.model, self.optimizer)).values():
+            for copy in copies:
+                local_box(copy)[0].zero_()
         for stage in self.model:
             draw_weights(stage, self.meshes.device_type, self.job.train.seed)
         share_tied(self.model, self.meshes)
