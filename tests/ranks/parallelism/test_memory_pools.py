@@ -46,7 +46,7 @@ def _records(jobs: list[dict[str, Any]], *, moves: bool) -> list[tuple[Record, i
         return made[-1]
 
     for given in jobs:
-        with patch("meshwright.trainer.step.training.memory_pools", pools):
+        with patch("meshwright.trainer.step.build_pipeline.memory_pools", pools):
             result = record(Job.from_dict(given), "cpu", None, False)[0]
         used = [pool for pool in (made[-1].embedding, made[-1].optimizer_state) if pool is not None]
         found.append((result, min((pool.num_bytes for pool in used), default=0)))
@@ -107,7 +107,7 @@ def _train(job: dict[str, Any], folder: Path) -> list[int]:
 
 
 def _train_with_pools(job: dict[str, Any], folder: str, resume: bool) -> int:
-    with patch("meshwright.trainer.step.training.memory_pools", _pools):
+    with patch("meshwright.trainer.step.build_pipeline.memory_pools", _pools):
         return train_on_this_rank(job, folder, resume)
 
 
