@@ -168,5 +168,8 @@ def _set_aside(folder: Path, kind: str) -> None:
     try:
         folder.rename(aside)
         logger.warning("%s is now %s: remove it when you no longer need it", folder.name, aside.name)
+    except FileNotFoundError:
+        # Another independent replica, which reads the same checkpoints, has done it.
+        return
     except OSError as error:
         logger.warning("%s could not be renamed (%s): move it away before its step is saved", folder, error.strerror)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshwright.errors import ExitCode, MeshwrightError
+from meshwright.errors import ConfigError, ExitCode, MeshwrightError, Retryable
 from meshwright.log import progress
 from meshwright.prover.chaos_judge import EndedRun, judge
 from meshwright.prover.quiet_output import output_in
@@ -43,12 +43,11 @@ class ChaosRequest:
 def chaos(request: ChaosRequest) -> ChaosReport:
     """Return how the run with the faults compares with one without.
 
-    Raises MeshwrightError where already the run without faults fails.
+    Raises MeshwrightError, of that exit code, where already the run without faults fails.
     """
     expected = _train(request, "without-faults", ())
     if expected.exit_code:
-        log = request.folder / f"{expected.run.folder.name}.log"
-        raise MeshwrightError(f"already the run without faults ended with exit code {expected.exit_code}: see {log}")
+        raise _failed_without(expected.exit_code, request.folder / f"{expected.run.folder.name}.log")
     progress.info("without faults: %s", format_duration(expected.took_s))
     found = _train(request, "with-faults", request.faults)
     progress.info("with %s: %s", counted(len(request.faults), "fault"), format_duration(found.took_s))
@@ -106,3 +105,14 @@ def _shrink(request: ChaosRequest, expected: EndedRun) -> list[Fault]:
         return not report.holds
 
     return smallest(request.faults, fails)
+
+
+def _failed_without(exit_code: int, log: Path) -> MeshwrightError:
+    """Return the error of a job that fails without any fault, of its exit code, with the last one in its log."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    reason = f": {said[-1]}" if said else ""
+    kinds: dict[int, type[MeshwrightError]] = {ExitCode.BAD_INPUT: ConfigError, ExitCode.RETRY: Retryable}
+    return kinds.get(exit_code, MeshwrightError)(
+        f"already the run without faults ended with exit code {exit_code} (see {log}){reason}"
+    )

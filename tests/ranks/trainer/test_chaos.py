@@ -105,10 +105,20 @@ def test_a_data_set_that_forgets_where_it_was_is_found_out(tmp_path: Path) -> No
         job, *KEYS, *source, "data.max_bytes=200000", faults=[Fault(kind="crash", rank=0, step=5)], ranks=1, keep=kept
     )
     assert not found.holds
-    assert any("was made without the samples of slot" in problem for problem in found.problems)
+    assert any("the same ones with other values, at slot" in problem for problem in found.problems)
     assert any("the final parameters are not those" in problem for problem in found.problems)
     assert (kept / "with-faults" / "manifest.json").exists()
     assert (kept / "with-faults.log").exists()
+
+
+def test_a_job_that_fails_without_faults_says_why(tmp_path: Path) -> None:
+    of_index, of_read = "setdefault(index,", "setdefault(len(self._places),"
+    (tmp_path / "drawing.py").write_text(FORGETFUL.replace(of_index, of_read), encoding="utf-8")
+    job = tmp_path / "job.toml"
+    job.write_text(JOB.read_text(encoding="utf-8"), encoding="utf-8")
+    source = ("data.source=drawing:Drawn", "data.validation_fraction=0", "data.tokenizer=bytes")
+    with pytest.raises(ConfigError, match=r"exit code 2 .*has different values when it is read twice"):
+        mw.chaos(job, *KEYS, *source, faults=[Fault(kind="crash", rank=0, step=5)], ranks=1)
 
 
 def test_the_fewest_faults_that_fail_are_found(tmp_path: Path) -> None:

@@ -25,6 +25,15 @@ TWO = ("layout.dp_replicate=2", "layout.dp_shard=1")
 PHASES = ("data", "forward", "backward", "gradients", "optimizer", "agree", "checkpoint")
 
 
+def test_a_program_resumes_what_it_has_stopped(tmp_path: Path) -> None:
+    keys = (*KEYS, *TWO, "train.steps=4", "checkpoint.interval=2", f"run.dir={tmp_path / 'run'}")
+    mw.train(JOB, *keys, "train.stop_after=2", ranks=2)
+    mw.train(JOB, *keys, ranks=2, resume=True)
+    manifest = read_manifest(Run(tmp_path / "run"))
+    assert manifest is not None
+    assert manifest.results["last_step"] == 4
+
+
 def test_a_lost_replica_costs_the_others_no_step_and_comes_back() -> None:
     found = mw.chaos(JOB, *KEYS, *TWO, faults=[Fault(kind="crash", rank=1, step=6, phase="backward")], ranks=2)
     assert found.holds, found.problems

@@ -136,9 +136,12 @@ def sample_problem(expected: Sequence[Ledger], found: Sequence[Ledger]) -> str |
             return f"step {step} is missing from the ledger"
         if step not in wanted:
             return f"step {step} was done, and there is none"
-        if lost := wanted[step] - used[step]:
+        lost, added = wanted[step] - used[step], used[step] - wanted[step]
+        if lost and {slot for slot, _ in lost} == {slot for slot, _ in added}:
+            return f"step {step} read other samples, or the same ones with other values, at {_slots(lost)}"
+        if lost:
             return f"step {step} was made without the samples of {_slots(lost)}"
-        if added := used[step] - wanted[step]:
+        if added:
             return f"step {step} was also made of other samples, or of the same ones twice, at {_slots(added)}"
     return None
 

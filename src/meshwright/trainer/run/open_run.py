@@ -34,9 +34,10 @@ from meshwright.trainer.run.run_recorder import RunRecorder
 from meshwright.trainer.step.training import Training
 
 
-def claim(run: Run, job: Job, *, resume: bool, overwrite: bool) -> None:
-    """Lock the run folder for this process and check that this job may write into it.
+def claim(run: Run, job: Job, *, resume: bool, overwrite: bool) -> int:
+    """Lock the run folder for this process and check that this job may write into it; return what holds the lock.
 
+    It is a descriptor: who trains no more, and does not end, closes it.
     Raises ConfigError for the folder of another run, Retryable while another process writes into it.
     """
     if overwrite:
@@ -55,12 +56,13 @@ def claim(run: Run, job: Job, *, resume: bool, overwrite: bool) -> None:
             raise ConfigError(
                 f"cannot create {folder}: {error.strerror}: set run.dir to a folder you can write"
             ) from error
-    hold(run)
+    held = hold(run)
     _note_start(run)
     # Files of an earlier attempt must not be read as this one's.
     for folder in (run.heartbeats, run.hangs):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
+    return held
 
 
 def _note_start(run: Run) -> None:

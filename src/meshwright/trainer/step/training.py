@@ -129,8 +129,12 @@ class Training:
             return False
         try:
             self.take_over(self._load(run.checkpoint(step)))
-        except DamagedCheckpoint as error:
-            logger.warning("this replica's own state is not loaded, but that of the run's checkpoint: %s", error)
+        except DamagedCheckpoint:
+            logger.warning(
+                "%s is damaged: this replica takes the state of the run's checkpoint instead of its own, and the run "
+                "ends with other bits than one that was never stopped",
+                run.checkpoint(step),
+            )
             return False
         return True
 

@@ -43,7 +43,15 @@ def train_replicas(config: RankConfig, num_ranks: int, after_loss: Callable[[], 
 
     Raises ConfigError for the folder of another run, Preempted or KeyboardInterrupt after a signal.
     """
-    claim(config.run, config.job, resume=config.resume, overwrite=config.overwrite)
+    held = claim(config.run, config.job, resume=config.resume, overwrite=config.overwrite)
+    try:
+        return _train_replicas(config, num_ranks, after_loss)
+    finally:
+        # In Python this process may go on, and resume the run.
+        os.close(held)
+
+
+def _train_replicas(config: RankConfig, num_ranks: int, after_loss: Callable[[], None]) -> ExitCode:
     clear_replicas(config.run)
     section = config.job.run
     layout = config.job.layout.resolve(num_ranks)
