@@ -66,9 +66,11 @@ def warmed_up_state(job: dict[str, Any], folder: str) -> bool:
     )
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_what_warms_up_and_finds_no_state_begins_as_any_other(tmp_path: Path, optimizer: str) -> None:
-    job = tiny_job(tmp_path, model=DENSE, optimizer={"name": optimizer}, layout={"pp": 2, "tp": 1, "dp_shard": 1})
+@pytest.mark.parametrize(
+    "optimizer", [{}, {"name": "muon"}, {"state_dtype": "int8"}, {"state_dtype": "bfloat16"}], ids=str
+)
+def test_what_warms_up_and_finds_no_state_begins_as_any_other(tmp_path: Path, optimizer: dict[str, str]) -> None:
+    job = tiny_job(tmp_path, model=DENSE, optimizer=optimizer, layout={"pp": 2, "tp": 1, "dp_shard": 1})
     assert run_ranks(warmed_up_state, 2, job, str(tmp_path / "none")) == [True, True]
 
 

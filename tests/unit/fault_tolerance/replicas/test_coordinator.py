@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from queue import SimpleQueue
 
 import pytest
 
@@ -15,6 +16,7 @@ from meshwright.channels.channel import MAX_LINE_BYTES, ChannelClosed, ProvenCha
 from meshwright.channels.channel_store import ChannelStore
 from meshwright.errors import LostPeer
 from meshwright.fault_tolerance.replicas.coordinator import Coordinator
+from meshwright.fault_tolerance.replicas.lanes import Lane
 from meshwright.fault_tolerance.replicas.member import EpochValues, Member
 from meshwright.fault_tolerance.replicas.roll_call import RollCall
 from meshwright.fault_tolerance.replicas.silence import Silence
@@ -96,14 +98,30 @@ def test_values_pass_between_ranks(coordinator: Coordinator, join: Join) -> None
 
 
 def test_a_rank_that_waits_for_a_value_is_heard_meanwhile(coordinator: Coordinator, join: Join) -> None:
-    first, second = trained(join)
+    first, _ = trained(join)
     epoch = coordinator.quorum.epoch if coordinator.quorum else 0
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(EpochValues(first, epoch).get, "own")
         # Over the connection of the rank that waits, after its question.
         EpochValues(first, epoch).set("own", "here")
         assert waiting.result(timeout=TIMEOUT_S) == "here"
-    second.close()
+
+
+def test_a_replica_that_does_not_come_to_connect_is_given_up() -> None:
+    given_up = SimpleQueue[int]()
+    silence = Silence(limit_s=1.0, least_s=1.0, longest_s=TIMEOUT_S)
+    with Coordinator("127.0.0.1", TOKEN, RollCall(2, 1, 4), silence, TIMEOUT_S) as server, ExitStack() as stack:
+        server.give_up = lambda replica, why: given_up.put(replica)
+        places = [ReplicaPlace.of(replica, server.address, TOKEN) for replica in (0, 1)]
+        members = [stack.enter_context(contextlib.closing(Member(place, 0, 1, TIMEOUT_S))) for place in places]
+        # The first steps of a replica have no limit but the long one.
+        quorums = [all_ready(members, step)[0] for step in (None, 0, 1, 2, 3)]
+        with ThreadPoolExecutor(1) as threads:
+            lane = Lane(members[0], 0, TIMEOUT_S)
+            connecting = threads.submit(lane.form, quorums[-1])
+            assert given_up.get(timeout=TIMEOUT_S / 2) == 1
+            connecting.result(timeout=TIMEOUT_S)
+        assert lane.has_failed
 
 
 def test_a_wrong_token_is_refused_both_ways(coordinator: Coordinator) -> None:
