@@ -43,7 +43,7 @@ def materialize(
 
 
 def materialize_stages(stages: Stages, meshes: Meshes, seed: int, *, draws_weights: bool = True) -> None:
-    """Do so for all of a rank's stages; a collective where stages share a tied weight."""
+    """`materialize` all stages of a rank and share their tied weights; a collective."""
     for stage in stages:
         offloads = meshes.layout.cpu_offload
         materialize(stage, meshes.device_type, seed, offloads=offloads, draws_weights=draws_weights)
