@@ -163,10 +163,10 @@ class Training:
         """Do once what the first step would be slow to do, before a state is received or loaded; a collective."""
         # One microbatch: shared as finely as the batch allows.
         self.share(0, self.job.num_microbatches(self.layout))
+        # The optimizer allocates its state first: what lasts leaves no gaps then in what each step allocates and frees.
+        self.state()
         self.step.warm_up(self.loader.microbatches(0), updates=not self._has_weights)
         reshard_model(self.model)
-        # The optimizer allocates its state.
-        self.state()
 
     @torch.no_grad()
     def _draw_weights(self) -> None:
