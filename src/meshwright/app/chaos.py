@@ -85,6 +85,9 @@ def chaos(
         raise ConfigError("faults = []: give one or more, or a number of random ones (--random)")
     if keep is not None and keep.exists():
         raise ConfigError(f"--keep {keep} exists already: name a new folder")
+    if isinstance(faults, Path | str):
+        # Before the job, of which settling takes seconds.
+        faults = read_faults(Path(faults))
     folder = Path(tempfile.mkdtemp(prefix="meshwright-chaos-"))
     try:
         with removed_if_stopped(folder):
@@ -93,8 +96,6 @@ def chaos(
             if faults is None:
                 assert random is not None
                 faults = random_faults(random, seed, job=resolved.job, num_ranks=num_ranks)
-            elif isinstance(faults, Path | str):
-                faults = read_faults(Path(faults))
             problems = injection_problems(faults, num_ranks, resolved.job.train.steps)
             raise_problems(resolved.path, [*problems, *storage_problems(faults, resolved.job, num_ranks)])
             with kept_garbage():

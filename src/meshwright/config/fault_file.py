@@ -9,6 +9,7 @@ phase = "backward"
 
 import tomllib
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,10 @@ def _problem(error: ErrorDetails, faults: Sequence[Any]) -> str:
         return f"{fault_name(number, kind)} = {error['input']!r}: must be a [[faults]] table with kind and rank"
     if error["type"] == "missing":
         return f"{fault_name(number, kind)}: {key} is missing: add it"
+    if error["type"] == "extra_forbidden":
+        close = get_close_matches(key, Fault.model_fields, n=1, cutoff=0.6)
+        meant = f"did you mean {close[0]}?" if close else f"its keys are {', '.join(Fault.model_fields)}"
+        return f"{fault_name(number, kind)}: {key} is no key of a fault: {meant}"
     rule = error["msg"]
     if key == "kind":
         rule = f"must be one of {', '.join(INJECTED)}"
