@@ -104,9 +104,7 @@ def adapted_layers(model: nn.Module) -> Iterator[tuple[str, AdaptedLinear]]:
 
 def adapter_names(model: nn.Module) -> list[str]:
     """Return the names of an adapter's parameters in `model`."""
-    return [
-        f"{name}.{part}" for name, layer in adapted_layers(model) for part in ADAPTER_PARTS if part in _own(layer)
-    ]
+    return [f"{name}.{part}" for name, layer in adapted_layers(model) for part in ADAPTER_PARTS if part in _own(layer)]
 
 
 def initial_of_part(name: str, shape: torch.Size) -> Normal | Constant:

@@ -3,24 +3,24 @@
 A and B are drawn as any other parameter is (materialize.py).
 """
 
+import math
 from collections.abc import Mapping
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 
-from meshwright.errors import InfeasibleLayout
 from meshwright.models.adapted_linear import AdaptedLinear, adapted_layers, adapter_names
-from meshwright.models.contract import blocks_of
 from meshwright.parallelism.data.materialize import copy_shard
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.pipeline.stages import Stages
 from meshwright.parallelism.torch_private.torch_compat import canonical_fqn, canonical_parameters, local_box
-from meshwright.spec.job.job import Job
-from meshwright.spec.layout.layout import Layout
 from meshwright.spec.step.adapter import MAGNITUDE
+
+_SUM_BITS = 62
+"""Of the sum of a row's squares as an integer."""
+_CHUNK_ROWS = 256
 
 
 @torch.no_grad()
@@ -46,31 +46,28 @@ def base_parameters(stages: Stages) -> list[tuple[str, nn.Parameter]]:
     return [(name, parameter) for name, parameter in canonical_parameters(stages) if name not in own]
 
 
-def require_adapted_stages(job: Job, layout: Layout, model: nn.Module) -> None:
-    """Raise InfeasibleLayout if a pipeline stage of the whole `model` would train nothing."""
-    if layout.pp == 1 or not job.adapter.freezes_base:
-        return
-    blocks = {int(name.split(".")[1]) for name, _ in adapted_layers(model)}
-    assert layout.stage_boundaries is not None
-    starts = [0, *layout.stage_boundaries, len(blocks_of(model))]
-    for stage, (start, end) in enumerate(pairwise(starts)):
-        if not blocks & set(range(start, end)):
-            raise InfeasibleLayout(
-                f"layout.pp = {layout.pp}: adapter.targets match no layer of stage {stage}, blocks {start} to "
-                f"{end - 1}, so its ranks would train nothing: name layers of each stage, or set layout.pp to 1"
-            )
-
-
 def _set_magnitude(layer: AdaptedLinear, meshes: Meshes) -> None:
     weight, magnitude = layer._parameters["weight"], layer._parameters[MAGNITUDE]
     assert weight is not None
     assert magnitude is not None
-    (of_weight, rows), (local, own_rows) = local_box(weight), local_box(magnitude)
-    assert rows[0] == own_rows[0]
-    assert len(of_weight) == len(local)
-    squares = torch.linalg.vector_norm(of_weight, dim=1, dtype=torch.float64).square()
-    if isinstance(weight, DTensor) and any(placement.is_shard(1) for placement in weight.placements):
-        # Gradients and states of what is offloaded are on the host, collectives on the device.
-        squares = squares.to(meshes.device_type)
-        dist.all_reduce(squares, group=meshes.group("tp"))
-    local.copy_(squares.sqrt())
+    (of_weight, (row, _)), (local, (own_row,)) = local_box(weight), local_box(magnitude)
+    assert (row, len(of_weight)) == (own_row, len(local))
+    is_cut = isinstance(weight, DTensor) and any(placement.is_shard(1) for placement in weight.placements)
+    group = meshes.group("tp") if is_cut else None
+    local.copy_(_row_norms(of_weight.detach().to(meshes.device_type), weight.shape[1], group))
+
+
+def _row_norms(part: Tensor, num_columns: int, group: dist.ProcessGroup | None) -> Tensor:
+    """Return the norms of rows of `num_columns`, of which the ranks of `group` hold parts, in float64.
+
+    Squares are summed as integers, whose sum has no order: initial weights are the same bits under all layouts.
+    """
+    largest = torch.linalg.vector_norm(part, math.inf, dim=1).double()
+    if group is not None:
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group)
+    exponent = _SUM_BITS - math.ceil(math.log2(num_columns)) - torch.frexp(largest.square()).exponent
+    chunks = zip(part.split(_CHUNK_ROWS), exponent.split(_CHUNK_ROWS), strict=True)
+    units = torch.cat([torch.ldexp(rows.double().square(), of[:, None]).round().long().sum(1) for rows, of in chunks])
+    if group is not None:
+        dist.all_reduce(units, group=group)
+    return torch.ldexp(units.double(), -exponent).sqrt()

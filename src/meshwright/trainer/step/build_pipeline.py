@@ -15,14 +15,13 @@ from meshwright.checkpoint.peers import GroupPeers
 from meshwright.checkpoint.peft.read_adapter import read_peft_folder
 from meshwright.errors import ConfigError, InfeasibleLayout
 from meshwright.memory.memory_pools import memory_pools
-from meshwright.models.adapted_linear import add_adapter, adapter_names
+from meshwright.models.adapted_linear import adapter_names, add_adapter
 from meshwright.models.build import build_model
 from meshwright.models.contract import blocks_of, require_shardable
 from meshwright.parallelism.apply import parallelize
 from meshwright.parallelism.data.adapter_weights import (
     base_parameters,
     copy_adapter,
-    require_adapted_stages,
     set_magnitudes,
 )
 from meshwright.parallelism.data.fully_sharded import TORCH_DTYPES
@@ -69,7 +68,6 @@ def build_pipeline(
     require_updatable(job.optimizer, whole)
     layout = with_stage_boundaries(job, ranks.layout_of(job), whole)
     require_valid(job, layout)
-    require_adapted_stages(job, layout, whole)
     require_attention(job, layout, ranks.device.type)
     meshes = build_meshes(
         layout, ranks.device.type, has_outer_replicas=ranks.is_replica and job.replicas.sums_gradients
