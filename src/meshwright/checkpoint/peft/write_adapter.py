@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 
 import torch
@@ -34,11 +35,12 @@ class SavedAdapter:
         self._saved = SectionReader(model.checkpoint, "model")
         self.shapes = {k: v for k, v in self._saved.shapes.items() if k.rpartition(".")[2] in ADAPTER_PARTS}
         self._keys = keys_of(self.shapes, self._table)
-        self.saved_dtypes = {name: self._saved.dtypes[name] for name in self.shapes}
+        self.dtypes = {name: self._saved.dtypes[name] for name in self.shapes}
+        self.num_parameters = sum(prod(shape) for shape in self.shapes.values())
 
     def write(self, folder: NewFolder, dtype: torch.dtype) -> int:
         """Write both files on rank 0, and return the bytes of the tensors."""
-        num_bytes = sum(torch.Size(shape).numel() for shape in self.shapes.values()) * dtype.itemsize
+        num_bytes = self.num_parameters * dtype.itemsize
 
         def act() -> None:
             self._write_weights(folder.path / ADAPTER_WEIGHTS, dtype, num_bytes)
