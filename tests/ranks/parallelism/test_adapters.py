@@ -103,3 +103,27 @@ def test_what_lies_below_the_adapted_layers_trains_nothing(tmp_path: Path) -> No
         {"pp": 2, "dp_shard": 2, "schedule": "ZBVZeroBubble", "virtual_stages": 2},
     ]
     require_equal(tmp_path, [(upper, layout) for layout in layouts], model={"source": "llama-1m", "options": SMALL})
+
+
+def test_adapters_of_mixtures_train_as_on_one_process(tmp_path: Path) -> None:
+    """Experts and routers stay as they are, and so do the biases that balance them."""
+    layouts: list[dict[str, Any]] = [
+        {"dp_shard": 4, "ep": 2},
+        {"tp": 2, "dp_shard": 2, "etp": 2, "activation_checkpoint": "selective"},
+        {"pp": 2, "dp_shard": 2, "ep": 2, "activation_checkpoint": "full"},
+    ]
+    require_equal(tmp_path, [(DORA, layout) for layout in layouts], model=MIXTURE)
+
+
+def test_adapters_of_latent_attention_train_as_on_one_process(tmp_path: Path) -> None:
+    layouts: list[dict[str, Any]] = [{"tp": 2, "dp_shard": 2}, {"cp": 2, "tp": 2}]
+    require_equal(tmp_path, [(DORA, layout) for layout in layouts], model=LATENT)
+
+
+def test_compiled_blocks_train_adapters_as_eager_ones(tmp_path: Path) -> None:
+    layouts: list[dict[str, Any]] = [
+        {"dp_shard": 4, "compile": True},
+        {"tp": 2, "dp_shard": 2, "compile": True, "activation_checkpoint": "full"},
+        {"pp": 2, "cp": 2, "compile": True, "activation_checkpoint": "selective", "compile_loss": True},
+    ]
+    require_equal(tmp_path, [(DORA, layout) for layout in layouts], model={"source": "llama-1m", "options": SMALL})

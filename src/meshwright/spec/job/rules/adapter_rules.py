@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from meshwright.spec.job.rules.optimizer_rules import names_like
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.problem import Fix, Problem, did_you_mean, shown_value
 from meshwright.spec.step.adapter import Adapter
@@ -53,7 +54,7 @@ def target_problems(adapter: Adapter, layers: Sequence[str], others: Sequence[st
                 f"or head: leave it out, or name layers such as {layers[0]}"
             )
         else:
-            near = did_you_mean(target, layers) or f": names are such as {layers[0]}"
+            near = did_you_mean(target, names_like(target, layers)) or f": names are such as {layers[0]}"
             yield Problem(f"{given} matches no linear layer of a block{near}")
 
 
