@@ -19,9 +19,19 @@ from torch import Tensor, nn
 from meshwright.errors import ConfigError, UnsupportedError
 from meshwright.models.contract import blocks_of
 from meshwright.models.initial import Constant, Normal, fill
+from meshwright.models.packed_weight import PackedWeight, PlainWeight, pack, packed_shapes
 from meshwright.models.rope import at_least_float32
 from meshwright.spec.job.rules.adapter_rules import target_problems
-from meshwright.spec.step.adapter import ADAPTER_PARTS, LORA_A, LORA_B, MAGNITUDE, Adapter
+from meshwright.spec.step.adapter import (
+    ADAPTER_PARTS,
+    LORA_A,
+    LORA_B,
+    MAGNITUDE,
+    PACKED_BLOCK,
+    PACKED_SCALE,
+    Adapter,
+    BaseDType,
+)
 
 
 class AdaptedLinear(nn.Linear):
@@ -39,14 +49,16 @@ class AdaptedLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """Return the output; dropout is of what the update sees alone."""
         # Each is read once: ranks that share a layer gather it where it is read.
-        weight_OI, a_RI, b_OR = self.weight, self.lora_a, self.lora_b
+        frozen, a_RI, b_OR = self._frozen(), self.lora_a, self.lora_b
         dropped = F.dropout(input, self.dropout, self.training) if self.dropout else input
-        update = F.linear(F.linear(dropped, a_RI) * self.scale, b_OR)
-        if self.magnitude is None:
-            return F.linear(input, weight_OI, self.bias) + update
-        gain_O = (self.magnitude / self._row_norms(weight_OI, a_RI, b_OR)).to(update.dtype)
-        output = (F.linear(input, weight_OI) + update) * gain_O
+        output = frozen.times(input) + F.linear(F.linear(dropped, a_RI) * self.scale, b_OR)
+        if self.magnitude is not None:
+            norms_O = self._row_norms(frozen.whole(a_RI.dtype).detach(), a_RI, b_OR)
+            output = output * (self.magnitude / norms_O).to(output.dtype)
         return output if self.bias is None else output + self.bias
+
+    def _frozen(self) -> PlainWeight | PackedWeight:
+        return PlainWeight(self.weight)
 
     def whole_rows(self, sums_O: Tensor) -> Tensor:
         """Return sums over all inputs from those over the inputs that this rank holds."""
@@ -65,8 +77,25 @@ class AdaptedLinear(nn.Linear):
         return self.whole_rows(of_weight_O + (mixed_OR * b_OR).sum(1)).sqrt()
 
 
+class PackedAdaptedLinear(AdaptedLinear):
+    """An adapted layer whose own weight has 8 or 4 bits (packed_weight.py)."""
+
+    weight_scale: Tensor
+    base_dtype: BaseDType = "int8"
+
+    def _frozen(self) -> PackedWeight:
+        return PackedWeight(self.weight, self.weight_scale)
+
+    @torch.no_grad()
+    def store(self, stored: Tensor, scale: Tensor, weight_OI: Tensor) -> None:
+        """Pack a weight, or a shard of whole blocks, into `stored` and `scale`, this layer's or their shards."""
+        packed = pack(weight_OI, self.base_dtype)
+        for own, new in zip((stored, scale), packed, strict=True):
+            own.copy_(new)
+
+
 def merged_weight(weight_OI: Tensor, adapter: Adapter, parts: dict[str, Tensor]) -> Tensor:
-    """Return the weight of a plain layer that computes what an adapted one does, in the dtype of `weight_OI`.
+    """Return the weight of a plain layer that computes what an adapted one does, in float32 at least.
 
     `parts` are the layer's tensors by the ends of their names. Computed in float64; any rows of all of them will do.
     """
@@ -75,7 +104,7 @@ def merged_weight(weight_OI: Tensor, adapter: Adapter, parts: dict[str, Tensor])
     if adapter.kind == "dora":
         norms_O = torch.linalg.vector_norm(merged, dim=1)
         merged = merged.mul_((parts[MAGNITUDE].double() / norms_O)[:, None])
-    return merged.to(weight_OI.dtype)
+    return merged.to(torch.promote_types(weight_OI.dtype, torch.float32))
 
 
 def add_adapter(model: nn.Module, adapter: Adapter, seed: int) -> None:
@@ -129,9 +158,10 @@ def _adapt(name: str, layer: nn.Linear, adapter: Adapter, seed: int) -> None:
             "out of adapter.targets"
         )
     weight = layer.weight
-    layer.__class__ = AdaptedLinear
+    layer.__class__ = PackedAdaptedLinear if adapter.packs_base else AdaptedLinear
     assert isinstance(layer, AdaptedLinear)
     layer.scale, layer.dropout = adapter.scale, adapter.dropout
+    _narrow(name, layer, adapter.base_dtype)
     layer.register_parameter(MAGNITUDE, None)
     for part, shape in adapter.parameter_shapes(layer.out_features, layer.in_features).items():
         parameter = nn.Parameter(torch.empty(shape, dtype=weight.dtype, device=weight.device))
@@ -140,6 +170,28 @@ def _adapt(name: str, layer: nn.Linear, adapter: Adapter, seed: int) -> None:
             of_part = f"{name}.{part}"
             initial, origin = initial_of_part(of_part, parameter.shape), (0,) * parameter.dim()
             fill(parameter.data, initial, seed=seed, name=of_part, global_shape=shape, offsets=origin)
+
+
+def _narrow(name: str, layer: AdaptedLinear, base_dtype: BaseDType) -> None:
+    """Keep the frozen weight of a layer in `base_dtype`."""
+    weight = layer.weight.detach()
+    if base_dtype == "bfloat16":
+        layer.weight = nn.Parameter(weight.to(torch.bfloat16), requires_grad=False)
+    if not isinstance(layer, PackedAdaptedLinear):
+        return
+    if layer.in_features % PACKED_BLOCK:
+        raise UnsupportedError(
+            f'adapter.base_dtype = "{base_dtype}" has blocks of {PACKED_BLOCK} inputs, and {name} has '
+            f'{layer.in_features}: leave it out of adapter.targets, or set adapter.base_dtype to "bfloat16"'
+        )
+    layer.base_dtype = base_dtype
+    shape, dtype, num_blocks = packed_shapes(base_dtype, layer.out_features, layer.in_features)
+    stored = torch.empty(shape, dtype=dtype, device=weight.device)
+    scale = torch.empty(layer.out_features, num_blocks, dtype=torch.bfloat16, device=weight.device)
+    if not weight.is_meta:
+        layer.store(stored, scale, weight)
+    layer.weight = nn.Parameter(stored, requires_grad=False)
+    layer.register_parameter(PACKED_SCALE, nn.Parameter(scale, requires_grad=False))
 
 
 def _own(layer: AdaptedLinear) -> dict[str, nn.Parameter]:

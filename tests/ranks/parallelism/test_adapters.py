@@ -127,3 +127,18 @@ def test_compiled_blocks_train_adapters_as_eager_ones(tmp_path: Path) -> None:
         {"pp": 2, "cp": 2, "compile": True, "activation_checkpoint": "selective", "compile_loss": True},
     ]
     require_equal(tmp_path, [(DORA, layout) for layout in layouts], model={"source": "llama-1m", "options": SMALL})
+
+
+@pytest.mark.parametrize("base_dtype", ["bfloat16", "int8", "nf4"])
+def test_a_base_in_few_bits_is_the_same_on_every_layout(tmp_path: Path, base_dtype: str) -> None:
+    """Numbers of blocks are those of the whole weight, whatever is sharded."""
+    wide = {**SMALL, "dim": 128, "head_dim": 32, "ffn_dim": 256, "num_layers": 2}
+    adapters = [{**DORA, "base_dtype": base_dtype}, {**LORA, "base_dtype": base_dtype}]
+    layouts: list[dict[str, Any]] = [
+        {"dp_shard": 4, "activation_checkpoint": "full"},
+        {"tp": 2, "dp_shard": 2, "activation_checkpoint": "selective"},
+        {"pp": 2, "tp": 2},
+        {"cp": 2, "dp_shard": 2, "compile": True},
+    ]
+    cases = list(zip(cycle(adapters), layouts, strict=False))
+    require_equal(tmp_path, cases, model={"source": "llama-1m", "options": wide})

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 
-from meshwright.models.adapted_linear import AdaptedLinear, adapted_layers, adapter_names
+from meshwright.models.adapted_linear import AdaptedLinear, PackedAdaptedLinear, adapted_layers, adapter_names
 from meshwright.parallelism.data.materialize import copy_shard
+from meshwright.parallelism.data.packed_shards import PackedShards, weight_shard
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.pipeline.stages import Stages
 from meshwright.parallelism.torch_private.torch_compat import canonical_fqn, canonical_parameters, local_box
@@ -41,8 +42,8 @@ def copy_adapter(stages: Stages, tensors: Mapping[str, Tensor]) -> None:
 
 
 def base_parameters(stages: Stages) -> list[tuple[str, nn.Parameter]]:
-    """Return the parameters of the model itself, without those of an adapter, by name."""
-    own = {canonical_fqn(name) for stage in stages for name in adapter_names(stage)}
+    """Return the parameters of the model itself, without those of an adapter and scales of packed weights, by name."""
+    own = {canonical_fqn(name) for stage in stages for name in adapter_names(stage)} | PackedShards(stages).scales
     return [(name, parameter) for name, parameter in canonical_parameters(stages) if name not in own]
 
 
@@ -52,9 +53,11 @@ def _set_magnitude(layer: AdaptedLinear, meshes: Meshes) -> None:
     assert magnitude is not None
     (of_weight, (row, _)), (local, (own_row,)) = local_box(weight), local_box(magnitude)
     assert (row, len(of_weight)) == (own_row, len(local))
+    if isinstance(layer, PackedAdaptedLinear):
+        of_weight = weight_shard(layer)
     is_cut = isinstance(weight, DTensor) and any(placement.is_shard(1) for placement in weight.placements)
     group = meshes.group("tp") if is_cut else None
-    local.copy_(_row_norms(of_weight.detach().to(meshes.device_type), weight.shape[1], group))
+    local.copy_(_row_norms(of_weight.detach().to(meshes.device_type), layer.in_features, group))
 
 
 def _row_norms(part: Tensor, num_columns: int, group: dist.ProcessGroup | None) -> Tensor:

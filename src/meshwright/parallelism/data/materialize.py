@@ -10,6 +10,7 @@ from torch import distributed as dist
 from meshwright.models.adapted_linear import adapter_names, initial_of_part
 from meshwright.models.initial import fill
 from meshwright.models.moe import MixtureOfExperts
+from meshwright.parallelism.data.packed_shards import PackedShards
 from meshwright.parallelism.gradients import share_tied
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.pipeline.stages import Stages
@@ -62,8 +63,16 @@ def draw_weights(model: nn.Module, device_type: str, seed: int) -> None:
 
 @torch.no_grad()
 def _draw(model: nn.Module, tensors: Iterable[tuple[str, Tensor]], device_type: str, seed: int) -> None:
-    of_adapter = {canonical_fqn(name) for name in adapter_names(model)}
+    of_adapter, packed = {canonical_fqn(name) for name in adapter_names(model)}, PackedShards(model)
     for name, tensor in tensors:
+        if name in packed.scales:
+            continue
+        if name in packed:
+            wide, offsets = packed.empty(name, device_type)
+            initial = model.initial(name)  # type: ignore[operator]
+            fill(wide, initial, seed=seed, name=name, global_shape=packed.shape(name), offsets=offsets)
+            packed.store(name, wide)
+            continue
         local, offsets = local_box(tensor)
         is_part = name in of_adapter
         initial = initial_of_part(name, tensor.shape) if is_part else model.initial(name)  # type: ignore[operator]
@@ -82,10 +91,14 @@ def move_buffers(model: nn.Module, device_type: str) -> None:
                 setattr(module, name, buffer.to(device_type))
 
 
-def fill_from(named: Iterable[tuple[str, nn.Parameter]], read: Callable[[str], Tensor]) -> None:
-    """Copy into each parameter this rank's shard of the full tensor that `read` returns for its name."""
+def fill_from(model: nn.Module, named: Iterable[tuple[str, nn.Parameter]], read: Callable[[str], Tensor]) -> None:
+    """Copy into each parameter of `model` this rank's shard of the full tensor that `read` returns for its name."""
+    packed = PackedShards(model)
     for name, parameter in named:
-        copy_shard(parameter, read(name))
+        if name in packed:
+            packed.store(name, packed.shard_of(name, read(name)))
+        else:
+            copy_shard(parameter, read(name))
 
 
 @torch.no_grad()

@@ -37,11 +37,11 @@ from meshwright.parallelism.tensor.sequence_roles import require_gathered_once
 from meshwright.parallelism.tensor.sharding_plan import ShardingPlan, ShardingRole, sharding_plan_of
 from meshwright.parallelism.torch_private.torch_compiler import has_symmetric_memory, pipeline_matmuls
 from meshwright.parallelism.torch_private.torch_nccl import new_group_like
-from meshwright.spec.step.adapter import LORA_A, LORA_B, MAGNITUDE
+from meshwright.spec.step.adapter import LORA_A, LORA_B, MAGNITUDE, PACKED_SCALE
 from meshwright.spec.trace.timeline import SHARED_HEADS
 
-_OUTPUTS: Mapping[str, int] = {"weight": 0, "bias": 0, LORA_B: 0, MAGNITUDE: 0}
-_INPUTS: Mapping[str, int] = {"weight": 1, LORA_A: 1}
+_OUTPUTS: Mapping[str, int] = {"weight": 0, "bias": 0, PACKED_SCALE: 0, LORA_B: 0, MAGNITUDE: 0}
+_INPUTS: Mapping[str, int] = {"weight": 1, PACKED_SCALE: 1, LORA_A: 1}
 _SHARD_DIMS: Mapping[ShardingRole, Mapping[str, int]] = {
     "column": _OUTPUTS,
     "kv": _OUTPUTS,

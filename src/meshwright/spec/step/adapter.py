@@ -18,6 +18,11 @@ ALL_LINEAR_LAYERS = ("blocks.*",)
 LORA_A: Final = "lora_a"
 LORA_B: Final = "lora_b"
 MAGNITUDE: Final = "magnitude"
+PACKED_SCALE: Final = "weight_scale"
+"""How the names of the scales of a base's weight in 8 or 4 bits end: LAYER.weight_scale [out, in / 64]."""
+PACKED_BLOCK: Final = 64
+"""Elements along the inputs that share a scale."""
+BaseDType = Literal["compute", "bfloat16", "int8", "nf4"]
 ADAPTER_PARTS: Final = (LORA_A, LORA_B, MAGNITUDE)
 """How the names of an adapter's parameters end: LAYER.lora_a [rank, in], LAYER.lora_b [out, rank], and DoRA's
 LAYER.magnitude [out]."""
@@ -36,8 +41,8 @@ class Adapter(Frozen):
     """Share of the inputs of A that are zeroed in training."""
     targets: tuple[str, ...] = Field(ALL_LINEAR_LAYERS, strict=False, examples=[["blocks.*.attention.*"]])
     """Patterns of names of linear layers of the blocks that are adapted; head, embedding and router never are."""
-    base_dtype: Literal["compute", "int8", "nf4"] = "compute"
-    """Format of the frozen weights of adapted layers: that of the parameters, or 8 or 4 bits; extra torchao."""
+    base_dtype: BaseDType = "compute"
+    """Format of the frozen weights of adapted layers: that of the parameters, or 16, 8 or 4 bits, read in compute."""
     initial: str | None = Field(None, examples=["adapters/llama3-8b-chat"])
     """Folder of an adapter in PEFT's format to start from; without it A is random and B zero."""
 
@@ -45,6 +50,11 @@ class Adapter(Frozen):
     def freezes_base(self) -> bool:
         """Return whether the model's own parameters stay as they are."""
         return self.kind != "none"
+
+    @property
+    def packs_base(self) -> bool:
+        """Return whether frozen weights of adapted layers have 8 or 4 bits, with scales."""
+        return self.freezes_base and self.base_dtype in ("int8", "nf4")
 
     @property
     def scale(self) -> float:

@@ -171,7 +171,7 @@ def fill_from_hf(model: Stages, section: ModelSection, described: HfModel | None
     base, buffers = base_parameters(model), persistent_buffers(model)
     names = [*(name for name, _ in base), *(f"{BUFFER}{name}" for name in buffers)]
     weights = load_hf_weights(local_path(section.initial_weights), described, names)
-    fill_from(base, weights.__getitem__)
+    fill_from(model, base, weights.__getitem__)
     for name, buffer in buffers.items():
         buffer.copy_(weights[f"{BUFFER}{name}"])
     weights.warn_of_not_finite(GroupPeers())
