@@ -33,6 +33,7 @@ from meshwright.parallelism.pipeline.stage_input import StageInput
 from meshwright.parallelism.pipeline.stages import Stages, reductions_of
 from meshwright.parallelism.torch_private.torch_split_backward import (
     PendingWeights,
+    backward_to_all,
     backward_to_inputs,
     backward_to_weights,
 )
@@ -228,7 +229,7 @@ class Pipeline:
         gradient = None if self.stages.is_last(stage) else self._take("B", stage, number)
         self._await_send("F", stage, number)
         if action.kind == "B":
-            torch.autograd.backward(state.output, gradient)
+            backward_to_all(state.output, gradient)
             del self._in_flight[stage, number]
         else:
             assert isinstance(state.output, Tensor)
