@@ -62,7 +62,8 @@ def _matmuls(work: Work, setup: TrainingSetup, here: Bools) -> tuple[Floats, Flo
     assert rate is not None
     rows = here[lines.block]
     m, n, k = (side[rows] for side in (lines.m, lines.n, lines.k))
-    flops, row, num_rows = 6 * lines.groups[rows] * m * n * k, lines.block[rows], len(here)
+    num_products = 1 + lines.has_input_gradient[rows] + 1.0 * lines.has_weight_gradient[rows]
+    flops, row, num_rows = 2 * num_products * lines.groups[rows] * m * n * k, lines.block[rows], len(here)
     best = max(point.flops_per_s.value for point in setup.cluster.device.matmul_points if point.dtype == dtype)
     seconds, best_s = (np.bincount(row, one, num_rows) for one in (flops / rate(m, n, k), flops / best))
     return np.asarray(seconds, np.float64), np.asarray(best_s, np.float64)

@@ -90,7 +90,7 @@ class StageCuts:
 
 def fullest_parameters(setup: TrainingSetup, layouts: LayoutTable) -> Floats:
     """Return the parameters of which a rank of the fullest pipeline rank keeps a part of the state [layouts]."""
-    first, *groups, last = setup.model.groups
+    first, *groups, last = setup.trained_model.groups
     blocks = [group.num_parameters for group in groups for _ in range(group.count)]
     before = np.concatenate([[0], np.cumsum(blocks)])
     head = last.num_parameters + (layouts.pp > 1) * sum(op.dim * op.vocab_size for op in last.ops if _is_tied(op))

@@ -7,6 +7,10 @@
                                  data-parallel ranks
     nothing sharded (DDP)        the same, all whole
 
+What is frozen has neither gradient nor optimizer state: it is kept in the format that matmuls read, without a float32
+copy, or in 8 or 4 bits, shared as parameters are (FSDP2) or whole. Our own trainer keeps it in the format of its
+parameters.
+
 tp divides what Matmul.tensor_split says, the embedding and the head along the vocabulary; ep and etp divide experts.
 Where a workload computes in 32 bits or more no master is kept. Ignored: buffers, and padding of anything but dim 0.
 
@@ -19,14 +23,24 @@ evenly.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from meshwright.cost.layout_table import Bools, Floats, Ints, LayoutTable
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.model_spec import ModelSpec
-from meshwright.spec.model.op import CoreAttention, Embedding, GroupedMatmul, Head, Matmul, Norm, Op
+from meshwright.spec.model.op import (
+    NARROW_WEIGHT_BYTES,
+    CoreAttention,
+    Embedding,
+    GroupedMatmul,
+    Head,
+    Matmul,
+    Norm,
+    Op,
+)
 from meshwright.spec.step.simulation_report import PaddedParameter, Padding
 from meshwright.spec.step.stack import Stack
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT, Workload
@@ -50,15 +64,18 @@ class StateBytes:
     """All that the optimizer keeps."""
     shared_matrix_optimizer: float
     """The same of a matrix of a block."""
+    frozen_parameter: float = 0.0
+    """In place of shared_parameter of what is frozen, but where it has 8 or 4 bits; what is whole has one format."""
 
 
 def state_bytes(workload: Workload, stack: Stack) -> StateBytes:
     """Return the bytes of each state; under "none" what is shared is shared by one rank."""
     wide = max(_FLOAT32_BYTES, float(workload.activation_element_bytes))
     moments, of_matrix = _moment_bytes(workload, wide)
-    if stack.sharding == "parameters":
-        return StateBytes(0.0, 0.0, wide, wide, moments, of_matrix)
     element = float(workload.activation_element_bytes)
+    if stack.sharding == "parameters":
+        # Of our own trainer all shards have one format.
+        return StateBytes(0.0, 0.0, wide, wide, moments, of_matrix, wide if stack.eager_mixtures else element)
     master = _FLOAT32_BYTES if element < _FLOAT32_BYTES else 0.0
     # float16 gradients add up as they are: what loss scaling keeps in range, a sum of few microbatches is too.
     adds_wide = workload.activation_dtype != "float16"
@@ -84,37 +101,65 @@ class Elements:
     """After tp, ep and etp have divided them."""
     shared: Floats
     """After data-parallel ranks have, too."""
+    trained_whole: Floats
+    """Those of `whole` that have gradients."""
+    trained_shared: Floats
+    """Those of `shared`."""
+    saved_whole: Floats
+    """Bytes that weights of 8 or 4 bits save of `whole`, which would have 16."""
+    saved_shared: Floats
+    """The same of `shared`."""
+
+    @classmethod
+    def of(cls, op: Op, whole: Floats, shared: Floats) -> Elements:
+        """Return those of `op`, which has so many."""
+        trained = op.num_trained_parameters / op.num_parameters if op.num_parameters else float(not op.is_frozen)
+        saved = _BFLOAT16_BYTES - NARROW_WEIGHT_BYTES.get(op.weights, _BFLOAT16_BYTES)
+        return cls(whole, shared, whole * trained, shared * trained, whole * saved, shared * saved)
+
+    @classmethod
+    def none(cls, layouts: LayoutTable) -> Elements:
+        """Return no elements at all."""
+        return cls(*(np.zeros(len(layouts)) for _ in fields(cls)))
 
     def __add__(self, other: Elements) -> Elements:
-        return Elements(self.whole + other.whole, self.shared + other.shared)
+        return self._with(other, np.add)
 
     def __mul__(self, factor: Floats | Ints | Bools) -> Elements:
-        return Elements(self.whole * factor, self.shared * factor)
+        return Elements(*(getattr(self, part.name) * factor for part in fields(self)))
 
     def maximum(self, other: Elements) -> Elements:
         """Return the larger of both, layout by layout."""
-        return Elements(np.maximum(self.whole, other.whole), np.maximum(self.shared, other.shared))
+        return self._with(other, np.maximum)
+
+    def where(self, is_this: Bools, other: Elements) -> Elements:
+        """Return these where `is_this`, else those of `other`."""
+        return self._with(other, lambda here, there: np.where(is_this, here, there))
+
+    def _with(self, other: Elements, function: Callable[[Floats, Floats], Floats]) -> Elements:
+        names = [part.name for part in fields(self)]
+        return Elements(*(function(getattr(self, name), getattr(other, name)) for name in names))
 
 
 def elements_of(ops: tuple[Op, ...], layouts: LayoutTable, stack: Stack, *, has_copy: bool = False) -> Elements:
     """Return the parameters of `ops` on one rank; with `has_copy` a tied head holds the embedding's weights again."""
-    zero = np.zeros(len(layouts))
-    total = Elements(zero, zero)
+    total = Elements.none(layouts)
     for op in ops:
         if op.num_parameters or (has_copy and isinstance(op, Head)):
-            total = total + _elements(op, layouts, stack)
+            total = total + Elements.of(op, *_divided(op, layouts, stack))
     return total
 
 
-def _elements(op: Op, layouts: LayoutTable, stack: Stack) -> Elements:
+def _divided(op: Op, layouts: LayoutTable, stack: Stack) -> tuple[Floats, Floats]:
+    """Return the weights of `op` that a rank has whole, and after data-parallel ranks have divided them."""
     if isinstance(op, GroupedMatmul):
         whole = op.num_parameters / (layouts.ep * layouts.etp)
         if stack.sharding == "none":
-            return Elements(whole, whole)
+            return whole, whole
         if stack.sharding == "parameters":
-            return Elements(whole, whole / np.maximum(layouts.expert_dp_shard, 1))
+            return whole, whole / np.maximum(layouts.expert_dp_shard, 1)
         ranks = layouts.fsdp * layouts.dp_replicate * layouts.tp / (layouts.ep * layouts.etp)
-        return Elements(whole, whole / np.maximum(ranks, 1))
+        return whole, whole / np.maximum(ranks, 1)
     rows, width, is_split = weight_shape(op)
     split = layouts.tp if is_split else np.ones_like(layouts.tp)
     # tp cuts dim 1 of a matmul whose input it divides, and dim 0 of the others.
@@ -123,10 +168,10 @@ def _elements(op: Op, layouts: LayoutTable, stack: Stack) -> Elements:
     dim_1 = np.ceil(width / np.where(is_cut_across, split, 1))
     whole = dim_0 * dim_1
     if stack.sharding == "none":
-        return Elements(whole, whole)
+        return whole, whole
     if stack.sharding == "parameters":
-        return Elements(whole, np.ceil(dim_0 / layouts.fsdp) * dim_1)
-    return Elements(whole, whole / (layouts.fsdp * layouts.dp_replicate))
+        return whole, np.ceil(dim_0 / layouts.fsdp) * dim_1
+    return whole, whole / (layouts.fsdp * layouts.dp_replicate)
 
 
 def weight_shape(op: Op) -> tuple[int, int, bool]:

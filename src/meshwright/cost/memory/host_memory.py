@@ -132,5 +132,5 @@ def _embedding_parameters(setup: TrainingSetup) -> float:
 
 def _own_parameters(configs: Configurations) -> Floats:
     """Return the parameters that each rank keeps a part of the state for."""
-    parameters = configs.each(lambda setup: setup.model.num_parameters)
+    parameters = configs.each(lambda setup: setup.trained_model.num_parameters)
     return np.asarray(parameters * configs.layouts.dp_replicate / configs.layouts.num_ranks)
