@@ -9,8 +9,9 @@ Matmuls are in matmul_lines. Ignored: biases, dropout, and the unevenness of tp 
 Router skew is a factor on the step.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,9 @@ class BlockTable:
     early_terms_share: Floats
     """Share in row-parallel ones but the last where tp divides them, else 0."""
     num_ops: Floats
+    """Without those of adapters."""
+    num_adapters: Floats
+    """Adapters whose output is added to a matmul's, those of fused matmuls as one."""
     num_tensors: Floats
     """Parameters as tensors: weights and biases."""
     num_trained_tensors: Floats
@@ -238,7 +242,8 @@ def _block_row(group: BlockGroup, kind: int, partition: Partition) -> dict[str, 
         "last_matmul_share": zero + last_matmul_share(group),
         "second_matmuls_share": zero + second_matmuls_share(group),
         "early_terms_share": np.where(partition.tp > 1, early_terms_share(group), 0.0),
-        "num_ops": zero + len(group.ops),
+        "num_ops": zero + sum(not is_of_adapter(op) for op in group.ops),
+        "num_adapters": zero + _num_adapters(group.ops, partition),
         "num_tensors": zero + sum(num_tensors_of(op) for op in group.ops),
         "num_trained_tensors": zero + sum(num_trained_tensors_of(op) for op in group.ops),
         "num_large_tensors": zero + len(large),
@@ -310,6 +315,19 @@ def num_trained_tensors_of(op: Op) -> int:
 def _is_split(op: Op) -> bool:
     """Return whether tp ranks divide the parameters of `op`."""
     return isinstance(op, Embedding | Head | CoreAttention) or (isinstance(op, Matmul) and op.tensor_split != "none")
+
+
+def is_of_adapter(op: Op) -> bool:
+    """Return whether `op` is a matrix of an adapter, or the sum that adds its output."""
+    return getattr(op, "adapter_matrix", "none") != "none" or getattr(op, "role", "") == "adapter_sum"
+
+
+def _num_adapters(ops: Sequence[Op], partition: Partition) -> int:
+    """Return the sums of adapters' outputs; those next to each other are one where their layers are fused."""
+    are_sums = [getattr(op, "role", "") == "adapter_sum" for op in ops]
+    if not partition.fuses:
+        return sum(are_sums)
+    return sum(here and not before for before, here in pairwise((False, *are_sums)))
 
 
 def _num_row_matmuls(group: BlockGroup) -> float:

@@ -234,7 +234,7 @@ class BlockPricer:
         ]
         sums = np.array([_sum_bytes(s, constants) for s in self.setups])[setup]
         sums = self._by_block(self.weights) * sums / memory
-        started = constants["launches_per_op"] * blocks.num_ops
+        started = constants["launches_per_op"] * blocks.num_ops + blocks.num_adapters
         starts_f, starts_b = (
             constants["kernel_s"] * np.where(np.isnan(own), times * started, own + around)
             for own, around, times in zip(self.own_kernels, end_kernels(self.work), (1, 2), strict=True)
@@ -256,7 +256,9 @@ class BlockPricer:
         launch = np.array([self._launch_s(s, constants) for s in self.setups])[setup]
         exchange = np.array([_exchange_launches(s, constants) for s in self.setups])[setup]
         low = np.array([s.is_low_precision for s in self.setups])[setup]
-        count = blocks.num_ops * constants["launches_per_op"] + constants["low_precision_launches"] * low
+        # Of an adapter two matrices and a sum.
+        count = blocks.num_ops * constants["launches_per_op"] + 3 * blocks.num_adapters
+        count = count + constants["low_precision_launches"] * low
         count = count + constants["collective_launches"] * blocks.num_tp_collectives
         count = count + np.where(blocks.routed_copies > 0, exchange, 0.0)
         tp = self.work.keys.tp[blocks.key]

@@ -104,16 +104,18 @@ def matmul_lines(group: BlockGroup, partition: Partition) -> Iterator[dict[str, 
 
 def _cast(op: Matmul | GroupedMatmul, before: Op | None, partition: Partition, line: dict[str, Any]) -> dict[str, Any]:
     """Return `line` with what it casts to low precision: a tensor once for all that read it, and before it is gathered
-    where that is gathered in low precision. Casts of our own trainer are in float8_matmuls.py.
+    where that is gathered in low precision. Kernels that are written for it keep what they have cast (stack.kernels =
+    "fused"), of a weight that does not change once and for all. Casts of our own trainer are in float8_matmuls.py.
     """
     if partition.is_own:
         return line
     split = op.tensor_split if isinstance(op, Matmul) and partition.gathers_low else "none"
+    is_kept_low = op.is_frozen and partition.fuses
     is_read_before = isinstance(before, Matmul | GroupedMatmul) and _reads_the_same(before, op)
     inputs, outputs = (line["groups"] * line["m"] * line[side] for side in ("k", "n"))
     return line | {
         "cast_inputs": 0 * inputs if is_read_before else inputs / (partition.tp if split == "columns" else 1.0),
-        "cast_weights": (0.0 if partition.gathers_low else 1.0) * line["groups"] * line["n"] * line["k"],
+        "cast_weights": (0.0 if partition.gathers_low or is_kept_low else 1.0) * line["groups"] * line["n"] * line["k"],
         "cast_outputs": outputs / (partition.tp if split == "rows" else 1.0),
     }
 
@@ -140,7 +142,12 @@ def _fused(ops: tuple[Op, ...]) -> Iterator[tuple[Op, float]]:
 def _reads_the_same(before: Matmul | GroupedMatmul, after: Matmul | GroupedMatmul) -> bool:
     if (type(before), before.part, before.in_features) != (type(after), after.part, after.in_features):
         return False
-    return isinstance(before, GroupedMatmul) or before.tensor_split == after.tensor_split == "columns"
+    if isinstance(before, GroupedMatmul) or isinstance(after, GroupedMatmul):
+        return True
+    if before.adapter_matrix != after.adapter_matrix:
+        return False
+    is_first = after.adapter_matrix == "A" and before.tensor_split == after.tensor_split == "none"
+    return is_first or before.tensor_split == after.tensor_split == "columns"
 
 
 def _line(

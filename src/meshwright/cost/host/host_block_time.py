@@ -26,6 +26,8 @@ from meshwright.hardware.rates import matmul_rates, memory_op_rates
 from meshwright.spec.machine.device import MemoryOp
 from meshwright.spec.model.op import Elementwise, Embedding, Head, Norm, Op, Rope
 
+_ADAPTER_KERNELS = 9.0
+"""Of an adapter, forward and backward: six products, a scale, the sum of outputs and that of input gradients."""
 KERNELS_PER_OP = fixed_constant("measured_kernels_per_op")
 MIXTURE_KERNELS = fixed_constant("measured_mixture_kernels")
 COMPILED_LOSS = fixed_constant("compiled_loss")
@@ -109,7 +111,8 @@ def _memory_ops(ops: tuple[Op, ...], partition: Partition) -> Iterator[tuple[Mem
 
 
 def _host(work: Work, setup: TrainingSetup) -> Passes:
-    kernels = work.blocks.num_ops * KERNELS_PER_OP + (work.blocks.eager_forward_elements > 0) * MIXTURE_KERNELS
+    kernels = work.blocks.num_ops * KERNELS_PER_OP + work.blocks.num_adapters * _ADAPTER_KERNELS
+    kernels = kernels + (work.blocks.eager_forward_elements > 0) * MIXTURE_KERNELS
     seconds = kernels * launch_s(setup)
     return seconds * _FORWARD_SHARE, seconds * (1 - _FORWARD_SHARE)
 

@@ -15,7 +15,7 @@ from meshwright.cost.compute.recompute import drops_attention
 from meshwright.cost.layout_table import CONTEXT_METHODS, Bools, Floats, Ints, LayoutTable, take_rows
 from meshwright.cost.memory.footprint_constants import CHUNK_LOSS_BYTES, KEPT_LOSS_BYTES, LOSS_BYTES
 from meshwright.cost.memory.footprint_stages import StageCuts
-from meshwright.cost.memory.footprint_states import Elements, elements_of
+from meshwright.cost.memory.footprint_states import Elements, elements_of, frozen_bytes
 from meshwright.cost.memory.footprint_tensors import Bytes, Formats, Split, kept_bytes, pending_bytes, transient_bytes
 from meshwright.cost.training_setup import Partition, TrainingSetup
 from meshwright.spec.job.rules.optimizer_rules import has_int8_states
@@ -170,7 +170,12 @@ class ModelMemory:
         return BlockMemory(
             count=group.count,
             matrices=elements_of(matrices, self.layouts, self.setup.stack).shared,
-            elements=elements_of(group.ops, self.layouts, self.setup.stack),
+            elements=elements_of(
+                group.ops,
+                self.layouts,
+                self.setup.stack,
+                frozen_bytes=frozen_bytes(self.setup.workload, self.setup.stack),
+            ),
             kept_bytes=by_policy,
             all_kept_bytes=all_kept,
             transient_bytes=self._bytes(lambda formats: transient_bytes(group.ops, formats)),

@@ -111,10 +111,12 @@ class Elements:
     """The same of `shared`."""
 
     @classmethod
-    def of(cls, op: Op, whole: Floats, shared: Floats) -> Elements:
-        """Return those of `op`, which has so many."""
+    def of(cls, op: Op, whole: Floats, shared: Floats, frozen_bytes: float = _BFLOAT16_BYTES) -> Elements:
+        """Return those of `op`, which has so many, of `frozen_bytes` where it is a matmul in low precision."""
         trained = op.num_trained_parameters / op.num_parameters if op.num_parameters else float(not op.is_frozen)
-        saved = _BFLOAT16_BYTES - NARROW_WEIGHT_BYTES.get(op.weights, _BFLOAT16_BYTES)
+        is_low = isinstance(op, Matmul | GroupedMatmul) and op.is_frozen and op.part != "router"
+        usual = frozen_bytes if is_low and not getattr(op, "is_wide", False) else _BFLOAT16_BYTES
+        saved = _BFLOAT16_BYTES - NARROW_WEIGHT_BYTES.get(op.weights, usual)
         return cls(whole, shared, whole * trained, shared * trained, whole * saved, shared * saved)
 
     @classmethod
@@ -141,12 +143,30 @@ class Elements:
         return Elements(*(function(getattr(self, name), getattr(other, name)) for name in names))
 
 
-def elements_of(ops: tuple[Op, ...], layouts: LayoutTable, stack: Stack, *, has_copy: bool = False) -> Elements:
-    """Return the parameters of `ops` on one rank; with `has_copy` a tied head holds the embedding's weights again."""
+def frozen_bytes(workload: Workload, stack: Stack) -> float:
+    """Return the bytes of a frozen weight of a low-precision matmul: kernels that are written for it keep what they
+    have rounded, scales of 4 bits included, others what it was made from.
+    """
+    low = {"float8": 1.0, "float4": 0.5 + 1 / 16} if stack.kernels == "fused" else {}
+    return low.get(workload.matmul_dtype, _BFLOAT16_BYTES)
+
+
+def elements_of(
+    ops: tuple[Op, ...],
+    layouts: LayoutTable,
+    stack: Stack,
+    *,
+    has_copy: bool = False,
+    frozen_bytes: float = _BFLOAT16_BYTES,
+) -> Elements:
+    """Return the parameters of `ops` on one rank; with `has_copy` a tied head holds the embedding's weights again.
+
+    `frozen_bytes` are those of a frozen weight of a low-precision matmul.
+    """
     total = Elements.none(layouts)
     for op in ops:
         if op.num_parameters or (has_copy and isinstance(op, Head)):
-            total = total + Elements.of(op, *_divided(op, layouts, stack))
+            total = total + Elements.of(op, *_divided(op, layouts, stack), frozen_bytes)
     return total
 
 
