@@ -105,7 +105,7 @@ def _arguments(words: tuple[str, ...], given: dict[str, Any]) -> PlanArguments:
         overrides=overrides,
         cluster=given["cluster"][0] if given["cluster"] else None,
         stack=given["stack"] or OURS,
-        **{name: given[name] for name in names},
+        **{name: given[name] for name in (*names, *more_names)},
     )
 
 

@@ -142,16 +142,17 @@ def _without_needless_gradients(ops: tuple[Op, ...]) -> Iterator[Op]:
     """Yield the ops of the first block that has trained ones: what reads only what nothing trained has made needs no
     gradient of its input.
     """
-    trained = [number for number, op in enumerate(ops) if op.num_trained_parameters]
-    first = trained[0] if trained else len(ops)
-    source = _source(ops[first]) if trained else None
+    first = next((number for number, op in enumerate(ops) if op.num_trained_parameters), len(ops))
+    source = _source(ops[first]) if first < len(ops) else None
     for number, op in enumerate(ops):
         is_needless = number < first or (source is not None and _source(op) == source)
         yield op.replace(has_input_gradient=False) if is_needless else op
 
 
 def _source(op: Op) -> tuple[object, ...] | None:
-    """Return the part and width of what a linear layer, or the first matrix of its adapter, reads; None of others."""
-    if isinstance(op, Matmul) and op.tensor_split != "rows" and op.adapter_matrix != "B":
-        return op.part, op.in_features
-    return None
+    """Return what distinguishes the tensor that a linear layer, or the first matrix of its adapter, reads; None of other
+    ops.
+    """
+    if not isinstance(op, Matmul) or op.adapter_matrix == "B":
+        return None
+    return op.name.removesuffix(f".{LORA_A}") if op.tensor_split == "rows" else op.part, op.in_features
