@@ -207,9 +207,7 @@ class PlanArguments:
         given = {name: value for name, value in more.items() if value}
         if self.adapter in (None, "none") and given:
             options = " and ".join(f"--adapter-{name}" for name in given)
-            raise ConfigError(
-                f"{options} is of an adapter, and none is trained: give --adapter lora, or leave {options} out"
-            )
+            raise ConfigError(f"{options} needs an adapter: give --adapter lora or dora, or leave {options} out")
         return None if self.adapter is None else Adapter.model_validate({"kind": self.adapter, **given})
 
     def request(self, resolved: ResolvedJob) -> PlanRequest:

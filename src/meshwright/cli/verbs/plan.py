@@ -89,17 +89,8 @@ def _arguments(words: tuple[str, ...], given: dict[str, Any]) -> PlanArguments:
     from meshwright.cost.stack_factors import OURS
 
     overrides, files = (tuple(word for word in words if ("=" in word) == is_override) for is_override in (True, False))
-    names: tuple[str, ...] = (
-        "model",
-        "seq_len",
-        "global_batch_tokens",
-        "global_batch_size",
-        "precision",
-        "given",
-        "simulate",
-        "top",
-    )
-    names += ("adapter", "adapter_rank", "adapter_targets")
+    names = ("model", "seq_len", "global_batch_tokens", "global_batch_size", "precision")
+    more_names = ("adapter", "adapter_rank", "adapter_targets", "given", "simulate", "top")
     return PlanArguments(
         job=files[0] if files else None,
         overrides=overrides,

@@ -150,9 +150,7 @@ def _without_needless_gradients(ops: tuple[Op, ...]) -> Iterator[Op]:
 
 
 def _source(op: Op) -> tuple[object, ...] | None:
-    """Return what distinguishes the tensor that a linear layer, or the first matrix of its adapter, reads; None of other
-    ops.
-    """
+    """Return what distinguishes the tensor that a linear layer, or A of its adapter, reads; None of other ops."""
     if not isinstance(op, Matmul) or op.adapter_matrix == "B":
         return None
     return op.name.removesuffix(f".{LORA_A}") if op.tensor_split == "rows" else op.part, op.in_features
