@@ -319,7 +319,7 @@ def _is_split(op: Op) -> bool:
 
 def is_of_adapter(op: Op) -> bool:
     """Return whether `op` is a matrix of an adapter, or the sum that adds its output."""
-    return getattr(op, "adapter_matrix", "none") != "none" or getattr(op, "role", "") == "adapter_sum"
+    return getattr(op, "adapter_matrix", "none") != "none" or getattr(op, "role", "") in ("adapter_sum", "adapter_gain")
 
 
 def _num_adapters(ops: Sequence[Op], partition: Partition) -> int:

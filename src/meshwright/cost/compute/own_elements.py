@@ -71,6 +71,8 @@ _ROPE_TABLES = 8.0
 _SWIGLU = {"compiled": (3.0, 5.0), "eager": (5.0, 9.0)}
 _SUM = {"compiled": 1.0, "eager": 3.0}
 _MASK = 2.0
+_GAIN_BACKWARD = 6.0
+"""Of DoRA's factors: the gradient times the factors (2) and times what they multiply (3), of which the sum is read."""
 
 
 def own_elements(ops: Sequence[Op], partition: Partition) -> Passes:
@@ -154,6 +156,8 @@ def _elementwise(op: Elementwise, kernels: str, partition: Partition) -> Passes:
     if op.role == "adapter_sum":
         # Both of its terms get the gradient of the sum as it is.
         return _times((reads + writes, 0.0), partition.tokens / partition.tp)
+    if op.role == "adapter_gain":
+        return _times((reads + writes, _GAIN_BACKWARD * writes), partition.tokens / partition.tp)
     tokens = partition.tokens_between if op.role == "combine" else partition.tokens / partition.tp
     return _times((reads + writes, reads + 2 * writes), tokens)
 

@@ -216,7 +216,11 @@ class ModelMemory:
         groups = setup.trained_model.groups[1:-1]
         low = sum(group.count * low_parameters(op, partition) for group in groups for op in group.ops)
         whole = sum(block.elements.whole * block.count for block in self.blocks)
-        saved = sum(block.elements.saved_whole * block.count for block in self.blocks) * (not setup.gathers_low)
+        narrow, narrow_bytes = (
+            sum(getattr(block.elements, name) * block.count for block in self.blocks)
+            for name in ("narrow_whole", "narrow_whole_bytes")
+        )
+        saved = 0.0 if setup.gathers_low else wide * narrow - narrow_bytes
         return np.asarray(wide - ((wide - 1.0) * low + saved) / np.maximum(whole, 1))
 
     def _ends(self, first: tuple[Op, ...], last: tuple[Op, ...]) -> EndsMemory:

@@ -73,15 +73,18 @@ class RankFootprint(RankGaps):
         # reductions where that is wider.
         summed = self.reduce_bytes if self.casts_sums else size.shared_gradient
         shards = self.elements.trained_shared * summed * (self.reduces_each & self.keeps_gradients)
-        trained, pooled = self.elements.trained_shared * self.on_device, embedding * (ends.first.trained_shared > 0)
-        frozen = shared - trained - (embedding - pooled)
-        saved_bytes = self.elements.saved_shared * self.on_device if self.is_sharded else self.elements.saved_whole
+        trained, narrow = self.elements.trained_shared * self.on_device, self.elements.narrow_shared * self.on_device
+        narrow_bytes = self.elements.narrow_shared_bytes * self.on_device
+        if not self.is_sharded:
+            narrow, narrow_bytes = self.elements.narrow_whole, self.elements.narrow_whole_bytes
+        # One of the two formats is 0.
+        narrow_bytes = narrow_bytes - narrow * (size.whole_parameter + size.shared_parameter)
         # What Muon and 8 bits save is in the matrices of blocks.
         saved = self.blocks.matrices * self.on_device * (size.shared_optimizer - size.shared_matrix_optimizer)
         return {
             "parameters_bytes": whole * size.whole_parameter
-            + (trained - pooled) * size.shared_parameter
-            + (frozen * size.frozen_parameter - saved_bytes),
+            + (shared - embedding) * size.shared_parameter
+            + narrow_bytes,
             "gradients_bytes": self.elements.trained_whole * size.whole_gradient + shards,
             "optimizer_state_bytes": stays * (trained * size.shared_optimizer - saved),
         }

@@ -7,9 +7,8 @@
                                  data-parallel ranks
     nothing sharded (DDP)        the same, all whole
 
-What is frozen has neither gradient nor optimizer state: it is kept in the format that matmuls read, without a float32
-copy, or in 8 or 4 bits, shared as parameters are (FSDP2) or whole. Our own trainer keeps it in the format of its
-parameters.
+What is frozen has neither gradient nor optimizer state, nor a float32 master. Whole, it is in the format that matmuls
+read; FSDP2 keeps the shards of a unit in one format, which is that of what is trained. Either may have 8 or 4 bits.
 
 tp divides what Matmul.tensor_split says, the embedding and the head along the vocabulary; ep and etp divide experts.
 Where a workload computes in 32 bits or more no master is kept. Ignored: buffers, and padding of anything but dim 0.
@@ -64,18 +63,15 @@ class StateBytes:
     """All that the optimizer keeps."""
     shared_matrix_optimizer: float
     """The same of a matrix of a block."""
-    frozen_parameter: float = 0.0
-    """In place of shared_parameter of what is frozen, but where it has 8 or 4 bits; what is whole has one format."""
 
 
 def state_bytes(workload: Workload, stack: Stack) -> StateBytes:
     """Return the bytes of each state; under "none" what is shared is shared by one rank."""
     wide = max(_FLOAT32_BYTES, float(workload.activation_element_bytes))
     moments, of_matrix = _moment_bytes(workload, wide)
-    element = float(workload.activation_element_bytes)
     if stack.sharding == "parameters":
-        # Of our own trainer all shards have one format.
-        return StateBytes(0.0, 0.0, wide, wide, moments, of_matrix, wide if stack.eager_mixtures else element)
+        return StateBytes(0.0, 0.0, wide, wide, moments, of_matrix)
+    element = float(workload.activation_element_bytes)
     master = _FLOAT32_BYTES if element < _FLOAT32_BYTES else 0.0
     # float16 gradients add up as they are: what loss scaling keeps in range, a sum of few microbatches is too.
     adds_wide = workload.activation_dtype != "float16"
@@ -105,19 +101,23 @@ class Elements:
     """Those of `whole` that have gradients."""
     trained_shared: Floats
     """Those of `shared`."""
-    saved_whole: Floats
-    """Bytes that weights of 8 or 4 bits save of `whole`, which would have 16."""
-    saved_shared: Floats
-    """The same of `shared`."""
+    narrow_whole: Floats
+    """Those of `whole` that are frozen in 8 or 4 bits."""
+    narrow_shared: Floats
+    """Those of `shared`."""
+    narrow_whole_bytes: Floats
+    narrow_shared_bytes: Floats
 
     @classmethod
-    def of(cls, op: Op, whole: Floats, shared: Floats, frozen_bytes: float = _BFLOAT16_BYTES) -> Elements:
-        """Return those of `op`, which has so many, of `frozen_bytes` where it is a matmul in low precision."""
+    def of(cls, op: Op, whole: Floats, shared: Floats, frozen_bytes: float | None) -> Elements:
+        """Return those of `op`, which has so many, of `frozen_bytes` where it is a frozen matmul in low precision."""
         trained = op.num_trained_parameters / op.num_parameters if op.num_parameters else float(not op.is_frozen)
         is_low = isinstance(op, Matmul | GroupedMatmul) and op.is_frozen and op.part != "router"
-        usual = frozen_bytes if is_low and not getattr(op, "is_wide", False) else _BFLOAT16_BYTES
-        saved = _BFLOAT16_BYTES - NARROW_WEIGHT_BYTES.get(op.weights, usual)
-        return cls(whole, shared, whole * trained, shared * trained, whole * saved, shared * saved)
+        kept = frozen_bytes if is_low and not getattr(op, "is_wide", False) else None
+        narrow_bytes = NARROW_WEIGHT_BYTES.get(op.weights, kept)
+        is_narrow, size = float(narrow_bytes is not None), narrow_bytes or 0.0
+        narrow = whole * is_narrow, shared * is_narrow, whole * size, shared * size
+        return cls(whole, shared, whole * trained, shared * trained, *narrow)
 
     @classmethod
     def none(cls, layouts: LayoutTable) -> Elements:
@@ -143,12 +143,12 @@ class Elements:
         return Elements(*(function(getattr(self, name), getattr(other, name)) for name in names))
 
 
-def frozen_bytes(workload: Workload, stack: Stack) -> float:
+def frozen_bytes(workload: Workload, stack: Stack) -> float | None:
     """Return the bytes of a frozen weight of a low-precision matmul: kernels that are written for it keep what they
-    have rounded, scales of 4 bits included, others what it was made from.
+    have rounded, scales of 4 bits included. None where they keep what it was made from.
     """
     low = {"float8": 1.0, "float4": 0.5 + 1 / 16} if stack.kernels == "fused" else {}
-    return low.get(workload.matmul_dtype, _BFLOAT16_BYTES)
+    return low.get(workload.matmul_dtype)
 
 
 def elements_of(
@@ -157,11 +157,11 @@ def elements_of(
     stack: Stack,
     *,
     has_copy: bool = False,
-    frozen_bytes: float = _BFLOAT16_BYTES,
+    frozen_bytes: float | None = None,
 ) -> Elements:
     """Return the parameters of `ops` on one rank; with `has_copy` a tied head holds the embedding's weights again.
 
-    `frozen_bytes` are those of a frozen weight of a low-precision matmul.
+    `frozen_bytes` are those of a frozen weight of a low-precision matmul, where that has a format of its own.
     """
     total = Elements.none(layouts)
     for op in ops:

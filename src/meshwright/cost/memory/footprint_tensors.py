@@ -254,6 +254,9 @@ def _kept_by_elementwise(op: Elementwise, after: Op | None, formats: Formats) ->
     # Between the matmuls of a network its width is shared; before and after them are rows of the stream's width.
     split: Split = "heads" if op.role in ("activation", "gated_activation") else "rows"
     # Fused kernels weigh routed rows inside the network, where they are narrower.
+    if op.role == "adapter_gain":
+        yield "heads", op.reads_per_token * formats.element_bytes
+        return
     is_needed = is_read and after is not None and _keeps_input(after)
     if op.keeps_inputs and (is_read or formats.kernels != "fused"):
         yield split, op.reads_per_token * formats.element_bytes

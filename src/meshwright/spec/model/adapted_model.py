@@ -1,7 +1,8 @@
 """adapted_model: a model whose linear layers have adapters, op by op, all else being frozen.
 
     y = W x             W frozen
-    y = W x + B (A x)   A [rank, in] and B [out, rank] trained; two matmuls and a sum
+    y = W x + B (A x)   A [rank, in] and B [out, rank] trained; two matmuls and a sum (LoRA)
+    y = m (...) / |...|  the same, times a factor of each output from the norms of rows; m [out] trained (DoRA)
 
 A and B stand before the layers they belong to, those of neighbours that read the same tensor one after the other: A, A,
 B, B, then the layers and the sums of their outputs. Under tp A of a column-parallel layer is whole on each rank and B
@@ -16,7 +17,7 @@ from itertools import groupby
 
 from meshwright.errors import ConfigError
 from meshwright.spec.model.model_spec import BlockGroup, ModelSpec
-from meshwright.spec.model.op import Elementwise, Matmul, Op, WeightUse
+from meshwright.spec.model.op import Elementwise, ElementwiseRole, Matmul, Op, WeightUse
 from meshwright.spec.step.adapter import Adapter
 
 LORA_A, LORA_B = "lora_a", "lora_b"
@@ -87,7 +88,8 @@ def _with_adapters(ops: tuple[Op, ...], adapter: Adapter, targets: frozenset[str
         yield from (_first_matrix(op, adapter) for op in adapted)
         yield from (_second_matrix(op, adapter) for op in adapted)
         yield from (_frozen(op, adapter, is_adapted=op in adapted) for op in members)
-        yield from (_sum(op) for op in adapted)
+        yield from (_on_output(op, "adapter_sum", 2) for op in adapted)
+        yield from (_on_output(op, "adapter_gain", 1) for op in adapted if adapter.kind == "dora")
 
 
 def _input_of(op: Op) -> tuple[object, ...]:
@@ -127,12 +129,13 @@ def _second_matrix(op: Matmul, adapter: Adapter) -> Op:
     )
 
 
-def _sum(op: Matmul) -> Op:
+def _on_output(op: Matmul, role: ElementwiseRole, num_reads: int) -> Op:
+    """Return an op on each element of a layer's output."""
     return Elementwise(
-        name=f"{op.name}.adapter_sum",
+        name=f"{op.name}.{role}",
         part=op.part,
-        role="adapter_sum",
-        reads_per_token=2 * op.out_features,
+        role=role,
+        reads_per_token=num_reads * op.out_features,
         writes_per_token=op.out_features,
         weights="frozen",
     )

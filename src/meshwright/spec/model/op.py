@@ -15,7 +15,8 @@ from meshwright.spec.frozen import Frozen
 Part = Literal["embedding", "attention", "ffn", "router", "experts", "shared_experts", "head"]
 TensorSplit = Literal["columns", "rows", "none"]
 ElementwiseRole = Literal[
-    "residual", "activation", "gated_activation", "permute", "unpermute", "combine", "bias", "adapter_sum"
+    "residual", "activation", "gated_activation", "permute", "unpermute", "combine", "bias", "adapter_sum",
+    "adapter_gain",
 ]  # fmt: skip
 WeightUse = Literal["trained", "frozen", "int8", "nf4"]
 """What training does with an op's weights: updates them, or leaves them as they are, in 16 bits or more, 8 or 4."""
@@ -23,7 +24,7 @@ NARROW_WEIGHT_BYTES: dict[str, float] = {"int8": 1.0, "nf4": 0.5 + 1 / 64 + 4 / 
 """Of a weight that is kept in fewer bits, scales included: of 64 weights one in 8 bits, of 256 of those one in 32
 (QLoRA, arXiv:2305.14314); those of int8, one a row, are left out.
 """
-_PRODUCTS = ("activation", "gated_activation", "combine")
+_PRODUCTS = ("activation", "gated_activation", "combine", "adapter_gain")
 
 
 class _Op(Frozen):
@@ -272,7 +273,7 @@ class Elementwise(_Op):
     residual: a sum with the residual stream; gated_activation: as of SwiGLU, activation: as of GELU; permute: a copy of
     each token for each of its experts, in their order; unpermute: back in the order of tokens; combine: the weighted
     sum of a token's copies; bias: bias, clamp and scale of experts that are not fused; adapter_sum: a linear layer's
-    output with that of its adapter.
+    output with that of its adapter; adapter_gain: DoRA's factor of each of its elements.
     """
     reads_per_token: PositiveInt
     """Elements read for each token."""
