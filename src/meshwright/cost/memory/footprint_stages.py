@@ -89,7 +89,9 @@ class StageCuts:
 
 
 def fullest_parameters(setup: TrainingSetup, layouts: LayoutTable) -> Floats:
-    """Return the parameters of which a rank of the fullest pipeline rank keeps a part of the state, if trained [layouts].
+    """Return the parameters of which a rank of the fullest pipeline rank keeps a part of the state [layouts].
+
+    Those that are trained.
     """
     first, *groups, last = setup.trained_model.groups
     blocks = [group.num_trained_parameters for group in groups for _ in range(group.count)]
