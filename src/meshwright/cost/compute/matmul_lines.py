@@ -92,7 +92,7 @@ def matmul_lines(group: BlockGroup, partition: Partition) -> Iterator[dict[str, 
             n = num_fused * op.out_features / (partition.etp if op.tensor_split == "columns" else one)
             k = op.in_features / (partition.etp if op.tensor_split == "rows" else one)
             is_low = takes_low_precision(op, n, k, partition)
-            yield _cast(op, before, partition, _line(rows, n, k, num_local, op, is_expert=True, is_low=is_low))
+            yield _cast(op, before, partition, _line(rows, n, k, num_local, op, is_low=is_low))
         elif isinstance(op, Head):
             chunks = partition.loss_chunks * one
             line = _line(
@@ -150,11 +150,16 @@ def _reads_the_same(before: Matmul | GroupedMatmul, after: Matmul | GroupedMatmu
     return is_first or before.tensor_split == after.tensor_split == "columns"
 
 
-def _line(
-    m: Floats, n: Floats, k: Floats, groups: Floats, op: Op, *, is_expert: bool = False, is_low: Bools | bool = True
-) -> dict[str, NDArray[Any]]:
+def _line(m: Floats, n: Floats, k: Floats, groups: Floats, op: Op, *, is_low: Bools | bool) -> dict[str, NDArray[Any]]:
     flags = np.zeros(len(groups), np.bool_)
-    shape = {"m": m, "n": n, "k": k, "groups": groups, "is_expert": flags | is_expert, "is_low": flags | is_low}
+    shape = {
+        "m": m,
+        "n": n,
+        "k": k,
+        "groups": groups,
+        "is_expert": flags | isinstance(op, GroupedMatmul),
+        "is_low": flags | is_low,
+    }
     shape |= {"is_attention": flags, "is_float32": flags, "is_early": flags}
     shape |= {"has_input_gradient": flags | op.has_input_gradient, "has_weight_gradient": flags | (not op.is_frozen)}
     weights, narrow_bytes = groups * n * k, NARROW_WEIGHT_BYTES.get(op.weights)
