@@ -12,6 +12,7 @@ _OPTIONS = {
     "train.seq_len": "--seq-len",
     "train.global_batch_size": "--global-batch-size",
     "train.global_batch_tokens": "--global-batch-tokens",
+    "adapter.targets": "--adapter-targets",
 }
 _VALUE = r"(?: = (?:'([^']*)'|\"([^\"]*)\"|([\w.]+)))?"
 """A key's value, as messages write it."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 from rich.console import RenderableType
@@ -45,6 +45,7 @@ from meshwright.planner.run_cost import predicted_interval
 from meshwright.spec.layout.layout import AXES, Layout
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.layout_plan import Budget, Plan
+from meshwright.spec.step.adapter import Adapter
 
 _KEYS = (*AXES, "ep", "microbatch_size", "schedule", "activation_checkpoint", "compile")
 """Of the layout, with a column each; the others are in the column `layout`."""
@@ -152,6 +153,12 @@ class PlanArguments:
     """Sequences of a step."""
     precision: str | None = None
     """Format of the matmuls; None for the job's, or bfloat16."""
+    adapter: Literal["none", "lora", "dora"] | None = None
+    """Kind of adapter to train in place of all parameters; None for the job's."""
+    adapter_rank: Positive | None = None
+    """Its rank; None for 16."""
+    adapter_targets: tuple[str, ...] = ()
+    """Patterns of the linear layers that it is of; () for all those of the blocks."""
     stack: str = OURS
     """Software to predict."""
     given: tuple[Path, ...] = ()
@@ -194,6 +201,15 @@ class PlanArguments:
         named_job = Named(self.model, self.cluster, self.seq_len, tokens, self.global_batch_size)
         return resolve_named(named_job, self.overrides)
 
+    def _adapter(self) -> Adapter | None:
+        """Return the adapter that the arguments describe; None where they describe none."""
+        more = {"rank": self.adapter_rank, "targets": self.adapter_targets}
+        given = {name: value for name, value in more.items() if value}
+        if self.adapter in (None, "none") and given:
+            options = " and ".join(f"--adapter-{name}" for name in given)
+            raise ConfigError(f"{options} needs an adapter: give --adapter lora or dora, or leave {options} out")
+        return None if self.adapter is None else Adapter.model_validate({"kind": self.adapter, **given})
+
     def request(self, resolved: ResolvedJob) -> PlanRequest:
         """Return what the planner is asked of the job; raises ConfigError or UnsupportedError."""
         section = resolved.job.cluster
@@ -205,7 +221,9 @@ class PlanArguments:
                 section.name,
                 section.name,
             )
-        options = Options(self.cluster, self.precision, self.stack, takes_example=True, keeps_overrides=True)
+        options = Options(
+            self.cluster, self.precision, self.stack, self._adapter(), takes_example=True, keeps_overrides=True
+        )
         resolved = settled_on(resolved, cluster_of(resolved.job, options, set_layout_keys(resolved)))
         request = plan_request(resolved, options)
         if not self.given:
@@ -224,6 +242,9 @@ def plan(
     global_batch_tokens: int | str | None = None,
     global_batch_size: int | None = None,
     precision: str | None = None,
+    adapter: Literal["none", "lora", "dora"] | None = None,
+    adapter_rank: int | None = None,
+    adapter_targets: tuple[str, ...] = (),
     stack: str = OURS,
     given: tuple[Path, ...] = (),
     simulate: int | None = None,
@@ -236,6 +257,9 @@ def plan(
     restart_minutes: float | None = None,
 ) -> PlanResult:
     """Return the best layout for `job`, or for `model` on `cluster`, with what is predicted of it and of others.
+
+    With `adapter` ("lora", "dora") the model's own parameters stay as they are, and adapters are trained: of all linear
+    layers of the blocks, or of those that `adapter_targets` match.
 
     Layouts: keys given as overrides such as "layout.tp=8" are kept; those of a job file are judged next to the pick,
     or kept with layout.search = true. `given` are measured runs to fit to, CSV files or run folders. With `simulate`
@@ -256,6 +280,9 @@ def plan(
         global_batch_tokens=global_batch_tokens,
         global_batch_size=global_batch_size,
         precision=precision,
+        adapter=adapter,
+        adapter_rank=adapter_rank,
+        adapter_targets=adapter_targets,
         stack=stack,
         given=given,
         simulate=simulate,

@@ -43,7 +43,7 @@ from meshwright.cost.compute.matmul import MatmulSizes, tile_flops
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import Floats, LayoutTable
 from meshwright.cost.training_setup import Configurations, TrainingSetup
-from meshwright.cost.work import num_tensors_of
+from meshwright.cost.work import num_trained_tensors_of
 from meshwright.spec.job.rules.optimizer_rules import has_int8_states
 from meshwright.spec.machine.device import Device
 from meshwright.spec.model.op import GroupedMatmul, Matmul
@@ -204,8 +204,9 @@ def _rounds_moments(setup: TrainingSetup) -> bool:
 
 
 def num_tensors(setup: TrainingSetup) -> float:
-    """Return the parameters of the model, as tensors."""
-    return float(sum(group.count * sum(map(num_tensors_of, group.ops)) for group in setup.model.groups))
+    """Return the trained parameters of the model, as tensors."""
+    groups = setup.trained_model.groups
+    return float(sum(group.count * sum(map(num_trained_tensors_of, group.ops)) for group in groups))
 
 
 def _updates_at_once(setup: TrainingSetup) -> bool:
@@ -273,8 +274,10 @@ def _matrices(setup: TrainingSetup, layouts: LayoutTable) -> Iterator[Matrices]:
     one = np.ones(len(layouts))
     shards = np.maximum(layouts.expert_dp_shard, 1)
     is_int8 = setup.workload.optimizer_state_dtype == "int8"
-    for group in setup.model.groups:
+    for group in setup.trained_model.groups:
         for op in group.ops if group.name else ():
+            if op.is_frozen:
+                continue
             if is_int8 and not (isinstance(op, Matmul | GroupedMatmul) and has_int8_states(op)):
                 continue
             count = group.count / layouts.pp

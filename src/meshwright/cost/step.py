@@ -172,7 +172,7 @@ class StepPricer:
             waits = self._waits(block, sent, c)
         copied = self.activations.exposed_s(position, whole)
         return RankPass(
-            ideal_matmul=3 * times.ideal_matmul[row],
+            ideal_matmul=3 * times.ideal_matmul[row] - times.needless_matmul[row],
             ideal_attention=3 * times.ideal_attention[row] * self.compute.split_attention.kept_share(row),
             reached=times.reached_matmul[row] * prices.slow.compute,
             matmul=block.matmul[0] + block.matmul[1],

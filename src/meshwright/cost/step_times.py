@@ -45,7 +45,7 @@ def unit_shares(configs: Configurations) -> list[list[float]]:
     Without gathers and reductions: a pipeline's stages gather ahead and reduce when they are done; and without copies
     of activations, which are not as many as the blocks (stage_copies).
     """
-    model = configs.setups[configs.setup_index[0]].model
+    model = configs.setups[configs.setup_index[0]].trained_model
     passes = step_pricer(configs).block_passes(fitted_constants())
     seconds_of = {
         group.ops: (one.total - one.dp - one.activation_copies).tolist()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from meshwright.spec.job.memory_section import MemorySection
 from meshwright.spec.job.rules.attention_rules import cudnn_takes
 from meshwright.spec.layout.attention_backend import SPARSE_BACKENDS, AttentionBackend
 from meshwright.spec.machine.cluster import Cluster
+from meshwright.spec.model.adapted_model import adapted_model
 from meshwright.spec.model.model_spec import ModelSpec
 from meshwright.spec.model.op import CoreAttention
 from meshwright.spec.step.stack import Stack
@@ -35,6 +37,11 @@ class TrainingSetup:
     """layout.attention_backend, of our own trainer."""
     memory: MemorySection = field(default_factory=MemorySection)
     """Which memory named uses take, of our own trainer."""
+
+    @cached_property
+    def trained_model(self) -> ModelSpec:
+        """Return the model with its adapters, and what they freeze marked; the model itself without."""
+        return adapted_model(self.model, self.workload.adapter)
 
     @property
     def is_own(self) -> bool:

@@ -9,8 +9,9 @@ Matmuls are in matmul_lines. Ignored: biases, dropout, and the unevenness of tp 
 Router skew is a factor on the step.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from meshwright.cost.layout_table import Floats, Ints, LayoutTable
 from meshwright.cost.training_setup import Configurations, Partition, TrainingSetup
 from meshwright.spec.model.model_spec import BlockGroup
 from meshwright.spec.model.op import (
+    NARROW_WEIGHT_BYTES,
     CoreAttention,
     Elementwise,
     Embedding,
@@ -95,8 +97,13 @@ class BlockTable:
     early_terms_share: Floats
     """Share in row-parallel ones but the last where tp divides them, else 0."""
     num_ops: Floats
+    """Without those of adapters."""
+    num_adapters: Floats
+    """Adapters whose output is added to a matmul's, those of fused matmuls as one."""
     num_tensors: Floats
     """Parameters as tensors: weights and biases."""
+    num_trained_tensors: Floats
+    """Those of them that have gradients."""
     num_large_tensors: Floats
     """Those of them whose gradients in float32 replicas sum one by one (spec/step/gradient_sums.py)."""
     large_parameters: Floats
@@ -112,8 +119,11 @@ class BlockTable:
     """Experts that each token goes to; 0 in a dense block."""
     dense_parameters: Floats
     """Parameters that data-parallel ranks share, on this rank before they are sharded."""
+    trained_dense_parameters: Floats
+    """Those of them that have gradients."""
     tied_parameters: Floats
     """Parameters of a tied head on this rank, which are the embedding's; a pipeline's last stage has a copy of them."""
+    trained_tied_parameters: Floats
     low_parameters: Floats
     """Those of dense_parameters that our trainer gathers in 8 bits."""
     num_low_matmuls: Floats
@@ -123,9 +133,12 @@ class BlockTable:
     num_low_experts: Floats
     """Grouped matmuls of experts that it does."""
     replicated_parameters: Floats
-    """Those of them that tp does not divide."""
+    """Trained ones of them that tp does not divide."""
     expert_parameters: Floats
     """The same of experts."""
+    trained_expert_parameters: Floats
+    narrow_gather_bytes: Floats
+    """Bytes that gathering is less because frozen weights have 8 or 4 bits."""
     num_local_experts: Floats
     """Experts of one rank, before data-parallel ranks share them."""
 
@@ -179,7 +192,7 @@ def _key_numbers(configs: Configurations) -> Ints:
 
 def groups_of(setup: TrainingSetup) -> Iterator[tuple[BlockGroup, int]]:
     """Yield the model's groups and their kinds, groups of equal ops as one; those before the blocks are FIRST."""
-    for group in setup.model.distinct_groups:
+    for group in setup.trained_model.distinct_groups:
         if any(isinstance(op, Head) for op in group.ops):
             yield group, LAST
         elif any(isinstance(op, Embedding) for op in group.ops):
@@ -203,7 +216,9 @@ def _block_row(group: BlockGroup, kind: int, partition: Partition) -> dict[str, 
     own_forward, own_backward = own_elements(group.ops, partition)
     biases = [op for op in group.ops if isinstance(op, Elementwise) and op.role == "bias"]
     plain = [op for op in group.ops if op not in biases]
-    large = [size for op in group.ops for size in sizes_summed_alone(op)]
+    large = [size for op in group.ops if not op.is_frozen for size in sizes_summed_alone(op)]
+    experts = [op for op in group.ops if isinstance(op, GroupedMatmul)]
+    tied = [op for op in group.ops if isinstance(op, Head) and op.tied]
     values = {
         "kind": zero + kind,
         "count": zero + group.count,
@@ -227,8 +242,10 @@ def _block_row(group: BlockGroup, kind: int, partition: Partition) -> dict[str, 
         "last_matmul_share": zero + last_matmul_share(group),
         "second_matmuls_share": zero + second_matmuls_share(group),
         "early_terms_share": np.where(partition.tp > 1, early_terms_share(group), 0.0),
-        "num_ops": zero + len(group.ops),
+        "num_ops": zero + sum(not is_of_adapter(op) for op in group.ops),
+        "num_adapters": zero + _num_adapters(group.ops, partition),
         "num_tensors": zero + sum(num_tensors_of(op) for op in group.ops),
+        "num_trained_tensors": zero + sum(num_trained_tensors_of(op) for op in group.ops),
         "num_large_tensors": zero + len(large),
         "large_parameters": zero + sum(large),
         "num_biases": zero + sum(isinstance(op, Matmul) and op.has_bias for op in group.ops),
@@ -238,17 +255,22 @@ def _block_row(group: BlockGroup, kind: int, partition: Partition) -> dict[str, 
         "routed_copies": zero + (max(routed) if routed else 0),
         "num_local_experts": num_experts / partition.ep,
         "dense_parameters": zero + sum(_dense_parameters(op, partition) for op in group.ops),
-        "tied_parameters": zero
-        + sum(op.num_matmul_parameters for op in group.ops if isinstance(op, Head) and op.tied) / partition.tp,
+        "trained_dense_parameters": zero + sum(_trained_dense_parameters(op, partition) for op in group.ops),
+        "tied_parameters": zero + sum(op.num_matmul_parameters for op in tied) / partition.tp,
+        "trained_tied_parameters": zero
+        + sum(op.num_matmul_parameters for op in tied if not op.is_frozen) / partition.tp,
         "low_parameters": zero + sum(low_parameters(op, partition) for op in group.ops),
         "num_low_matmuls": zero + num_low_matmuls(group.ops, partition),
         "num_low_around_attention": zero
         + num_low_matmuls([op for op in group.ops if op.part == "attention"], partition),
         "num_low_experts": zero + num_low_experts(group.ops, partition),
-        "replicated_parameters": zero + sum(_dense_parameters(op, partition) for op in group.ops if not _is_split(op)),
-        "expert_parameters": zero + sum(op.num_parameters for op in group.ops if isinstance(op, GroupedMatmul)),
+        "replicated_parameters": zero
+        + sum(_trained_dense_parameters(op, partition) for op in group.ops if not _is_split(op)),
+        "expert_parameters": (zero + sum(op.num_parameters for op in experts)) / (partition.ep * partition.etp),
+        "trained_expert_parameters": (zero + sum(op.num_trained_parameters for op in experts))
+        / (partition.ep * partition.etp),
+        "narrow_gather_bytes": zero + sum(_narrow_gather_bytes(op, partition) for op in group.ops),
     }
-    values["expert_parameters"] = values["expert_parameters"] / (partition.ep * partition.etp)
     return values
 
 
@@ -263,9 +285,31 @@ def _dense_parameters(op: Op, partition: Partition) -> Floats:
     return op.num_parameters / (partition.tp if _is_split(op) else np.ones_like(partition.tokens))
 
 
+def _trained_dense_parameters(op: Op, partition: Partition) -> Floats:
+    """Return those of them that have gradients."""
+    if isinstance(op, GroupedMatmul):
+        return np.zeros_like(partition.tokens)
+    return op.num_trained_parameters / (partition.tp if _is_split(op) else np.ones_like(partition.tokens))
+
+
+def _narrow_gather_bytes(op: Op, partition: Partition) -> Floats:
+    """Return the bytes that gathering a frozen weight of 8 or 4 bits is less than gathering it in the usual format."""
+    if not (isinstance(op, Matmul | GroupedMatmul) and op.weights in NARROW_WEIGHT_BYTES):
+        return np.zeros_like(partition.tokens)
+    usual = 1.0 if partition.gathers_low else partition.element_bytes
+    experts = partition.ep * partition.etp * np.ones_like(partition.tokens)
+    split = experts if isinstance(op, GroupedMatmul) else partition.tp ** float(_is_split(op))
+    return np.asarray(max(usual - NARROW_WEIGHT_BYTES[op.weights], 0.0) * op.num_parameters / split)
+
+
 def num_tensors_of(op: Op) -> int:
     """Return the parameters of `op` as tensors; a tied head counts, since a pipeline's last stage has a copy."""
     return (op.num_parameters > 0 or isinstance(op, Head)) * (1 + getattr(op, "has_bias", False))
+
+
+def num_trained_tensors_of(op: Op) -> int:
+    """Return those of them that have gradients."""
+    return int(getattr(op, "trains_row_norms", False)) if op.is_frozen else num_tensors_of(op)
 
 
 def _is_split(op: Op) -> bool:
@@ -273,9 +317,23 @@ def _is_split(op: Op) -> bool:
     return isinstance(op, Embedding | Head | CoreAttention) or (isinstance(op, Matmul) and op.tensor_split != "none")
 
 
+def is_of_adapter(op: Op) -> bool:
+    """Return whether `op` is a matrix of an adapter, or the sum that adds its output."""
+    return getattr(op, "adapter_matrix", "none") != "none" or getattr(op, "role", "") in ("adapter_sum", "adapter_gain")
+
+
+def _num_adapters(ops: Sequence[Op], partition: Partition) -> int:
+    """Return the sums of adapters' outputs; those next to each other are one where their layers are fused."""
+    are_sums = [getattr(op, "role", "") == "adapter_sum" for op in ops]
+    if not partition.fuses:
+        return sum(are_sums)
+    return sum(here and not before for before, here in pairwise((False, *are_sums)))
+
+
 def _num_row_matmuls(group: BlockGroup) -> float:
     """Return how many pairs of column- and row-parallel matmuls the group's blocks have."""
-    return float(sum(isinstance(op, Matmul) and op.tensor_split == "rows" for op in group.ops))
+    rows = [op for op in group.ops if isinstance(op, Matmul) and op.tensor_split == "rows"]
+    return float(sum(op.adapter_matrix == "none" for op in rows))
 
 
 def _num_tp_collectives(group: BlockGroup, partition: Partition) -> Floats:

@@ -110,7 +110,7 @@ def recomputed_share(layout: Layout, request: PlanRequest) -> float:
     """Return the FLOPs that a step recomputes: activation checkpointing, or because a compiled block's backward runs
     in two parts, as a share of the model's FLOPs.
     """
-    model, seq_len, stack = request.setup.model, request.workload.seq_len, request.setup.stack
+    model, seq_len, stack = request.setup.trained_model, request.workload.seq_len, request.setup.stack
     blocks = [group for group in model.groups if group.name == "blocks"]
     matmuls = sum(2 * group.count * group.num_matmul_parameters for group in blocks)
     attention = sum(group.count * group.forward_flops_per_token(seq_len) for group in blocks) - matmuls

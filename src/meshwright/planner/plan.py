@@ -7,6 +7,7 @@ from operator import attrgetter
 import numpy as np
 
 from meshwright.cost.layout_table import layout_table
+from meshwright.cost.training_setup import TrainingSetup
 from meshwright.errors import InfeasibleLayout
 from meshwright.planner.candidate import candidate_at, judge
 from meshwright.planner.explain.contrasts import contrasts, sensitivities, what_ifs
@@ -73,6 +74,7 @@ def make_plan(
     return Plan(
         model=request.model_name,
         num_parameters=request.setup.model.num_parameters,
+        num_trained_parameters=trained_parameters(request.setup),
         cluster=request.cluster.name,
         device=request.cluster.device.name,
         num_devices=request.num_devices,
@@ -110,6 +112,11 @@ def make_plan(
         ),
         attention=attention_words(pick.layout, request),
     )
+
+
+def trained_parameters(setup: TrainingSetup) -> int | None:
+    """Return the parameters that are trained; None where they are the model's own, all of them."""
+    return setup.trained_model.num_trained_parameters if setup.workload.adapter.freezes_base else None
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.model.model_spec import model_spec
 from meshwright.spec.model.wide_matmuls import with_wide_matmuls
 from meshwright.spec.problem import did_you_mean
+from meshwright.spec.step.adapter import Adapter
 from meshwright.spec.step.workload import FLOAT8_PRECISIONS, Precision, Workload
 from meshwright.units import counted, format_count
 
@@ -64,6 +65,8 @@ class Options:
     """Format of the blocks' matmuls."""
     stack: str = OURS
     """The software to predict."""
+    adapter: Adapter | None = None
+    """What is trained in place of what the job says; None for the job's."""
     takes_example: bool = False
     """Whether a machine without a calibration is planned for with the rates of an example, with a notice."""
     keeps_overrides: bool = False
@@ -148,6 +151,8 @@ def plan_request(resolved: ResolvedJob, options: Options) -> PlanRequest:
     layout = None if job.layout.search or not fixed else _given_layout(cluster, job, options, kept)
     float8 = _float8_choice(job, cluster, options)
     workload = job.replace(precision=float8.precision).workload
+    if options.adapter is not None:
+        workload = workload.replace(adapter=options.adapter)
     if options.precision is not None and not _is_own_float8(options):
         workload = workload.replace(precision=options.precision)
     model = with_wide_matmuls(model_spec(architecture), float8.precision.float8_skip)

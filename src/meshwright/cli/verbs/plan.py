@@ -42,6 +42,9 @@ _RATE = FiniteRange(min=0, max=1e9)
 @click.option("--global-batch-tokens", help="Tokens of a step, such as 4M; rounded so that ranks divide it.")
 @click.option("--global-batch-size", type=int, help="Sequences of a step.")
 @click.option("--precision", help="Format of the matmuls, such as bfloat16 or float8-rowwise.")
+@click.option("--adapter", help="Train adapters on a frozen model in place of all parameters: lora or dora.")
+@click.option("--adapter-rank", type=int, help="Default 16.")
+@click.option("--adapter-targets", multiple=True, help="Layers, as 'blocks.*.attention.*'; default: all linear ones.")
 @click.option("--stack", help="Software to predict; default: meshwright.")
 @click.option(
     "--given", multiple=True, type=click.Path(path_type=Path), help="Measured runs to fit to: CSV, run folder."
@@ -86,13 +89,14 @@ def _arguments(words: tuple[str, ...], given: dict[str, Any]) -> PlanArguments:
     from meshwright.cost.stack_factors import OURS
 
     overrides, files = (tuple(word for word in words if ("=" in word) == is_override) for is_override in (True, False))
-    names = ("model", "seq_len", "global_batch_tokens", "global_batch_size", "precision", "given", "simulate", "top")
+    names = ("model", "seq_len", "global_batch_tokens", "global_batch_size", "precision")
+    more_names = ("adapter", "adapter_rank", "adapter_targets", "given", "simulate", "top")
     return PlanArguments(
         job=files[0] if files else None,
         overrides=overrides,
         cluster=given["cluster"][0] if given["cluster"] else None,
         stack=given["stack"] or OURS,
-        **{name: given[name] for name in names},
+        **{name: given[name] for name in (*names, *more_names)},
     )
 
 
@@ -114,6 +118,7 @@ def _check(words: tuple[str, ...], given: dict[str, Any]) -> None:
     if given["write"] and clusters:
         others += _cluster_changes(files[0], clusters[0])
     others += [f"precision.compute={given['precision']}"] * bool(given["precision"])
+    others += [f"adapter.kind={given['adapter']}"] * bool(given["adapter"])
     if given["write"] and others:
         raise ConfigError(
             f"--write would write a layout for what {files[0]} does not say: first set {', '.join(others)} in it"

@@ -5,6 +5,7 @@
              unless backward adds to them itself, each microbatch's gradients are added to whole ones, or copied into
              the input of a reduce-scatter of their own
     HSDP     one all-reduce of each gradient shard over the replicas besides, once a step
+    frozen   gathered, by FSDP, and neither reduced nor updated, nor exchanged by ZeRO-1
     tp       gradients of what its ranks all hold whole (norms, routers) are summed over them once a step, since each
              has seen its part of the sequence
 
@@ -64,15 +65,21 @@ class DataParallel:
         """Of the fullest rank, before data-parallel ranks share them."""
         self.expert_parameters = self._of_model(blocks.expert_parameters, is_block) / layouts.pp
         """The same of experts."""
+        trained_copied = (self.is_own & (layouts.pp > 1)) * self._of_rank(blocks.trained_tied_parameters)
+        self.trained_dense_parameters = self._of_rank(blocks.trained_dense_parameters) + trained_copied
+        """Of both those that have gradients."""
+        self.trained_expert_parameters = self._of_model(blocks.trained_expert_parameters, is_block) / layouts.pp
         has_sequence_parallel = configs.has(lambda s: s.stack.sequence_parallel)
         self.replicated_parameters = self._of_rank(blocks.replicated_parameters) * has_sequence_parallel
-        """Those of dense_parameters that tp does not divide, where its ranks share the sequence between matmuls."""
+        """Those of the trained that tp does not divide, where its ranks share the sequence between matmuls."""
         divides = configs.has(lambda s: s.stack.sharding != "none")
         shards = np.where(divides, layouts.fsdp, 1)
-        experts = self.expert_parameters / np.where(divides, np.maximum(layouts.expert_dp_shard, 1), 1)
-        self.updated = self.dense_parameters / shards + experts
+        experts = self.trained_expert_parameters / np.where(divides, np.maximum(layouts.expert_dp_shard, 1), 1)
+        self.updated = self.trained_dense_parameters / shards + experts
         """Parameters that one rank updates."""
-        self.updated_in_blocks = self._of_model(blocks.dense_parameters, is_block) / layouts.pp / shards + experts
+        self.updated_in_blocks = (
+            self._of_model(blocks.trained_dense_parameters, is_block) / layouts.pp / shards + experts
+        )
         """Those of blocks."""
         everything = np.ones(len(blocks.key), np.bool_)
         self.num_large_tensors = self._of_model(blocks.num_large_tensors, everything)
@@ -101,6 +108,12 @@ class DataParallel:
         experts = blocks.expert_parameters[row] / np.maximum(layouts.expert_dp_shard, 1)
         return np.asarray(blocks.dense_parameters[row] / layouts.fsdp + experts)
 
+    def trained_shard(self, row: Ints) -> Floats:
+        """Return those of them that have gradients."""
+        blocks, layouts = self.work.blocks, self.layouts
+        experts = blocks.trained_expert_parameters[row] / np.maximum(layouts.expert_dp_shard, 1)
+        return np.asarray(blocks.trained_dense_parameters[row] / layouts.fsdp + experts)
+
     def _of_model(self, values: Floats, mask: Bools) -> Floats:
         """Return the sums of a column of the BlockTable over the chosen blocks."""
         work, blocks = self.work, self.work.blocks
@@ -117,25 +130,29 @@ class DataParallel:
 def block_collectives_s(dp: DataParallel, row: Ints, fabric: Fabric, *, with_experts: Bools | bool = True) -> Passes:
     """Return the seconds in which one block's parameters are gathered, and its gradients reduced, none hidden."""
     blocks = dp.work.blocks
-    dense, experts = blocks.dense_parameters[row], np.where(with_experts, blocks.expert_parameters[row], 0.0)
     group, expert_group = dp.shard_group(fabric), dp.expert_group(fabric)
 
     def whole_block_s(
-        collective_s: Callable[[ArrayLike, RankGroup, Fabric], Floats], dense_bytes: Floats, element_bytes: Floats
+        collective_s: Callable[[ArrayLike, RankGroup, Fabric], Floats], dense_bytes: Floats, expert_bytes: Floats
     ) -> Floats:
-        whole = collective_s(dense_bytes, group, fabric)
-        return whole + np.where(experts > 0, collective_s(experts * element_bytes, expert_group, fabric), 0.0)
+        whole = np.where(dense_bytes > 0, collective_s(dense_bytes, group, fabric), 0.0)
+        return whole + np.where(expert_bytes > 0, collective_s(expert_bytes, expert_group, fabric), 0.0)
 
-    gathered = dense * dp.gather_bytes - saved_gather_bytes(dp, row)
+    gathered = blocks.dense_parameters[row] * dp.gather_bytes - saved_gather_bytes(dp, row)
+    reduced = blocks.trained_dense_parameters[row] * dp.reduce_bytes
+    experts, trained = blocks.expert_parameters[row], blocks.trained_expert_parameters[row]
     return (
-        whole_block_s(all_gather_s, gathered, dp.gather_bytes),
-        whole_block_s(reduce_scatter_s, dense * dp.reduce_bytes, dp.reduce_bytes),
+        whole_block_s(all_gather_s, gathered, np.where(with_experts, experts * dp.gather_bytes, 0.0)),
+        whole_block_s(reduce_scatter_s, reduced, np.where(with_experts, trained * dp.reduce_bytes, 0.0)),
     )
 
 
 def saved_gather_bytes(dp: DataParallel, row: Ints) -> Floats:
-    """Return the bytes by which gathering one row's weights of float8 matmuls in float8 is less (ours)."""
-    return np.asarray(dp.work.blocks.low_parameters[row] * (dp.gather_bytes - 1.0))
+    """Return the bytes by which gathering one row's dense weights is less: those of float8 matmuls in float8 (ours),
+    and frozen ones of 8 or 4 bits.
+    """
+    blocks = dp.work.blocks
+    return np.asarray(blocks.low_parameters[row] * (dp.gather_bytes - 1.0) + blocks.narrow_gather_bytes[row])
 
 
 def gather_again_s(dp: DataParallel, row: Ints, fabric: Fabric) -> tuple[RankGroup, Floats]:
@@ -154,7 +171,7 @@ def gather_again_s(dp: DataParallel, row: Ints, fabric: Fabric) -> tuple[RankGro
 def replicas_all_reduce_s(dp: DataParallel, row: Ints, fabric: Fabric) -> tuple[RankGroup, Floats]:
     """Return the groups of replicas, and the seconds in which one block's gradient shards are summed over them."""
     replicas = dp.replica_group(fabric)
-    return replicas, all_reduce_s(dp.shard(row) * dp.reduce_bytes, replicas, fabric)
+    return replicas, all_reduce_s(dp.trained_shard(row) * dp.reduce_bytes, replicas, fabric)
 
 
 def sums_in_place_s(dp: DataParallel, fabric: Fabric) -> Floats:
@@ -165,7 +182,7 @@ def sums_in_place_s(dp: DataParallel, fabric: Fabric) -> Floats:
     large_s = dp.num_large_tensors * async_all_reduce_s(
         dp.large_parameters * dp.reduce_bytes / number, replicas, fabric
     )
-    small = np.maximum(dp.dense_parameters + dp.expert_parameters - dp.large_parameters, 0.0)
+    small = np.maximum(dp.trained_dense_parameters + dp.trained_expert_parameters - dp.large_parameters, 0.0)
     return large_s + np.where(small > 0, all_reduce_s(small * dp.reduce_bytes, replicas, fabric), 0.0)
 
 
@@ -174,6 +191,13 @@ def dense_parameters(dp: DataParallel, row: Ints) -> Floats:
     blocks = dp.work.blocks
     copied = np.where(dp.is_own & (dp.layouts.pp > 1), blocks.tied_parameters[row], 0.0)
     return np.asarray(blocks.dense_parameters[row] + copied)
+
+
+def trained_dense_parameters(dp: DataParallel, row: Ints) -> Floats:
+    """Return those of them that have gradients."""
+    blocks = dp.work.blocks
+    copied = np.where(dp.is_own & (dp.layouts.pp > 1), blocks.trained_tied_parameters[row], 0.0)
+    return np.asarray(blocks.trained_dense_parameters[row] + copied)
 
 
 def replicated_sums_s(dp: DataParallel, fabric: Fabric) -> Floats:
@@ -191,10 +215,9 @@ def exposed_update_s(dp: DataParallel, fabric: Fabric, c: Constants, hidden_behi
     num_experts = np.maximum(layouts.dp * layouts.cp * layouts.tp // (layouts.ep * layouts.etp), 1)
     expert_group = group_of(layouts.ep * layouts.etp, num_experts, fabric)
     element_bytes = (dp.reduce_bytes + dp.element_bytes) * 1.0
-    whole = all_gather_s(dp.dense_parameters * element_bytes, group, fabric)
-    whole = whole + np.where(
-        dp.expert_parameters > 0, all_gather_s(dp.expert_parameters * element_bytes, expert_group, fabric), 0.0
-    )
+    experts = dp.trained_expert_parameters
+    whole = all_gather_s(dp.trained_dense_parameters * element_bytes, group, fabric)
+    whole = whole + np.where(experts > 0, all_gather_s(experts * element_bytes, expert_group, fabric), 0.0)
     hidden = np.where(dp.overlaps, c["dp_hiding"] * hidden_behind_s, 0.0)
     exposed = np.where(dp.overlaps, np.maximum(whole * c["dp_exposed"], whole - hidden), whole)
     return np.where(dp.shards_parameters, 0.0, exposed)

@@ -18,7 +18,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.cost.block_positions import BlockPosition
-from meshwright.cost.communication.data_parallel import DataParallel, dense_parameters, saved_gather_bytes
+from meshwright.cost.communication.data_parallel import (
+    DataParallel,
+    dense_parameters,
+    saved_gather_bytes,
+    trained_dense_parameters,
+)
 from meshwright.cost.compute.block_time import BlockTimes
 from meshwright.cost.compute.float8_matmuls import ROUNDED_FLOAT32_BYTES
 from meshwright.cost.layout_table import Bools, Floats, Ints, Passes
@@ -105,20 +110,22 @@ def fsdp_copies_s(dp: DataParallel, row: Ints, memory_rate: Floats, *, is_block:
     """
     blocks, layouts = dp.work.blocks, dp.layouts
     parameters = dense_parameters(dp, row) + blocks.expert_parameters[row]
+    trained = trained_dense_parameters(dp, row) + blocks.trained_expert_parameters[row]
     reordered = reordered_experts(dp, row)
+    reordered_back = np.where(blocks.trained_expert_parameters[row] > 0, reordered, 0.0)
     last = 1.0 / dp.num_microbatches
     # Out of the buffer that was gathered; blocks that are freed are gathered again.
     gathered = dp.gather_bytes * (parameters + reordered) - saved_gather_bytes(dp, row)
     out = 2 * np.where(layouts.is_resharded, 1.0, last) * gathered
     kept = np.where(layouts.kept_on > 0, 2 * dp.gather_bytes * parameters / np.maximum(layouts.kept_on, 1), 0.0)
     num_reductions = np.where(layouts.reduces_each_microbatch, 1.0, last)
-    reduced = parameters * _bytes_to_reduce(dp) + 2 * reordered * num_reductions * dp.element_bytes
+    reduced = trained * _bytes_to_reduce(dp) + 2 * reordered_back * num_reductions * dp.element_bytes
     is_shared = layouts.fsdp > 1
     forward = np.where(is_shared, out + (kept if is_block else 0.0), 0.0)
-    backward = np.where(is_shared, (out if is_block else 0.0) + reduced, parameters * _bytes_of_whole(dp))
+    backward = np.where(is_shared, (out if is_block else 0.0) + reduced, _whole_bytes(dp, parameters, trained))
     forward = forward + np.where(is_shared, 0.0, last * _rounded_bytes(dp, row))
-    backward = backward + parameters * dp.rounded_bytes
-    backward = backward + parameters * (blocks.kind[row] == FIRST) * _bytes_of_embedding(dp)
+    backward = backward + trained * dp.rounded_bytes
+    backward = backward + trained * (blocks.kind[row] == FIRST) * _bytes_of_embedding(dp)
     forward, backward = (np.where(dp.shards_parameters, moved, 0.0) for moved in (forward, backward))
     return forward / memory_rate, backward / memory_rate
 
@@ -133,8 +140,8 @@ def added_s(dp: DataParallel, row: Ints, memory_rate: Floats, kernel_s: float) -
     """Return the seconds in which one row's reduced gradients are added to those of the microbatches before, on the
     stream of reductions, by a kernel for each tensor, in the mean over microbatches.
     """
-    moved = 3 * dp.reduce_bytes * dp.shard(row)
-    seconds = moved / memory_rate + kernel_s * dp.work.blocks.num_tensors[row]
+    moved = 3 * dp.reduce_bytes * dp.trained_shard(row)
+    seconds = moved / memory_rate + kernel_s * dp.work.blocks.num_trained_tensors[row]
     return np.where(_adds_reduced(dp), (1 - 1 / dp.num_microbatches) * seconds, 0.0)
 
 
@@ -152,7 +159,7 @@ def fsdp_kernels(dp: DataParallel, row: Ints) -> Floats:
     is_graph = dp.layouts.cuda_graphs & ~dp.layouts.compiles_model
     adds = dp.is_own & dp.shards_parameters & ((dp.num_microbatches > 1) | is_graph) & ~_adds_reduced(dp)
     each = np.where(is_graph & (dp.element_bytes < _MASTER_BYTES), 3.0, 1.0)
-    return np.where(adds, each * dp.work.blocks.num_tensors[row], 0.0)
+    return np.where(adds, each * dp.work.blocks.num_trained_tensors[row], 0.0)
 
 
 def reordered_experts(dp: DataParallel, row: Ints) -> Floats:
@@ -162,6 +169,15 @@ def reordered_experts(dp: DataParallel, row: Ints) -> Floats:
     blocks, expert_dp_shard = dp.work.blocks, np.maximum(dp.layouts.expert_dp_shard, 1)
     is_cut_across = np.mod(blocks.num_local_experts[row], expert_dp_shard) != 0
     return np.where(is_cut_across & dp.is_own, blocks.expert_parameters[row], 0.0)
+
+
+def _whole_bytes(dp: DataParallel, parameters: Floats, trained: Floats) -> Floats:
+    """Return the bytes that are moved for `parameters`, those `trained` among them, that no rank shares with another.
+
+    What is frozen is copied twice once a step, into FSDP2's buffer and out of it, in the format of its matmuls.
+    """
+    frozen = (parameters - trained) * 2 * dp.element_bytes / dp.num_microbatches
+    return np.asarray(trained * _bytes_of_whole(dp) + frozen)
 
 
 def _bytes_of_whole(dp: DataParallel) -> Floats:
@@ -203,7 +219,7 @@ def tied_bytes(dp: DataParallel, row: Ints) -> Floats:
     layouts = dp.layouts
     moved = np.where(layouts.cuda_graphs, 2 * _cast_bytes(dp) + 3 * _MASTER_BYTES, 3 * dp.element_bytes)
     adds = dp.is_own & (layouts.pp == 1) & ~layouts.compiles_model
-    return np.where(adds, dp.work.blocks.tied_parameters[row] * moved, 0.0)
+    return np.where(adds, dp.work.blocks.trained_tied_parameters[row] * moved, 0.0)
 
 
 def _bytes_of_embedding(dp: DataParallel) -> Floats:

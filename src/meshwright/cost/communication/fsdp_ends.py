@@ -13,7 +13,12 @@ gather ahead and reduce when all of a stage is done. Ignored: copies that a grou
 import numpy as np
 
 from meshwright.cost.communication.collective import all_gather_s, all_reduce_s, reduce_scatter_s
-from meshwright.cost.communication.data_parallel import DataParallel, block_collectives_s, dense_parameters
+from meshwright.cost.communication.data_parallel import (
+    DataParallel,
+    block_collectives_s,
+    dense_parameters,
+    trained_dense_parameters,
+)
 from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.communication.fsdp_exposed import (
     UnitExchanges,
@@ -76,7 +81,7 @@ def _backward_ends_s(
     only = exposed(last_block.without_gather(gather_s)) - exposed(unit)
     behind = exposed_s(scatter_s, before_s, c, unit.slows)
     # The host waits for each microbatch's gradients to add them.
-    usual = np.where(sums_on_host(layouts), scatter_s + unit.copied, behind)
+    usual = np.where(sums_on_host(layouts), scatter_s + unit.copied_out, behind)
     after = (1 - last) * layouts.reduces_each_microbatch * usual + last * (behind + unit.summed_alone)
     # Without prefetch blocks are priced one by one.
     return np.where(gathers_in_line(layouts), 0.0, after + np.where(dp.num_blocks > 1, both, only))
@@ -89,11 +94,18 @@ def ends_exposed_s(dp: DataParallel, row: Ints, fabric: Fabric, before_gather_s:
     layouts, parameters = dp.layouts, dense_parameters(dp, row)
     group, replicas = dp.shard_group(fabric), dp.replica_group(fabric)
     whole = before_gather_s + all_gather_s(parameters * dp.element_bytes, group, fabric)
-    scatter = reduce_scatter_s(parameters * dp.reduce_bytes, group, fabric)
-    summed = all_reduce_s(parameters / layouts.fsdp * dp.reduce_bytes, replicas, fabric)
+    trained = trained_dense_parameters(dp, row)
+    scatter, summed = (
+        np.where(trained > 0, seconds, 0.0)
+        for seconds in (
+            reduce_scatter_s(trained * dp.reduce_bytes, group, fabric),
+            all_reduce_s(trained / layouts.fsdp * dp.reduce_bytes, replicas, fabric),
+        )
+    )
     last = 1.0 / dp.num_microbatches
     # Kept from forward to backward, but for one microbatch only if blocks are freed.
     gathers = np.where(layouts.is_resharded, 1.0, last)
     reduces = np.where(layouts.reduces_each_microbatch, 1.0, last)
-    copied = (gathers + np.where(sums_on_host(layouts), 1.0, last)) * copy_s(layouts, parameters / layouts.fsdp)
+    copied = gathers * copy_s(layouts, parameters / layouts.fsdp)
+    copied = copied + np.where(sums_on_host(layouts), 1.0, last) * copy_s(layouts, trained / layouts.fsdp)
     return np.where(dp.shards_parameters, gathers * whole + reduces * scatter + last * summed + copied, 0.0)

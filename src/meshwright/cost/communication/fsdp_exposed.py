@@ -69,7 +69,9 @@ class UnitExchanges:
         self.again: Floats = np.where(self.is_freed, np.where(is_kept, from_kept, self.gather), 0.0)
         """Of gathering it for backward; 0 where it is not freed."""
         self.copied = copy_s(layouts, dp.shard(row))
-        """Of copying its parameters to the device, or its gradients to the host."""
+        """Of copying its parameters to the device."""
+        self.copied_out = copy_s(layouts, dp.trained_shard(row))
+        """Of copying its gradients to the host."""
         self.prepared, self.added = passes.before_gather_s, passes.after_reduction_s
         # What a group keeps is on the device, and as it was gathered.
         self.copied_again: Floats = np.where(self.is_freed & ~is_kept, self.copied, 0.0)
@@ -97,7 +99,7 @@ class UnitExchanges:
         """Return the same of a block next to whose backward `scatter_s` less is reduced."""
         left = copy(self)
         left.scatter = np.maximum(self.scatter - scatter_s, 0.0)
-        left.copied = left.added = left.summed = left.summed_alone = np.zeros_like(self.scatter)
+        left.copied_out = left.added = left.summed = left.summed_alone = np.zeros_like(self.scatter)
         return left
 
 
@@ -134,12 +136,12 @@ def backward_exposed_s(
     """
     layouts = dp.layouts
     # Sums over replicas, which follow the last microbatch, are of what the device holds.
-    copied_out = np.where(layouts.dp_replicate == 1, unit.copied, 0.0)
+    copied_out = np.where(layouts.dp_replicate == 1, unit.copied_out, 0.0)
     behind = np.where(layouts.splits_backward, 0.0, block_s)
     after_stage = _hidden_after_stage(dp, unit, unit.scatter + copied_out, block_s, c)
     gathered = exposed_s(unit.again + unit.copied_again, block_s, c, computes, unit.prepared_again)
     reduced = exposed_s(_at_once(unit, copied_out), behind, c, computes) - after_stage
-    exchanged = _at_once(unit, unit.copied)
+    exchanged = _at_once(unit, unit.copied_out)
     both = np.maximum(exchanged + unit.summed_alone, unit.summed)
     # Nothing is computed after the stage that a rank is done with last.
     at_end = exposed_s(both, behind, c, computes) - (1 - 1 / layouts.stages_per_rank) * after_stage
@@ -151,7 +153,7 @@ def backward_exposed_s(
     # The device waits for the host, which waits for gradients to add them.
     gathered = np.where(in_line & sums_on_host(layouts), unit.again + unit.copied_again, gathered)
     usual = np.where(layouts.reduces_each_microbatch, reduced, gathered)
-    usual = np.where(sums_on_host(layouts), gathered + unit.scatter + unit.copied, usual)
+    usual = np.where(sums_on_host(layouts), gathered + unit.scatter + unit.copied_out, usual)
     # A model's graph is the same for each microbatch: their sum is reduced over replicas when the last one is done.
     after_all = layouts.compiles_model & (dp.num_microbatches > 1)
     return usual, np.where(after_all, usual + unit.summed, at_end)

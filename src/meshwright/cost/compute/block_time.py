@@ -1,6 +1,7 @@
 """BlockTimes: seconds of one block's forward and backward pass for one microbatch, cause by cause, nothing overlapped.
 
-    matmuls     tile_flops / rate, or their bytes / memory rate; the backward pass has two for each
+    matmuls     tile_flops / rate, or their bytes / memory rate; the backward pass has two for each, less those
+                of frozen weights' gradients and of inputs' that nothing trained has made
     attention   FLOPs / (rate x ramp) flash, with 2.5 x the FLOPs backward; unfused: matmuls and passes over scores
     memory      elements x 2 bytes x passes / memory rate, plus casts to 8 bits and float32 gradient sums; for our own
                 trainer the bytes that its kernels were counted to move (own_elements.py)
@@ -48,6 +49,8 @@ class BlockTimes:
 
     ideal_matmul: Floats
     """Forward matmuls at the dense peak."""
+    needless_matmul: Floats
+    """Those of the two products in backward that nothing needs, at the dense peak: nothing where all is trained."""
     ideal_attention: Floats
     reached_matmul: Floats
     """Matmuls of both passes at the rates of large ones."""
@@ -95,7 +98,7 @@ class BlockPricer:
         # One chunk after the other is added to the sum of the head's gradient.
         self.bytes[2] = self.bytes[2] + np.where(lines.is_early, g * n * k * self.element_bytes, 0.0)
         self.misaligned = is_misaligned(n, k, self.element_bytes)
-        self.weights = g * n * k
+        self.weights = np.where(lines.has_weight_gradient, g * n * k, 0.0)
         self.casts = (lines.cast_inputs + lines.cast_weights, lines.cast_outputs + lines.cast_weights)
         self.own_kernels = own_kernels(work, setups)
         self.measured, self.measured_products = self._measured()
@@ -124,7 +127,9 @@ class BlockPricer:
             for is_low, is_backward in ((self.is_low, False), (self.is_low, True), (self.is_low_gw, True))
         )
         seconds = self._matmuls(rates, (reached, back, of_gw), constants)
-        gradients = seconds[1] + seconds[2]
+        lines = self.work.matmuls
+        back_passes, gw_passes = lines.has_input_gradient * 1.0, lines.has_weight_gradient * 1.0
+        gradients = back_passes * seconds[1] + gw_passes * seconds[2]
         early = self.work.matmuls.is_early
         forward = self._by_block(seconds[0] + np.where(early, gradients, 0.0))
         backward = self._by_block(np.where(early, 0.0, gradients))
@@ -136,8 +141,11 @@ class BlockPricer:
         ideal = self._by_block(self.flops / self.peaks.dense[self.line_setup])
         times = BlockTimes(
             ideal_matmul=ideal,
+            needless_matmul=self._by_block(self._num_left_out() * self.flops / self.peaks.dense[self.line_setup]),
             ideal_attention=ideal_attention,
-            reached_matmul=self._by_block(self.flops / reached + self.flops / back + self.flops / of_gw),
+            reached_matmul=self._by_block(
+                self.flops / reached + back_passes * (self.flops / back) + gw_passes * (self.flops / of_gw)
+            ),
             matmul=(forward, backward),
             expert_share=experts,
             attention_share=around,
@@ -146,6 +154,11 @@ class BlockPricer:
             host=self._host(constants),
         )
         return _measured_first(times, self.measured)
+
+    def _num_left_out(self) -> Floats:
+        """Return how many of a matmul's two products in backward nothing needs."""
+        lines = self.work.matmuls
+        return np.asarray(2.0 - lines.has_input_gradient - lines.has_weight_gradient, np.float64)
 
     def _by_block(self, values: Floats) -> Floats:
         return np.asarray(np.bincount(self.work.matmuls.block, values, len(self.work.blocks.key)), np.float64)
@@ -215,9 +228,13 @@ class BlockPricer:
         casts = np.array([_casts(s, constants) for s in self.setups])[self.line_setup]
         casts = np.where(self.is_low, _CAST_BYTES * casts, 0.0) / rates.memory[self.line_setup]
         cast_forward, cast_backward = (self._by_block(casts * elements) for elements in self.casts)
+        widened = [
+            self._by_block(moved * _GRADIENT_BYTES / memory[self.work.matmuls.block])
+            for moved in (self.work.matmuls.weight_moves, self.work.matmuls.weight_moves_again)
+        ]
         sums = np.array([_sum_bytes(s, constants) for s in self.setups])[setup]
         sums = self._by_block(self.weights) * sums / memory
-        started = constants["launches_per_op"] * blocks.num_ops
+        started = constants["launches_per_op"] * blocks.num_ops + blocks.num_adapters
         starts_f, starts_b = (
             constants["kernel_s"] * np.where(np.isnan(own), times * started, own + around)
             for own, around, times in zip(self.own_kernels, end_kernels(self.work), (1, 2), strict=True)
@@ -230,8 +247,8 @@ class BlockPricer:
             )
         )
         return (
-            forward + starts_f + own_forward + loss_f + cast_forward,
-            2 * forward + starts_b + own_backward + loss_b + cast_backward + sums,
+            forward + starts_f + own_forward + loss_f + cast_forward + widened[0],
+            2 * forward + starts_b + own_backward + loss_b + cast_backward + sums + widened[1],
         )
 
     def _host(self, constants: Constants) -> Passes:
@@ -239,15 +256,18 @@ class BlockPricer:
         launch = np.array([self._launch_s(s, constants) for s in self.setups])[setup]
         exchange = np.array([_exchange_launches(s, constants) for s in self.setups])[setup]
         low = np.array([s.is_low_precision for s in self.setups])[setup]
-        count = blocks.num_ops * constants["launches_per_op"] + constants["low_precision_launches"] * low
+        # Of an adapter two matrices and a sum.
+        count = blocks.num_ops * constants["launches_per_op"] + 3 * blocks.num_adapters
+        count = count + constants["low_precision_launches"] * low
         count = count + constants["collective_launches"] * blocks.num_tp_collectives
         count = count + np.where(blocks.routed_copies > 0, exchange, 0.0)
         tp = self.work.keys.tp[blocks.key]
         slowest = 1 + constants["host_jitter"] * (tp - 1)
         matmuls, attention = self._by_block(np.ones(len(self.flops))), blocks.attention_flops > 0
+        products = matmuls, 2 * matmuls - self._by_block(self._num_left_out())
         own_f, own_b = (
-            kernels + passes * matmuls + attention + constants["collective_launches"] * blocks.num_tp_collectives
-            for kernels, passes in zip(self.own_kernels, (1, 2), strict=True)
+            kernels + of_matmuls + attention + constants["collective_launches"] * blocks.num_tp_collectives
+            for kernels, of_matmuls in zip(self.own_kernels, products, strict=True)
         )
         forward = np.where(np.isnan(own_f), count, own_f)
         backward = np.where(np.isnan(own_b), constants["backward_launches"] * count, own_b)

@@ -2,6 +2,7 @@
 
     columns     (tokens, out / tp, in)    rows   (tokens, out, in / tp)    none   (tokens between matmuls, out, in)
     head        (tokens, vocabulary / tp, width); with loss_chunks as many of a share of the tokens, one after the other
+    adapters    those of any linear layer, in 16 bits; what is frozen has no product for its weight's gradient
     experts     (tokens / tp x etp x chosen, spread evenly over num_experts / ep of them x ep senders, out, in)
     casts       inputs once for all matmuls that read them, outputs' gradients, weights twice; what is gathered in low
                 precision is cast on its shard, weights so thinly that it is nothing
@@ -22,7 +23,16 @@ from meshwright.cost.compute.float8_matmuls import takes_low_precision
 from meshwright.cost.layout_table import Bools, Floats, Ints
 from meshwright.cost.training_setup import Partition
 from meshwright.spec.model.model_spec import BlockGroup
-from meshwright.spec.model.op import GroupedMatmul, Head, Matmul, Op
+from meshwright.spec.model.op import NARROW_WEIGHT_BYTES, GroupedMatmul, Head, Matmul, Op
+
+_WIDE_BYTES = 2.0
+_WIDENED = 1.0
+"""Times 16 bits that are written of a weight that had fewer, before its matmul reads them."""
+_ROW_NORM_PASSES = 2.0
+"""Of a weight whose rows have norms that are trained: W is read for them and multiplied with A, whose product is as
+narrow as the rank (models/adapted_linear.py). Their gradient passes through none of it (DoRA, section 4.3). Other
+software makes B A whole, for three passes more.
+"""
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,9 @@ class Matmuls:
     """Whether it is computed in float32, as our routers are."""
     is_low: Bools
     """Whether it is computed in the workload's precision; the head stays in 16 bits."""
+    has_input_gradient: Bools
+    """Whether backward has the gradient of its input."""
+    has_weight_gradient: Bools
     is_early: Bools
     """Whether forward computes its gradients too, as a loss in chunks does those of the head."""
     cast_inputs: Floats
@@ -50,6 +63,10 @@ class Matmuls:
     cast_weights: Floats
     cast_outputs: Floats
     """Elements of its output's gradient that are cast."""
+    weight_moves: Floats
+    """Times 16 bits that forward moves for a weight besides: to make one of 8 or 4 bits wide, for norms of rows."""
+    weight_moves_again: Floats
+    """The same of backward."""
 
 
 def matmul_lines(group: BlockGroup, partition: Partition) -> Iterator[dict[str, NDArray[Any]]]:
@@ -62,7 +79,7 @@ def matmul_lines(group: BlockGroup, partition: Partition) -> Iterator[dict[str, 
             rows = partition.tp if op.tensor_split == "rows" else one
             tokens = partition.tokens_between if op.tensor_split == "none" else partition.tokens
             n, k = num_fused * op.out_features / columns, op.in_features / rows
-            line = _line(tokens, n, k, one, is_low=takes_low_precision(op, n, k, partition))
+            line = _line(tokens, n, k, one, op, is_low=takes_low_precision(op, n, k, partition))
             if partition.routes_in_float32 and op.part == "router":
                 yield line | {"is_float32": ~line["is_float32"], "is_low": np.zeros_like(line["is_low"])}
             elif op.part == "attention":
@@ -75,26 +92,30 @@ def matmul_lines(group: BlockGroup, partition: Partition) -> Iterator[dict[str, 
             n = num_fused * op.out_features / (partition.etp if op.tensor_split == "columns" else one)
             k = op.in_features / (partition.etp if op.tensor_split == "rows" else one)
             is_low = takes_low_precision(op, n, k, partition)
-            yield _cast(op, before, partition, _line(rows, n, k, num_local, is_expert=True, is_low=is_low))
+            yield _cast(op, before, partition, _line(rows, n, k, num_local, op, is_low=is_low))
         elif isinstance(op, Head):
             chunks = partition.loss_chunks * one
-            line = _line(partition.tokens / chunks, op.vocab_size / partition.tp, op.dim * one, chunks, is_low=False)
+            line = _line(
+                partition.tokens / chunks, op.vocab_size / partition.tp, op.dim * one, chunks, op, is_low=False
+            )
             yield line | {"is_early": chunks > 1}
         before = op if isinstance(op, Matmul | GroupedMatmul) else before
 
 
 def _cast(op: Matmul | GroupedMatmul, before: Op | None, partition: Partition, line: dict[str, Any]) -> dict[str, Any]:
     """Return `line` with what it casts to low precision: a tensor once for all that read it, and before it is gathered
-    where that is gathered in low precision. Casts of our own trainer are in float8_matmuls.py.
+    where that is gathered in low precision. Kernels that are written for it keep what they have cast (stack.kernels =
+    "fused"), of a weight that does not change once and for all. Casts of our own trainer are in float8_matmuls.py.
     """
     if partition.is_own:
         return line
     split = op.tensor_split if isinstance(op, Matmul) and partition.gathers_low else "none"
+    is_kept_low = op.is_frozen and partition.fuses
     is_read_before = isinstance(before, Matmul | GroupedMatmul) and _reads_the_same(before, op)
     inputs, outputs = (line["groups"] * line["m"] * line[side] for side in ("k", "n"))
     return line | {
         "cast_inputs": 0 * inputs if is_read_before else inputs / (partition.tp if split == "columns" else 1.0),
-        "cast_weights": (0.0 if partition.gathers_low else 1.0) * line["groups"] * line["n"] * line["k"],
+        "cast_weights": (0.0 if partition.gathers_low or is_kept_low else 1.0) * line["groups"] * line["n"] * line["k"],
         "cast_outputs": outputs / (partition.tp if split == "rows" else 1.0),
     }
 
@@ -121,15 +142,30 @@ def _fused(ops: tuple[Op, ...]) -> Iterator[tuple[Op, float]]:
 def _reads_the_same(before: Matmul | GroupedMatmul, after: Matmul | GroupedMatmul) -> bool:
     if (type(before), before.part, before.in_features) != (type(after), after.part, after.in_features):
         return False
-    return isinstance(before, GroupedMatmul) or before.tensor_split == after.tensor_split == "columns"
+    if isinstance(before, GroupedMatmul) or isinstance(after, GroupedMatmul):
+        return True
+    if before.adapter_matrix != after.adapter_matrix:
+        return False
+    is_first = after.adapter_matrix == "A" and before.tensor_split == after.tensor_split == "none"
+    return is_first or before.tensor_split == after.tensor_split == "columns"
 
 
-def _line(
-    m: Floats, n: Floats, k: Floats, groups: Floats, is_expert: bool = False, is_low: Bools | bool = True
-) -> dict[str, NDArray[Any]]:
+def _line(m: Floats, n: Floats, k: Floats, groups: Floats, op: Op, *, is_low: Bools | bool) -> dict[str, NDArray[Any]]:
     flags = np.zeros(len(groups), np.bool_)
-    shape = {"m": m, "n": n, "k": k, "groups": groups, "is_expert": flags | is_expert, "is_low": flags | is_low}
+    shape = {
+        "m": m,
+        "n": n,
+        "k": k,
+        "groups": groups,
+        "is_expert": flags | isinstance(op, GroupedMatmul),
+        "is_low": flags | is_low,
+    }
     shape |= {"is_attention": flags, "is_float32": flags, "is_early": flags}
+    shape |= {"has_input_gradient": flags | op.has_input_gradient, "has_weight_gradient": flags | (not op.is_frozen)}
+    weights, narrow_bytes = groups * n * k, NARROW_WEIGHT_BYTES.get(op.weights)
+    widened = 0.0 * weights if narrow_bytes is None else weights * (_WIDENED + narrow_bytes / _WIDE_BYTES)
+    of_norms = weights * (_ROW_NORM_PASSES * (isinstance(op, Matmul) and op.trains_row_norms))
+    shape |= {"weight_moves": widened + of_norms, "weight_moves_again": widened * op.has_input_gradient}
     return shape | dict.fromkeys(("cast_inputs", "cast_weights", "cast_outputs"), 0.0 * m)
 
 

@@ -71,6 +71,8 @@ _ROPE_TABLES = 8.0
 _SWIGLU = {"compiled": (3.0, 5.0), "eager": (5.0, 9.0)}
 _SUM = {"compiled": 1.0, "eager": 3.0}
 _MASK = 2.0
+_GAIN_BACKWARD = 6.0
+"""Of DoRA's factors: the gradient times the factors (2) and times what they multiply (3), of which the sum is read."""
 
 
 def own_elements(ops: Sequence[Op], partition: Partition) -> Passes:
@@ -151,16 +153,28 @@ def _elementwise(op: Elementwise, kernels: str, partition: Partition) -> Passes:
         return _times(_RESIDUAL[kernels], (reads + writes) / 3 * partition.tokens_between)
     if op.role == "gated_activation":
         return _times(_SWIGLU[kernels], writes * partition.tokens / partition.tp)
+    if op.role == "adapter_sum":
+        # Both of its terms get the gradient of the sum as it is.
+        return _times((reads + writes, 0.0), partition.tokens / partition.tp)
+    if op.role == "adapter_gain":
+        return _times((reads + writes, _GAIN_BACKWARD * writes), partition.tokens / partition.tp)
     tokens = partition.tokens_between if op.role == "combine" else partition.tokens / partition.tp
     return _times((reads + writes, reads + 2 * writes), tokens)
 
 
 def _summed(ops: Sequence[Op], partition: Partition) -> Floats:
-    """Return the elements of all sums of two gradients: one less than column-parallel matmuls read each tensor."""
-    columns = [op for op in ops if isinstance(op, Matmul) and op.tensor_split == "columns"]
-    num_read = sum(isinstance(op, Matmul) and op.tensor_split == "rows" for op in ops)
+    """Return the elements of all sums of two gradients: one less than column-parallel matmuls, and adapters of
+    linear layers, read each tensor.
+    """
+    matmuls = [op for op in ops if isinstance(op, Matmul)]
+    columns = [op for op in matmuls if op.adapter_matrix == "none" and op.tensor_split == "columns"]
+    num_read = sum(op.adapter_matrix == "none" and op.tensor_split == "rows" for op in matmuls)
     width = columns[0].in_features if columns else 0
-    return max(len(columns) - num_read, 0) * width * partition.tokens
+    total = max(len(columns) - num_read, 0) * width * partition.tokens
+    for op in matmuls:
+        if op.adapter_matrix == "A" and op.has_input_gradient:
+            total = total + op.in_features * partition.tokens / (partition.tp if op.tensor_split == "rows" else 1.0)
+    return total
 
 
 def _times(passes: tuple[float, float], elements: Floats) -> Passes:

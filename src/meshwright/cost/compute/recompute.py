@@ -187,7 +187,7 @@ def repeated_share(configs: Configurations) -> Floats:
 
 def compiled_share(configs: Configurations) -> Floats:
     """Return the share of blocks' FLOPs in what is compiled where blocks are."""
-    flops = [_flops(setup.model, setup.workload.seq_len) for setup in configs.setups]
+    flops = [_flops(setup.trained_model, setup.workload.seq_len) for setup in configs.setups]
     experts, attention = np.array(flops)[configs.setup_index].T
     layouts = configs.layouts
     is_ours = configs.has(lambda setup: setup.is_own)

@@ -26,6 +26,8 @@ from meshwright.hardware.rates import matmul_rates, memory_op_rates
 from meshwright.spec.machine.device import MemoryOp
 from meshwright.spec.model.op import Elementwise, Embedding, Head, Norm, Op, Rope
 
+_ADAPTER_KERNELS = 9.0
+"""Of an adapter, forward and backward: six products, a scale, the sum of outputs and that of input gradients."""
 KERNELS_PER_OP = fixed_constant("measured_kernels_per_op")
 MIXTURE_KERNELS = fixed_constant("measured_mixture_kernels")
 COMPILED_LOSS = fixed_constant("compiled_loss")
@@ -62,7 +64,8 @@ def _matmuls(work: Work, setup: TrainingSetup, here: Bools) -> tuple[Floats, Flo
     assert rate is not None
     rows = here[lines.block]
     m, n, k = (side[rows] for side in (lines.m, lines.n, lines.k))
-    flops, row, num_rows = 6 * lines.groups[rows] * m * n * k, lines.block[rows], len(here)
+    num_products = 1 + lines.has_input_gradient[rows] + 1.0 * lines.has_weight_gradient[rows]
+    flops, row, num_rows = 2 * num_products * lines.groups[rows] * m * n * k, lines.block[rows], len(here)
     best = max(point.flops_per_s.value for point in setup.cluster.device.matmul_points if point.dtype == dtype)
     seconds, best_s = (np.bincount(row, one, num_rows) for one in (flops / rate(m, n, k), flops / best))
     return np.asarray(seconds, np.float64), np.asarray(best_s, np.float64)
@@ -108,7 +111,8 @@ def _memory_ops(ops: tuple[Op, ...], partition: Partition) -> Iterator[tuple[Mem
 
 
 def _host(work: Work, setup: TrainingSetup) -> Passes:
-    kernels = work.blocks.num_ops * KERNELS_PER_OP + (work.blocks.eager_forward_elements > 0) * MIXTURE_KERNELS
+    kernels = work.blocks.num_ops * KERNELS_PER_OP + work.blocks.num_adapters * _ADAPTER_KERNELS
+    kernels = kernels + (work.blocks.eager_forward_elements > 0) * MIXTURE_KERNELS
     seconds = kernels * launch_s(setup)
     return seconds * _FORWARD_SHARE, seconds * (1 - _FORWARD_SHARE)
 

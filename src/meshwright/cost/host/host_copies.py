@@ -17,7 +17,12 @@ from functools import partial
 import numpy as np
 
 from meshwright.cost.block_positions import BlockPosition
-from meshwright.cost.communication.data_parallel import ROUNDING_KERNELS, DataParallel, dense_parameters
+from meshwright.cost.communication.data_parallel import (
+    ROUNDING_KERNELS,
+    DataParallel,
+    dense_parameters,
+    trained_dense_parameters,
+)
 from meshwright.cost.compute.block_time import formula_launch_s
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.host.host_block_time import launch_s
@@ -62,16 +67,17 @@ class HostCopies:
         """Return the seconds of a position, forward and backward."""
         dp, layouts, row = self.parallel, self.parallel.layouts, position.row
         parameters = dense_parameters(dp, row) + dp.work.blocks.expert_parameters[row]
+        trained = trained_dense_parameters(dp, row) + dp.work.blocks.trained_expert_parameters[row]
         last, is_shared = 1.0 / dp.num_microbatches, layouts.fsdp > 1
         gathered = parameters * dp.gather_bytes
         gather_s = self._in.seconds(gathered / layouts.fsdp) + self._out.seconds(gathered)
-        reduce_s = self._gradients.seconds(parameters * dp.reduce_bytes)
+        reduce_s = self._gradients.seconds(trained * dp.reduce_bytes)
         reduces = np.where(layouts.reduces_each_microbatch, 1.0, last)
         gathers_again = layouts.is_resharded & (position.kind == BLOCK)
-        starts_s = dp.work.blocks.num_tensors[row] * self._launch_s
-        added = parameters * (2 * dp.reduce_bytes + dp.element_bytes)
+        starts_s = dp.work.blocks.num_trained_tensors[row] * self._launch_s
+        added = trained * (2 * dp.reduce_bytes + dp.element_bytes)
         sums_s = (1 - last) * (added * self._s_per_added_byte + starts_s)
-        rounded_s = parameters * dp.rounded_bytes * self._s_per_added_byte
+        rounded_s = trained * dp.rounded_bytes * self._s_per_added_byte
         sums_s = sums_s + rounded_s + ROUNDING_KERNELS * (dp.rounded_bytes > 0) * starts_s
         forward = np.where(is_shared, np.where(layouts.is_resharded, 1.0, last) * gather_s, 0.0)
         return forward, sums_s + np.where(is_shared, gathers_again * gather_s + reduces * reduce_s, 0.0)

@@ -16,9 +16,12 @@ all ranks of the machine: parts of them are taken to be as slow. The simulator p
 points (simulator/engine/host_comm_ops.py).
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,7 +39,7 @@ from meshwright.cost.compute.block_compute import Computed, Prices
 from meshwright.cost.constants import Constants, fixed_constant
 from meshwright.cost.host.host_block_time import HostBlockPricer, launch_s
 from meshwright.cost.host.host_copies import HostCopies
-from meshwright.cost.layout_table import Floats, Ints, Passes
+from meshwright.cost.layout_table import Bools, Floats, Ints, Passes
 from meshwright.cost.memory.activation_copies import ActivationCopies
 from meshwright.cost.memory.host_memory import HOST_BYTES_PER_S
 from meshwright.cost.optimizer_update import NUM_ITERATIONS, Matrices, UpdateCost, num_tensors
@@ -185,37 +188,60 @@ class HostStepPricer(StepPricer):
 def measured_exchanges_s(dp: DataParallel, positions: Sequence[BlockPosition], fabric: Fabric) -> Floats:
     """Return the seconds of a step's exchanges."""
     layouts, n = dp.layouts, dp.num_microbatches
-    blocks_s, root = np.zeros(len(layouts)), np.zeros(len(layouts))
+    blocks_s = np.zeros(len(layouts))
+    root = _Unit(np.zeros(len(layouts)), np.zeros(len(layouts)))
     for position in positions:
-        parameters = dp.work.blocks.dense_parameters[position.row]
+        dense, experts = _units(dp, position)
         if position.kind != BLOCK:
-            root = root + parameters * position.count
+            root = root.plus(dense.times(position.count))
             continue
-        experts = dp.work.blocks.expert_parameters[position.row]
         gathers = np.where(layouts.is_resharded, 2 * n, 1.0)
         saved = saved_gather_bytes(dp, position.row)
-        are_apart = (layouts.ep > 1) & (experts > 0)
-        one_s = _unit_s(dp, parameters + np.where(are_apart, 0.0, experts), layouts.fsdp, gathers, fabric, saved)
+        are_apart = (layouts.ep > 1) & (experts.parameters > 0)
+        one_s = _unit_s(dp, dense.plus(experts.times(~are_apart)), layouts.fsdp, gathers, fabric, saved)
         more_s = _unit_s(dp, experts, np.maximum(layouts.expert_dp_shard, 1), gathers, fabric)
         blocks_s = blocks_s + position.count * (one_s + np.where(are_apart, more_s, 0.0))
-    root = np.where(layouts.pp > 1, root / 2, root)
+    root = root.times(np.where(layouts.pp > 1, 0.5, 1.0))
     root_s = _unit_s(dp, root, layouts.fsdp, np.where(layouts.is_resharded, n, 1.0), fabric)
     return np.where(dp.sums_in_place, sums_in_place_s(dp, fabric), blocks_s / layouts.pp + root_s)
 
 
+class _Unit(NamedTuple):
+    """Parameters that are gathered at once, and those of them whose gradients are reduced."""
+
+    parameters: Floats
+    trained: Floats
+
+    def plus(self, other: _Unit) -> _Unit:
+        """Return both."""
+        return _Unit(self.parameters + other.parameters, self.trained + other.trained)
+
+    def times(self, factor: Floats | Bools) -> _Unit:
+        """Return so many."""
+        return _Unit(self.parameters * factor, self.trained * factor)
+
+
+def _units(dp: DataParallel, position: BlockPosition) -> tuple[_Unit, _Unit]:
+    """Return what a position has of dense parameters and of experts."""
+    blocks, row = dp.work.blocks, position.row
+    dense = _Unit(blocks.dense_parameters[row], blocks.trained_dense_parameters[row])
+    return dense, _Unit(blocks.expert_parameters[row], blocks.trained_expert_parameters[row])
+
+
 def _unit_s(
-    dp: DataParallel, parameters: Floats, degree: Ints, gathers: Floats, fabric: Fabric, saved: Floats | float = 0.0
+    dp: DataParallel, unit: _Unit, degree: Ints, gathers: Floats, fabric: Fabric, saved: Floats | float = 0.0
 ) -> Floats:
     """Return the seconds of gathering a unit so many times, `saved` bytes less, and reducing its gradients."""
     layouts = dp.layouts
-    gathered, reduced = parameters * dp.gather_bytes - saved, parameters * dp.reduce_bytes
+    gathered, reduced = unit.parameters * dp.gather_bytes - saved, unit.trained * dp.reduce_bytes
     group = group_of(layouts.tp, degree, fabric)
     gather_s = _within_steps_s(gathered, all_gather_s(gathered, group, fabric), fabric)
     reduce_s = _within_steps_s(reduced, reduce_scatter_s(reduced, group, fabric), fabric)
     replicas = dp.replica_group(fabric)
     summed_s = all_reduce_s(reduced / degree, replicas, fabric)
     reduces = np.where(layouts.reduces_each_microbatch, dp.num_microbatches, 1.0)
-    return np.where(degree > 1, gathers * gather_s + reduces * reduce_s, 0.0) + summed_s
+    has_gradients = reduced > 0
+    return np.where(degree > 1, gathers * gather_s + has_gradients * reduces * reduce_s, 0.0) + has_gradients * summed_s
 
 
 def _within_steps_s(num_bytes: Floats, alone_s: Floats, fabric: Fabric) -> Floats:

@@ -15,13 +15,13 @@ from meshwright.cost.compute.recompute import drops_attention
 from meshwright.cost.layout_table import CONTEXT_METHODS, Bools, Floats, Ints, LayoutTable, take_rows
 from meshwright.cost.memory.footprint_constants import CHUNK_LOSS_BYTES, KEPT_LOSS_BYTES, LOSS_BYTES
 from meshwright.cost.memory.footprint_stages import StageCuts
-from meshwright.cost.memory.footprint_states import Elements, elements_of
+from meshwright.cost.memory.footprint_states import Elements, elements_of, frozen_bytes
 from meshwright.cost.memory.footprint_tensors import Bytes, Formats, Split, kept_bytes, pending_bytes, transient_bytes
 from meshwright.cost.training_setup import Partition, TrainingSetup
 from meshwright.spec.job.rules.optimizer_rules import has_int8_states
 from meshwright.spec.layout.layout import ActivationCheckpoint
 from meshwright.spec.model.model_spec import BlockGroup
-from meshwright.spec.model.op import GroupedMatmul, Head, Matmul, Norm, Op
+from meshwright.spec.model.op import NARROW_WEIGHT_BYTES, GroupedMatmul, Head, Matmul, Norm, Op
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT
 
 _WIDE_COPIES_BYTES = 2 * 4.0 + 2.0
@@ -47,7 +47,8 @@ class BlockMemory:
     transient_bytes: Floats
     """Gradients of the op at work."""
     low_copies_bytes: Floats
-    """Operands of one grouped matmul in low precision: an expert kernel's weights and rows are rounded before it."""
+    """Operands of one grouped matmul in low precision: an expert kernel's weights and rows are rounded before it; or
+    a frozen weight of 8 or 4 bits, made wide for its matmul."""
     pending_bytes: Floats
     """Gradients that wait for a backward to the weights, where backward is split."""
 
@@ -101,7 +102,7 @@ class ModelMemory:
         self.is_wide = self.element_bytes > BYTES_PER_ELEMENT["bfloat16"]
         # A layout may compile an eager stack's blocks.
         self._by_formats = [(formats, chosen) for formats, chosen in self._formats() if chosen.any()]
-        first, *groups, last = setup.model.groups
+        first, *groups, last = setup.trained_model.groups
         of_ops = {ops: self._block(group) for ops, group in {group.ops: group for group in groups}.items()}
         self.blocks = [replace(of_ops[group.ops], count=group.count) for group in groups]
         self.ends = self._ends(first.ops, last.ops)
@@ -162,12 +163,19 @@ class ModelMemory:
         by_policy[0] += self._transposed_weights(group.ops) * is_one_graph
         is_int8 = self.setup.workload.optimizer_state_dtype == "int8"
         matrices = tuple(
-            op for op in group.ops if isinstance(op, Matmul | GroupedMatmul) and (not is_int8 or has_int8_states(op))
+            op
+            for op in group.ops
+            if isinstance(op, Matmul | GroupedMatmul) and not op.is_frozen and (not is_int8 or has_int8_states(op))
         )
         return BlockMemory(
             count=group.count,
             matrices=elements_of(matrices, self.layouts, self.setup.stack).shared,
-            elements=elements_of(group.ops, self.layouts, self.setup.stack),
+            elements=elements_of(
+                group.ops,
+                self.layouts,
+                self.setup.stack,
+                frozen_bytes=frozen_bytes(self.setup.workload, self.setup.stack),
+            ),
             kept_bytes=by_policy,
             all_kept_bytes=all_kept,
             transient_bytes=self._bytes(lambda formats: transient_bytes(group.ops, formats)),
@@ -189,6 +197,10 @@ class ModelMemory:
 
     def _low_copies(self, ops: tuple[Op, ...]) -> Floats:
         most = np.zeros(len(self.layouts))
+        for op in ops:
+            if op.weights in NARROW_WEIGHT_BYTES:
+                whole = elements_of((op,), self.layouts, self.setup.stack).whole
+                most = np.maximum(most, self.element_bytes * whole)
         is_eager = ~self.layouts.compiles_blocks | (self.layouts.ep > 1) | (self.layouts.tp > 1)
         of_weight = np.where(is_eager, _WIDE_COPIES_BYTES, 1.0)
         for op in ops if self.setup.own_float8_experts else ():
@@ -201,10 +213,15 @@ class ModelMemory:
     def _gather_bytes(self) -> Floats:
         setup, partition = self.setup, Partition(self.setup, self.layouts)
         wide = 1.0 if setup.gathers_low else self.element_bytes
-        groups = setup.model.groups[1:-1]
+        groups = setup.trained_model.groups[1:-1]
         low = sum(group.count * low_parameters(op, partition) for group in groups for op in group.ops)
         whole = sum(block.elements.whole * block.count for block in self.blocks)
-        return np.asarray(wide - (wide - 1.0) * low / np.maximum(whole, 1))
+        narrow, narrow_bytes = (
+            sum(getattr(block.elements, name) * block.count for block in self.blocks)
+            for name in ("narrow_whole", "narrow_whole_bytes")
+        )
+        saved = 0.0 if setup.gathers_low else wide * narrow - narrow_bytes
+        return np.asarray(wide - ((wide - 1.0) * low + saved) / np.maximum(whole, 1))
 
     def _ends(self, first: tuple[Op, ...], last: tuple[Op, ...]) -> EndsMemory:
         layouts, stack = self.layouts, self.setup.stack
@@ -214,13 +231,12 @@ class ModelMemory:
         is_chunked = layouts.loss_chunks > 1
         own_vocabulary = head.vocab_size / layouts.tp
         logits = self.tokens * own_vocabulary
-        early_gradients = is_chunked * own_vocabulary * head.dim * self.element_bytes
+        has_gradients = not head.is_frozen
+        early_gradients = has_gradients * is_chunked * own_vocabulary * head.dim * self.element_bytes
         makes_gap = stack.has_plain_loss and not self.is_wide
         return EndsMemory(
             first=elements_of(first, layouts, stack),
-            last=Elements(
-                np.where(is_piped, with_copy.whole, own.whole), np.where(is_piped, with_copy.shared, own.shared)
-            ),
+            last=with_copy.where(is_piped, own),
             with_tied_head=with_copy,
             last_kept_bytes=self._bytes(lambda formats: kept_bytes(last, formats, "none"), is_one_graph=False),
             logits_bytes=np.where(is_chunked, self._of_chunk(head), logits * self._of_loss(LOSS_BYTES)),

@@ -72,13 +72,21 @@ class RankFootprint(RankGaps):
         # Shards of gradients exist before the end of a step only where every microbatch is reduced, in the format of
         # reductions where that is wider.
         summed = self.reduce_bytes if self.casts_sums else size.shared_gradient
-        shards = self.elements.shared * summed * (self.reduces_each & self.keeps_gradients)
+        shards = self.elements.trained_shared * summed * (self.reduces_each & self.keeps_gradients)
+        trained, narrow = self.elements.trained_shared * self.on_device, self.elements.narrow_shared * self.on_device
+        narrow_bytes = self.elements.narrow_shared_bytes * self.on_device
+        if not self.is_sharded:
+            narrow, narrow_bytes = self.elements.narrow_whole, self.elements.narrow_whole_bytes
+        # One of the two formats is 0.
+        narrow_bytes = narrow_bytes - narrow * (size.whole_parameter + size.shared_parameter)
         # What Muon and 8 bits save is in the matrices of blocks.
         saved = self.blocks.matrices * self.on_device * (size.shared_optimizer - size.shared_matrix_optimizer)
         return {
-            "parameters_bytes": whole * size.whole_parameter + (shared - embedding) * size.shared_parameter,
-            "gradients_bytes": whole * size.whole_gradient + shards,
-            "optimizer_state_bytes": stays * (shared * size.shared_optimizer - saved),
+            "parameters_bytes": whole * size.whole_parameter
+            + (shared - embedding) * size.shared_parameter
+            + narrow_bytes,
+            "gradients_bytes": self.elements.trained_whole * size.whole_gradient + shards,
+            "optimizer_state_bytes": stays * (trained * size.shared_optimizer - saved),
         }
 
     def _loss(self) -> Moment:
@@ -106,7 +114,7 @@ class RankFootprint(RankGaps):
         few_blocks = np.minimum(self.num_gathered * self.block.whole, self.all_blocks)
         gathered = np.where(self.is_resharded, few_blocks, self.all_blocks)
         reduced, kept = np.where(self.reduces_last, 0.0, self.reduced_next()), self.blocks.least_kept
-        shards = ~self.accumulates * self.new_shards(self.block.shared)
+        shards = ~self.accumulates * self.new_shards(self.block.trained_shared)
         is_second = (reduced + shards > kept) & (self.all_blocks > self.block.whole)
         freed, in_reduction = is_second * kept, np.where(is_second, reduced, self.retained())
         at_work = self._at_work(kept + self.blocks.recomputed)
@@ -130,7 +138,7 @@ class RankFootprint(RankGaps):
         """Return what the last block's backward adds: others have been freed and reduced."""
         # No block is left to gather ahead, and what stands outside of blocks is reduced after them.
         blocks = np.where(self.stays_gathered, self.all_blocks, self.block.whole)
-        shards = np.where(self.reduces_last, 0.0, self.new_shards(self.in_blocks - self.block.shared))
+        shards = np.where(self.reduces_last, 0.0, self.new_shards(self.in_blocks - self.block.trained_shared))
         at_work = self._at_work(np.max([block.all_kept_bytes for block in self.memory.blocks], axis=0))
         return self._moment(
             elsewhere=shards,
@@ -164,15 +172,15 @@ class RankFootprint(RankGaps):
         block's then give way to its shards.
         """
         stay = (self.reduces_last & ~self.is_resharded) | self.stays_gathered
-        reduced = np.where(self.reduces_last, self.block.shared, self.in_blocks)
+        reduced = np.where(self.reduces_last, self.block.trained_shared, self.in_blocks)
         blocks, shards = np.where(stay, self.all_blocks, 0.0), self.new_shards(reduced)
         # Autograd adds the two gradients of a tied embedding to a third tensor.
-        tied = self.lasting_head.whole - self.after_blocks.whole
-        own = self.is_sharded * (self.lasting.whole + 2 * tied.clip(0)) * self.compute_bytes
+        tied = self.lasting_head.trained_whole - self.after_blocks.trained_whole
+        own = self.is_sharded * (self.lasting.trained_whole + 2 * tied.clip(0)) * self.compute_bytes
         return self._moment(
             elsewhere=shards + self.divided(self.block),
             unsharded_parameters_bytes=self.gathered(blocks) + np.where(self.memory.layouts.pp > 1, 0.0, own),
-            gradients_bytes=shards + np.where(self.reduces_last, self.elements.whole * self.reduce_bytes, 0.0),
+            gradients_bytes=shards + np.where(self.reduces_last, self.elements.trained_whole * self.reduce_bytes, 0.0),
             communication_buffers_bytes=self.reduced() + self.divided(self.block),
         )
 
@@ -180,14 +188,14 @@ class RankFootprint(RankGaps):
         """Return what reducing the gradients of what stands outside of blocks adds, when all others are reduced."""
         is_sum = self.accumulates & ~self.reduces_each
         last = (self.lasting + self.memory.ends.first * self.is_first * self.is_graph) * ~self.is_captured
-        own = self.copies * last.whole * np.where(is_sum, self.reduce_bytes, self.compute_bytes)
+        own = self.copies * last.trained_whole * np.where(is_sum, self.reduce_bytes, self.compute_bytes)
         gathered = np.where(self.stays_gathered, self.gathered(self.all_blocks), 0.0)
-        shards, divided = self.new_shards(self.elements.shared), self.divided(last)
+        shards, divided = self.new_shards(self.elements.trained_shared), self.divided(last)
         # Whole gradients are copied into what the reduction reads, and freed before their shards are made.
-        freed = np.minimum(own, self.new_shards(last.shared))
-        read = self.copies * last.whole * self.reduce_bytes
+        freed = np.minimum(own, self.new_shards(last.trained_shared))
+        read = self.copies * last.trained_whole * self.reduce_bytes
         # What is reduced is made next to the sums that it is added to, and cast.
-        wide = self.casts_sums * self.reduces_each * last.shared * self.reduce_bytes
+        wide = self.casts_sums * self.reduces_each * last.trained_shared * self.reduce_bytes
         return self._moment(
             elsewhere=shards + divided,
             unsharded_parameters_bytes=gathered + np.maximum(own - freed, divided) + self.captured_gradients(),
@@ -202,9 +210,10 @@ class RankFootprint(RankGaps):
         is_each = self.reduces_each & (self.memory.layouts.pp > 1) & self.is_sharded
         gathered = self.gathered(np.where(self.stays_gathered, self.all_blocks, 0.0))
         return self._moment(
-            unsharded_parameters_bytes=is_each * (gathered + self.lasting.whole * self.compute_bytes),
+            unsharded_parameters_bytes=is_each * (gathered + self.lasting.trained_whole * self.compute_bytes),
             activations_bytes=is_each * self.kept.by_others,
-            communication_buffers_bytes=is_each * ((self.lasting.whole - self.lasting_head.whole) * self.reduce_bytes)
+            communication_buffers_bytes=is_each
+            * ((self.lasting.trained_whole - self.lasting_head.trained_whole) * self.reduce_bytes)
             + self.retained(),
         )
 
@@ -213,10 +222,10 @@ class RankFootprint(RankGaps):
         workload = self.memory.setup.workload
         if not (self.memory.setup.is_own and workload.optimizer_state_dtype == "bfloat16"):
             return self._moment()
-        others = self.elements.shared - self.blocks.matrices * (workload.optimizer == "muon")
-        of_ends = np.maximum(self.memory.ends.first.shared * self.is_first, self.after_blocks.shared)
+        others = self.elements.trained_shared - self.blocks.matrices * (workload.optimizer == "muon")
+        of_ends = np.maximum(self.memory.ends.first.trained_shared * self.is_first, self.after_blocks.trained_shared)
         at_once = np.maximum(of_ends, np.minimum(others, _UPDATED_AT_ONCE)) * self.on_device
-        shards = self.new_shards(self.elements.shared)
+        shards = self.new_shards(self.elements.trained_shared)
         return self._moment(elsewhere=shards, gradients_bytes=shards, workspace_bytes=at_once * _UPDATE_COPIES_BYTES)
 
     def _moment(

@@ -77,7 +77,7 @@ def rank_blocks(memory: ModelMemory, counts: Sequence[Floats], outside: Elements
     has_blocks = cuts.first_block(stages + 1) > cuts.first_block(stages)
     has_last_block = ((stages == memory.layouts.num_stages - 1) & has_blocks).any(axis=0)
     kept = pending = recomputed = transient = low_copies = matrices = np.zeros(len(memory.layouts))
-    elements, largest, least_kept = outside, Elements(kept, kept), np.full(len(memory.layouts), np.inf)
+    elements, largest, least_kept = outside, Elements.none(memory.layouts), np.full(len(memory.layouts), np.inf)
     for block, by_policy in zip(memory.blocks, counts, strict=True):
         count = by_policy.sum(axis=0)
         is_here = count > 0

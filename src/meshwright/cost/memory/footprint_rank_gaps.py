@@ -70,11 +70,11 @@ class RankGaps(RankTensors):
         # What the ends leave serves blocks that are no larger.
         below = np.where(self.block.whole > ends.whole, ends.whole * self.compute_bytes, 0.0)
         ahead = np.where(is_concurrent, np.maximum(at_once, below + of_blocks + one_block) + of_shard, 0.0)
-        shards = self.new_shards(self.elements.shared)
+        shards = self.new_shards(self.elements.trained_shared)
         # Where shards exist already, those of the next microbatch are made next to them and added, unit by unit.
         # Those that the host adds up are made on the device, too.
         summed = self.reduce_bytes if self.casts_sums else self.bytes.shared_gradient
-        unit = np.maximum(self.lasting.shared, self.block.shared) * summed
+        unit = np.maximum(self.lasting.trained_shared, self.block.trained_shared) * summed
         reduced = np.where(
             self.reduces_each | ~self.keeps_gradients | self.frees_gradients, self.is_sharded * unit, shards
         )
@@ -110,10 +110,12 @@ class RankGaps(RankTensors):
         that of two such pieces the embedding's may take the lower one, so that the gaps are two; it hangs on a few MiB.
         """
         below, head = self.gathered(np.zeros(1)), self.head_gradients()
-        embedding = self.memory.ends.first.whole * self.is_first * self.compute_bytes
+        embedding = self.memory.ends.first.trained_whole * self.is_first * self.compute_bytes
         gap = self.kept.most + self.logits_gap() + self.block.whole * self.gather_bytes
         # Next to what they read, these need a place for the block's parameters and their whole gradients.
-        is_cut = gap > self.reduced() + self.block.whole * (self.gather_bytes + self.compute_bytes)
+        is_cut = gap > self.reduced() + (
+            self.block.whole * self.gather_bytes + self.block.trained_whole * self.compute_bytes
+        )
         is_inside = embedding <= np.where(is_cut, (gap - self.reduced()) / 2, gap)
         parts_gaps = is_inside & ~is_cut
         is_low = read <= np.where(parts_gaps, gap, below + gap) - is_inside * embedding

@@ -41,8 +41,9 @@ class RankTensors:
         self.blocks = rank_blocks(memory, counts, self.outside, pp_rank)
         self.elements, self.block = self.blocks.elements, self.blocks.largest
         self.all_blocks = self.elements.whole - self.outside.whole
-        self.in_blocks = self.elements.shared - self.outside.shared
-        """Shards of all of them."""
+        self.trained_blocks = self.elements.trained_whole - self.outside.trained_whole
+        self.in_blocks = self.elements.trained_shared - self.outside.trained_shared
+        """Shards of all gradients of theirs."""
         self.frees_gradients = memory.setup.workload.updates_in_backward
         """Whether a gradient is used, and freed, as soon as it is reduced."""
         self.kept = saved_activations(memory, self.blocks, self.is_last, num_microbatches, pp_rank)
@@ -65,7 +66,7 @@ class RankTensors:
         self.reduce_bytes = float(BYTES_PER_ELEMENT[memory.setup.workload.gradient_dtype])
         self.casts_sums = self.is_sharded and self.reduce_bytes > self.bytes.shared_gradient
         """Whether shards add up in a wider format than the optimizer reads: FSDP2 holds both at the end of backward."""
-        self.sums = self.elements.whole * self.reduce_bytes
+        self.sums = self.elements.trained_whole * self.reduce_bytes
         """Bytes of all gradients, whole."""
         num_ahead = np.minimum(layouts.prefetch, most_blocks_of_stage(memory, pp_rank) - 1)
         self.num_gathered = 1.0 + np.maximum(num_ahead, 1)
@@ -81,7 +82,7 @@ class RankTensors:
 
     def divided(self, unit: Elements) -> Floats:
         """Return what a reduction of `unit` on one rank adds: up to torch 2.14 FSDP2 divides into another tensor."""
-        return np.where(self.memory.layouts.fsdp == 1, self.copies * unit.whole * self.reduce_bytes, 0.0)
+        return np.where(self.memory.layouts.fsdp == 1, self.copies * unit.trained_whole * self.reduce_bytes, 0.0)
 
     def copied(self, unit: Elements) -> Floats:
         """Return the bytes of the copies of the host's shard of `unit` that a gather leaves behind: as it is kept, and
@@ -107,29 +108,29 @@ class RankTensors:
 
     def head_gradients(self) -> Floats:
         """Return the bytes of the head's gradients, which a microbatch has from its loss to the last reduction."""
-        tied = self.head.whole - self.after_blocks.whole
-        return self.is_sharded * np.where(self.is_graph, tied, self.lasting_head.whole) * self.compute_bytes
+        tied = self.head.trained_whole - self.after_blocks.trained_whole
+        return self.is_sharded * np.where(self.is_graph, tied, self.lasting_head.trained_whole) * self.compute_bytes
 
     def captured_gradients(self) -> Floats:
         """Return the bytes of the embedding's gradients in CUDA graphs: as computed and cast; of a tied one the two
         that autograd adds to a third, all cast.
         """
-        tied = self.lasting_head.whole - self.after_blocks.whole
+        tied = self.lasting_head.trained_whole - self.after_blocks.trained_whole
         each = np.where(tied > 0, 3 * self.reduce_bytes, self.compute_bytes + self.reduce_bytes)
-        return np.asarray(self.is_captured * self.copies * self.memory.ends.first.whole * self.is_first * each)
+        return np.asarray(self.is_captured * self.copies * self.memory.ends.first.trained_whole * self.is_first * each)
 
     def graph_reduction(self) -> Floats:
         """Return the bytes of the gradients of a head that is not tied, which one graph reduces meanwhile, and of their
         shards.
         """
-        shards = self.after_blocks.shared * self.bytes.shared_gradient
-        return np.asarray(self.is_graph * self.copies * (self.after_blocks.whole * self.reduce_bytes + shards))
+        shards = self.after_blocks.trained_shared * self.bytes.shared_gradient
+        return np.asarray(self.is_graph * self.copies * (self.after_blocks.trained_whole * self.reduce_bytes + shards))
 
     def block_gradients(self) -> Floats:
         """Return the bytes of the gradients of the block at work; after a backward in two parts of all of a stage's."""
         layouts = self.memory.layouts
-        stage = np.maximum(self.block.whole, self.all_blocks / layouts.stages_per_rank)
-        blocks = np.where(self.reduces_each & layouts.splits_backward, stage, self.block.whole)
+        stage = np.maximum(self.block.trained_whole, self.trained_blocks / layouts.stages_per_rank)
+        blocks = np.where(self.reduces_each & layouts.splits_backward, stage, self.block.trained_whole)
         return np.asarray(self.is_sharded * blocks * self.compute_bytes)
 
     def added_up(self) -> Floats:
@@ -151,7 +152,7 @@ class RankTensors:
         stage or of its first: between, as many bytes come or go with each stage.
         """
         stages = self.memory.layouts.stages_per_rank
-        of_stage = (self.all_blocks / stages + self.after_blocks.whole) * self.reduce_bytes
+        of_stage = (self.trained_blocks / stages + self.after_blocks.trained_whole) * self.reduce_bytes
         of_last = of_stage - self.kept.chunk - self.kept.of_loss
         chunks = (stages - 1) * (self.kept.num_waiting + 1) + 1
         of_first = (
@@ -161,7 +162,7 @@ class RankTensors:
 
     def reduced(self) -> Floats:
         """Return the bytes of the gradients that a reduction reads: those of one block, in its format."""
-        return self.copies * self.block.whole * self.reduce_bytes
+        return self.copies * self.block.trained_whole * self.reduce_bytes
 
     def retained(self) -> Floats:
         """Return the bytes of the inputs of the last reduction of each of a rank's stages, which its next one frees.
@@ -171,7 +172,7 @@ class RankTensors:
         layouts = self.memory.layouts
         holds = self.reduces_each & (layouts.pp > 1) & self.is_sharded
         between = layouts.stages_per_rank - self.is_first - self.is_last
-        held = between * self.block.whole + self.is_last * self.lasting_head.whole
+        held = between * self.block.trained_whole + self.is_last * self.lasting_head.trained_whole
         return np.asarray(holds * held * self.reduce_bytes)
 
     def reduced_next(self) -> Floats:

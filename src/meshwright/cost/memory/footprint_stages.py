@@ -89,18 +89,22 @@ class StageCuts:
 
 
 def fullest_parameters(setup: TrainingSetup, layouts: LayoutTable) -> Floats:
-    """Return the parameters of which a rank of the fullest pipeline rank keeps a part of the state [layouts]."""
-    first, *groups, last = setup.model.groups
-    blocks = [group.num_parameters for group in groups for _ in range(group.count)]
+    """Return the parameters of which a rank of the fullest pipeline rank keeps a part of the state [layouts].
+
+    Those that are trained.
+    """
+    first, *groups, last = setup.trained_model.groups
+    blocks = [group.num_trained_parameters for group in groups for _ in range(group.count)]
     before = np.concatenate([[0], np.cumsum(blocks)])
-    head = last.num_parameters + (layouts.pp > 1) * sum(op.dim * op.vocab_size for op in last.ops if _is_tied(op))
+    tied = sum(op.dim * op.vocab_size for op in last.ops if _is_tied(op) and not op.is_frozen)
+    head = last.num_trained_parameters + (layouts.pp > 1) * tied
     cuts, is_v = StageCuts(setup, layouts), layouts.has_schedule(V_SCHEDULES)
     held = np.zeros((len(layouts), int(layouts.pp.max())))
     rows = np.arange(len(layouts))
     for stage in range(int(layouts.num_stages.max())):
         number = np.full(len(layouts), stage)
         of_stage = before[cuts.first_block(number + 1)] - before[cuts.first_block(number)]
-        of_stage = of_stage + (stage == 0) * first.num_parameters + (number == layouts.num_stages - 1) * head
+        of_stage = of_stage + (stage == 0) * first.num_trained_parameters + (number == layouts.num_stages - 1) * head
         turned = is_v & (number >= layouts.pp)
         rank = np.where(turned, layouts.num_stages - 1 - number, np.mod(number, layouts.pp))
         held[rows, np.clip(rank, 0, layouts.pp - 1)] += np.where(number < layouts.num_stages, of_stage, 0)

@@ -7,6 +7,9 @@
                                  data-parallel ranks
     nothing sharded (DDP)        the same, all whole
 
+What is frozen has neither gradient nor optimizer state, nor a float32 master. Whole, it is in the format that matmuls
+read; FSDP2 keeps the shards of a unit in one format, which is that of what is trained. Either may have 8 or 4 bits.
+
 tp divides what Matmul.tensor_split says, the embedding and the head along the vocabulary; ep and etp divide experts.
 Where a workload computes in 32 bits or more no master is kept. Ignored: buffers, and padding of anything but dim 0.
 
@@ -19,14 +22,24 @@ evenly.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from meshwright.cost.layout_table import Bools, Floats, Ints, LayoutTable
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.model_spec import ModelSpec
-from meshwright.spec.model.op import CoreAttention, Embedding, GroupedMatmul, Head, Matmul, Norm, Op
+from meshwright.spec.model.op import (
+    NARROW_WEIGHT_BYTES,
+    CoreAttention,
+    Embedding,
+    GroupedMatmul,
+    Head,
+    Matmul,
+    Norm,
+    Op,
+)
 from meshwright.spec.step.simulation_report import PaddedParameter, Padding
 from meshwright.spec.step.stack import Stack
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT, Workload
@@ -84,37 +97,89 @@ class Elements:
     """After tp, ep and etp have divided them."""
     shared: Floats
     """After data-parallel ranks have, too."""
+    trained_whole: Floats
+    """Those of `whole` that have gradients."""
+    trained_shared: Floats
+    """Those of `shared`."""
+    narrow_whole: Floats
+    """Those of `whole` that are frozen in 8 or 4 bits."""
+    narrow_shared: Floats
+    """Those of `shared`."""
+    narrow_whole_bytes: Floats
+    narrow_shared_bytes: Floats
+
+    @classmethod
+    def of(cls, op: Op, whole: Floats, shared: Floats, frozen_bytes: float | None) -> Elements:
+        """Return those of `op`, which has so many, of `frozen_bytes` where it is a frozen matmul in low precision."""
+        trained = op.num_trained_parameters / op.num_parameters if op.num_parameters else float(not op.is_frozen)
+        is_low = isinstance(op, Matmul | GroupedMatmul) and op.is_frozen and op.part != "router"
+        kept = frozen_bytes if is_low and not getattr(op, "is_wide", False) else None
+        narrow_bytes = NARROW_WEIGHT_BYTES.get(op.weights, kept)
+        is_narrow, size = float(narrow_bytes is not None), narrow_bytes or 0.0
+        narrow = whole * is_narrow, shared * is_narrow, whole * size, shared * size
+        return cls(whole, shared, whole * trained, shared * trained, *narrow)
+
+    @classmethod
+    def none(cls, layouts: LayoutTable) -> Elements:
+        """Return no elements at all."""
+        return cls(*(np.zeros(len(layouts)) for _ in fields(cls)))
 
     def __add__(self, other: Elements) -> Elements:
-        return Elements(self.whole + other.whole, self.shared + other.shared)
+        return self._with(other, np.add)
 
     def __mul__(self, factor: Floats | Ints | Bools) -> Elements:
-        return Elements(self.whole * factor, self.shared * factor)
+        return Elements(*(getattr(self, part.name) * factor for part in fields(self)))
 
     def maximum(self, other: Elements) -> Elements:
         """Return the larger of both, layout by layout."""
-        return Elements(np.maximum(self.whole, other.whole), np.maximum(self.shared, other.shared))
+        return self._with(other, np.maximum)
+
+    def where(self, is_this: Bools, other: Elements) -> Elements:
+        """Return these where `is_this`, else those of `other`."""
+        return self._with(other, lambda here, there: np.where(is_this, here, there))
+
+    def _with(self, other: Elements, function: Callable[[Floats, Floats], Floats]) -> Elements:
+        names = [part.name for part in fields(self)]
+        return Elements(*(function(getattr(self, name), getattr(other, name)) for name in names))
 
 
-def elements_of(ops: tuple[Op, ...], layouts: LayoutTable, stack: Stack, *, has_copy: bool = False) -> Elements:
-    """Return the parameters of `ops` on one rank; with `has_copy` a tied head holds the embedding's weights again."""
-    zero = np.zeros(len(layouts))
-    total = Elements(zero, zero)
+def frozen_bytes(workload: Workload, stack: Stack) -> float | None:
+    """Return the bytes of a frozen weight of a low-precision matmul: kernels that are written for it keep what they
+    have rounded, scales of 4 bits included. None where they keep what it was made from.
+    """
+    low = {"float8": 1.0, "float4": 0.5 + 1 / 16} if stack.kernels == "fused" else {}
+    return low.get(workload.matmul_dtype)
+
+
+def elements_of(
+    ops: tuple[Op, ...],
+    layouts: LayoutTable,
+    stack: Stack,
+    *,
+    has_copy: bool = False,
+    frozen_bytes: float | None = None,
+) -> Elements:
+    """Return the parameters of `ops` on one rank; with `has_copy` a tied head holds the embedding's weights again.
+
+    `frozen_bytes` are those of a frozen weight of a low-precision matmul, where that has a format of its own.
+    """
+    total = Elements.none(layouts)
     for op in ops:
         if op.num_parameters or (has_copy and isinstance(op, Head)):
-            total = total + _elements(op, layouts, stack)
+            total = total + Elements.of(op, *_divided(op, layouts, stack), frozen_bytes)
     return total
 
 
-def _elements(op: Op, layouts: LayoutTable, stack: Stack) -> Elements:
+def _divided(op: Op, layouts: LayoutTable, stack: Stack) -> tuple[Floats, Floats]:
+    """Return the weights of `op` that a rank has whole, and after data-parallel ranks have divided them."""
     if isinstance(op, GroupedMatmul):
         whole = op.num_parameters / (layouts.ep * layouts.etp)
         if stack.sharding == "none":
-            return Elements(whole, whole)
+            return whole, whole
         if stack.sharding == "parameters":
-            return Elements(whole, whole / np.maximum(layouts.expert_dp_shard, 1))
+            return whole, whole / np.maximum(layouts.expert_dp_shard, 1)
         ranks = layouts.fsdp * layouts.dp_replicate * layouts.tp / (layouts.ep * layouts.etp)
-        return Elements(whole, whole / np.maximum(ranks, 1))
+        return whole, whole / np.maximum(ranks, 1)
     rows, width, is_split = weight_shape(op)
     split = layouts.tp if is_split else np.ones_like(layouts.tp)
     # tp cuts dim 1 of a matmul whose input it divides, and dim 0 of the others.
@@ -123,10 +188,10 @@ def _elements(op: Op, layouts: LayoutTable, stack: Stack) -> Elements:
     dim_1 = np.ceil(width / np.where(is_cut_across, split, 1))
     whole = dim_0 * dim_1
     if stack.sharding == "none":
-        return Elements(whole, whole)
+        return whole, whole
     if stack.sharding == "parameters":
-        return Elements(whole, np.ceil(dim_0 / layouts.fsdp) * dim_1)
-    return Elements(whole, whole / (layouts.fsdp * layouts.dp_replicate))
+        return whole, np.ceil(dim_0 / layouts.fsdp) * dim_1
+    return whole, whole / (layouts.fsdp * layouts.dp_replicate)
 
 
 def weight_shape(op: Op) -> tuple[int, int, bool]:

@@ -8,6 +8,8 @@ Read off the op list of a block, op by op (what each kind keeps is what torch's 
     matmul        its input, once for all that read the same: counted with what makes it
     attention     queries, keys, values, output and a sum for each query (float32); unfused: the probabilities instead
     elementwise   its inputs where it is a product (Elementwise.keeps_inputs); its output where a matmul reads that
+    frozen        a matmul with frozen weights keeps no input; A of its adapter does, or with dropout what that makes of
+                  it and a mask of a byte for each element, and B the output of A
     router        a float32 copy of its input in eager code; the scores
     rope, sums    nothing
 
@@ -43,6 +45,7 @@ gather again, or join the product of one sequence with a reduce-scatter (async t
 """
 
 _FLOAT32_BYTES = 4.0
+_MASK_BYTES = 1.0
 _PROBABILITY_BYTES = 5.0
 """Of unfused attention for each pair of tokens: softmax output and what dropout makes of it (2 + 2), and its mask (1).
 
@@ -160,7 +163,8 @@ def _everything(ops: tuple[Op, ...], formats: Formats) -> _Parts:
             yield from _kept_by_attention(op, ops, formats)
             yield from _other_keys(op, formats)
             yield "mask", formats.seq_len / 2 * formats.element_bytes
-            if formats.matmul_bytes < formats.element_bytes or formats.casts_again:
+            is_kept = after is None or _keeps_input(after)
+            if is_kept and (formats.matmul_bytes < formats.element_bytes or formats.casts_again):
                 # Attention needs its output as it was, the next matmul in its own format.
                 yield "heads", op.num_heads * op.value_head_dim * formats.low_bytes
         elif isinstance(op, Elementwise):
@@ -169,13 +173,28 @@ def _everything(ops: tuple[Op, ...], formats: Formats) -> _Parts:
             yield "rows", op.out_features * _FLOAT32_BYTES
             if formats.routes_in_float32:
                 yield "rows", op.in_features * _FLOAT32_BYTES
+        elif isinstance(op, Matmul) and op.adapter_matrix == "A":
+            yield from _kept_by_adapter(op, formats)
+
+
+def _kept_by_adapter(op: Matmul, formats: Formats) -> _Parts:
+    """Yield what A keeps of its own input, where dropout has made it, and B of A's output."""
+    yield "latent", op.out_features * formats.element_bytes
+    if op.drops_input:
+        yield "heads" if op.tensor_split == "rows" else "latent", op.in_features * (formats.element_bytes + _MASK_BYTES)
 
 
 def _is_read_by_matmul(op: Norm, ops: Sequence[Op], formats: Formats) -> bool:
     """Return whether a matmul keeps what `op` makes: a router in float32 keeps a copy instead."""
     after = ops[ops.index(op) + 1 :]
     readers = [part for part in after[: _next_norm(after)] if isinstance(part, Matmul | Head)]
-    return any(not (part.part == "router" and formats.routes_in_float32) for part in readers)
+    return any(_keeps_input(part) and not (part.part == "router" and formats.routes_in_float32) for part in readers)
+
+
+def _keeps_input(op: Op) -> bool:
+    """Return whether backward needs the input of a matmul as it was read, for the gradient of its weight."""
+    has_own_input = isinstance(op, Matmul) and (op.adapter_matrix == "B" or op.drops_input)
+    return not op.is_frozen and not has_own_input
 
 
 def _next_norm(ops: Sequence[Op]) -> int:
@@ -235,13 +254,17 @@ def _kept_by_elementwise(op: Elementwise, after: Op | None, formats: Formats) ->
     # Between the matmuls of a network its width is shared; before and after them are rows of the stream's width.
     split: Split = "heads" if op.role in ("activation", "gated_activation") else "rows"
     # Fused kernels weigh routed rows inside the network, where they are narrower.
+    if op.role == "adapter_gain":
+        yield "heads", op.reads_per_token * formats.element_bytes
+        return
+    is_needed = is_read and after is not None and _keeps_input(after)
     if op.keeps_inputs and (is_read or formats.kernels != "fused"):
         yield split, op.reads_per_token * formats.element_bytes
         has_factors = op.role == "gated_activation" and op.part != "experts"
         if is_read and formats.kernels == "eager" and has_factors:
             # activation(gate), which the product with the other half needs; our experts recompute it.
             yield split, op.writes_per_token * formats.element_bytes
-    if is_read:
+    if is_needed:
         is_dense = split == "heads" and isinstance(after, Matmul)
         if is_dense and formats.casts_again:
             return
@@ -295,12 +318,12 @@ _POLICIES = {"none": _everything, "selective": _selected, "full": _input_only}
 
 def _gradients_of_outputs(ops: Sequence[Op], formats: Formats) -> _Parts:
     for op in ops:
-        if isinstance(op, Matmul) and op.tensor_split == "rows":
+        if isinstance(op, Matmul) and op.tensor_split == "rows" and not op.is_frozen:
             # Gathered where the sum was shared out.
             yield "latent", op.out_features * formats.element_bytes
-        elif isinstance(op, Matmul | GroupedMatmul):
+        elif isinstance(op, Matmul | GroupedMatmul) and not op.is_frozen:
             yield from _matmul_output(op, ops, formats)
-        elif isinstance(op, Norm):
+        elif isinstance(op, Norm) and not op.is_frozen:
             yield "heads" if op.input == "heads" else "stream", op.width * op.vectors_per_token * formats.element_bytes
 
 

@@ -108,7 +108,8 @@ def host_headroom_bytes(configs: Configurations, activations_bytes: Floats | flo
     """
     layouts = configs.layouts
     share = HOST_BYTES / configs.each(lambda setup: setup.cluster.devices_per_node)
-    state = np.where(layouts.cpu_offload, _STATE_BYTES * _own_parameters(configs), 0.0)
+    held = _STATE_BYTES * _own_parameters(configs) + _PARAMETER_BYTES * _own_frozen_parameters(configs)
+    state = np.where(layouts.cpu_offload, held, 0.0)
     managed = np.where(layouts.cpu_offload, 0.0, _managed_bytes(configs))
     is_used = layouts.cpu_offload | layouts.activation_offload | (managed > 0)
     return np.where(is_used, share - state - managed - activations_bytes, np.inf)
@@ -132,5 +133,11 @@ def _embedding_parameters(setup: TrainingSetup) -> float:
 
 def _own_parameters(configs: Configurations) -> Floats:
     """Return the parameters that each rank keeps a part of the state for."""
-    parameters = configs.each(lambda setup: setup.model.num_parameters)
+    parameters = configs.each(lambda setup: setup.trained_model.num_trained_parameters)
     return np.asarray(parameters * configs.layouts.dp_replicate / configs.layouts.num_ranks)
+
+
+def _own_frozen_parameters(configs: Configurations) -> Floats:
+    """Return those that each rank keeps a part of without a state."""
+    frozen = configs.each(lambda setup: setup.trained_model.num_parameters - setup.trained_model.num_trained_parameters)
+    return np.asarray(frozen * configs.layouts.dp_replicate / configs.layouts.num_ranks)

@@ -214,5 +214,5 @@ def _keys(setup: TrainingSetup) -> tuple[str, str, str]:
 def _floor_s(setup: TrainingSetup) -> float:
     """Return the seconds of a step's model FLOPs at the dense peak of all devices."""
     workload = setup.workload
-    flops = setup.model.flops_per_token(workload.seq_len) * workload.global_batch_tokens
+    flops = setup.trained_model.flops_per_token(workload.seq_len) * workload.global_batch_tokens
     return float(flops / (peaks_of((setup,)).dense[0] * setup.cluster.num_devices))

@@ -2,6 +2,7 @@
 
 import csv
 import math
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +12,7 @@ from meshwright.cost.memory.footprint import fits, footprint
 from meshwright.cost.training_setup import Configurations, TrainingSetup
 from meshwright.errors import ConfigError, MeshwrightError, UnsupportedError
 from meshwright.evaluation.dataset.row import RunRow, run_row
+from meshwright.evaluation.dataset.run_adapter import adapter_of
 from meshwright.evaluation.dataset.run_cluster import cluster_of
 from meshwright.evaluation.dataset.run_model import model_of
 from meshwright.evaluation.dataset.run_stack import stack_of
@@ -81,6 +83,7 @@ def measured_run(cells: dict[str, str | None], known: dict[str, Stack] | None = 
             global_batch_size=batch,
             precision=row.precision,
             gradient_dtype=stack.gradient_accumulation_dtype,
+            adapter=adapter_of(row, assumed),
         )
     except MeshwrightError as error:
         return MeasuredRun(row, None, None, tuple(assumed), str(error))
@@ -126,6 +129,11 @@ def _global_batch(row: RunRow, assumed: list[str]) -> int:
 
 
 _FULL: Literal["full"] = "full"
+_USUAL_LOSS_CHUNKS = 16
+"""Where notes say that there are some: a usual vocabulary in parts of 8192."""
+_OFFLOADED = "+offload"
+_SOME_BLOCKS = re.compile(r"full-block(?P<number>\d+)")
+"""So many of all blocks are recomputed, as Megatron's recompute_method = "block" does."""
 _USUAL_DEVICES_PER_NODE = 8
 
 
@@ -158,10 +166,21 @@ def layout_of(row: RunRow, stack: Stack, batch: int, assumed: list[str]) -> Layo
         virtual_stages=stages,
         activation_checkpoint=checkpoint,
         activation_checkpoint_every=every,
+        activation_offload=row.text("activation_ckpt").endswith(_OFFLOADED),
+        loss_chunks=_loss_chunks(row, assumed),
         reshard_after_forward="never" if row.text("fsdp_zero_stage") == "2" else "auto",
         async_tp=row.text("async_tp") == "yes" and tp > 1,
         compile=stack.kernels == "compiled",
     )
+
+
+def _loss_chunks(row: RunRow, assumed: list[str]) -> int:
+    """Return the chunks that head and loss are computed in, whether of tokens or of the vocabulary."""
+    stated = row.count("loss_chunks")
+    if stated is not None or "chunked LM head" not in row.text("notes"):
+        return stated or 1
+    assumed.append(f"loss_chunks={_USUAL_LOSS_CHUNKS}")
+    return _USUAL_LOSS_CHUNKS
 
 
 def _shard_degree(row: RunRow, stack: Stack, dp: int, cp: int, assumed: list[str]) -> int:
@@ -197,10 +216,16 @@ def _microbatch_size(row: RunRow, batch: int, dp: int, assumed: list[str]) -> in
 def _activation_checkpoint(row: RunRow, stack: Stack, assumed: list[str]) -> tuple[ActivationCheckpoint, int]:
     # Unfused attention keeps its scores, so that hardly any model fits without recomputation.
     stated = row.text_or("activation_ckpt", _FULL if stack.attention == "unfused" else "none", assumed)
+    stated = stated.removesuffix(_OFFLOADED)
+    if some := _SOME_BLOCKS.fullmatch(stated):
+        number, layers = int(some["number"]), row.required("n_layers")
+        every = max(1, round(layers / max(number, 1)))
+        assumed.append(f"activation_checkpoint_every={every}: {number} of {layers} blocks")
+        return _FULL, every
     if stated == "selective-layer":
         return _FULL, 2
     if stated.startswith("selective"):
         return "selective", 1
     if stated not in ("none", _FULL):
-        raise UnsupportedError(f"activation_ckpt = {stated!r} must be one of none, selective, full")
+        raise UnsupportedError(f"activation_ckpt = {stated!r} must be one of none, selective, full, full-blockN")
     return (_FULL if stated == _FULL else "none"), 1

@@ -12,9 +12,11 @@ from meshwright.pages.tables.simulated_table import fastest_words, simulated_pag
 from meshwright.pages.tables.waterfall import HFU_MEANS, NO_PEAK, mfu_words, waterfall
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.layout_plan import Candidate, Contrast, Plan
+from meshwright.spec.step.adapter import Adapter
 from meshwright.spec.step.estimate import COMPONENT_NAMES, MEMORY_CLASSES, MemoryUse, tight_words
 from meshwright.units import GiB, counted, format_bytes, format_count, format_duration, format_interval
 
+FROZEN_FLOPS = "Model FLOPs: 4 a token for each frozen weight of a matmul, 6 for each that is trained, and attention's"
 _MAX_ALTERNATIVES = 8
 _MAX_COMPONENTS = 2
 
@@ -28,6 +30,8 @@ def plan_page(plan: Plan) -> Iterator[RenderableType]:
     yield ""
     yield waterfall(plan.pick.estimate)
     means = (NO_PEAK,) if plan.pick.estimate.mfu is None else (mfu_words(plan.workload.precision), HFU_MEANS)
+    if plan.num_trained_parameters is not None:
+        means = (*means, FROZEN_FLOPS)
     yield "\n".join(f"[dim]{line}.[/]" for line in means)
     yield ""
     yield memory_table(plan.memory_by_pipeline_rank, plan.usable_memory_bytes)
@@ -60,10 +64,22 @@ def request_words(plan: Plan) -> Iterator[str]:
         f"{counted(workload.global_batch_size, 'sequence')} x {workload.seq_len} tokens = "
         f"{format_count(workload.global_batch_tokens)} tokens a step, {precision}; stack: {plan.stack}"
     )
+    if plan.num_trained_parameters is not None:
+        yield f"trained: {adapter_words(workload.adapter, plan.num_trained_parameters)}"
     scored, fit = plan.layouts_scored, plan.layouts_that_fit
     yield f"{scored:,} layout{'s' * (scored != 1)} scored, {fit:,} fit{'s' * (fit == 1)}"
     if plan.kept:
         yield f"kept as set: {escape(', '.join(plan.kept))}"
+
+
+def adapter_words(adapter: Adapter, num_trained: int) -> str:
+    """Return what of a model is trained, and that all else is not."""
+    base = "" if adapter.base_dtype == "compute" else f" in {adapter.base_dtype}"
+    targets = escape(", ".join(adapter.targets))
+    return (
+        f"{format_count(num_trained)} parameters, {adapter.kind} of rank {adapter.rank} on {targets}; the model's own "
+        f"stay as they are{base}"
+    )
 
 
 def _pick(plan: Plan) -> Iterator[RenderableType]:

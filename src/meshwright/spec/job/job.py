@@ -94,6 +94,7 @@ class Job(Frozen):
             optimizer=self.optimizer.name,
             optimizer_state_dtype=self.optimizer.state_dtype,
             updates_in_backward=self.optimizer.in_backward,
+            adapter=self.adapter,
         )
 
     @property

@@ -4,7 +4,9 @@ The FLOPs are those of MFU: for one token 6 x matmul parameters (head included, 
 those that the token goes to) plus 6 L heads head_dim s of causal attention, head_dim being the mean of that of keys and
 that of values. The 6 of the parameters is 2 (multiply, add) x 3 (forward, backward to the inputs, backward to the
 weights). That of attention is 2 matmuls x 2 x 3 passes, halved since the mask hides one half of the pairs.
-Recomputation does not count. The mask's half is exact up to one part in s: the diagonal.
+Recomputation does not count. The mask's half is exact up to one part in s: the diagonal. Weights that are frozen
+(spec/model/adapted_model.py) have no backward to the weights: 4 x their parameters, 6 x those of adapters, attention as
+before; what stands before all that is trained has no backward at all.
 """
 
 from collections.abc import Iterator
@@ -48,6 +50,11 @@ class BlockGroup(Frozen):
         return sum(op.num_parameters for op in self.ops)
 
     @property
+    def num_trained_parameters(self) -> int:
+        """Return the parameters of one block that are trained."""
+        return sum(op.num_trained_parameters for op in self.ops)
+
+    @property
     def num_matmul_parameters(self) -> int:
         """Return the weights of one block that each token is multiplied with."""
         return sum(op.num_matmul_parameters for op in self.ops)
@@ -55,6 +62,10 @@ class BlockGroup(Frozen):
     def forward_flops_per_token(self, seq_len: int) -> int:
         """Return the model FLOPs of one block's forward pass for one token of a sequence of `seq_len`."""
         return sum(op.forward_flops_per_token(seq_len) for op in self.ops)
+
+    def training_flops_per_token(self, seq_len: int) -> int:
+        """Return the model FLOPs of one block's forward and backward for one token."""
+        return sum(op.training_flops_per_token(seq_len) for op in self.ops)
 
 
 class ModelSpec(Frozen):
@@ -77,9 +88,14 @@ class ModelSpec(Frozen):
         """Return the exact number of parameters, tied ones once."""
         return sum(group.count * group.num_parameters for group in self.groups)
 
+    @property
+    def num_trained_parameters(self) -> int:
+        """Return how many of them are trained."""
+        return sum(group.count * group.num_trained_parameters for group in self.groups)
+
     def flops_per_token(self, seq_len: int) -> int:
         """Return the model FLOPs of forward and backward for one token of a sequence of `seq_len`."""
-        return 3 * sum(group.count * group.forward_flops_per_token(seq_len) for group in self.groups)
+        return sum(group.count * group.training_flops_per_token(seq_len) for group in self.groups)
 
 
 def model_spec(architecture: LlamaArchitecture) -> ModelSpec:

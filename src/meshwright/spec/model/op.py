@@ -15,9 +15,16 @@ from meshwright.spec.frozen import Frozen
 Part = Literal["embedding", "attention", "ffn", "router", "experts", "shared_experts", "head"]
 TensorSplit = Literal["columns", "rows", "none"]
 ElementwiseRole = Literal[
-    "residual", "activation", "gated_activation", "permute", "unpermute", "combine", "bias"
+    "residual", "activation", "gated_activation", "permute", "unpermute", "combine", "bias", "adapter_sum",
+    "adapter_gain",
 ]  # fmt: skip
-_PRODUCTS = ("activation", "gated_activation", "combine")
+WeightUse = Literal["trained", "frozen", "int8", "nf4"]
+"""What training does with an op's weights: updates them, or leaves them as they are, in 16 bits or more, 8 or 4."""
+NARROW_WEIGHT_BYTES: dict[str, float] = {"int8": 1.0, "nf4": 0.5 + 1 / 64 + 4 / (64 * 256)}
+"""Of a weight that is kept in fewer bits, scales included: of 64 weights one in 8 bits, of 256 of those one in 32
+(QLoRA, arXiv:2305.14314); those of int8, one a row, are left out.
+"""
+_PRODUCTS = ("activation", "gated_activation", "combine", "adapter_gain")
 
 
 class _Op(Frozen):
@@ -25,11 +32,25 @@ class _Op(Frozen):
     """Module path within its block, such as ffn.up: for display only."""
     part: Part
     """Part of the model that it belongs to; the norm and the residual addition of a part included."""
+    weights: WeightUse = "trained"
+    """What training does with its weights."""
+    has_input_gradient: bool = True
+    """Whether backward needs the gradient of its input, as it does behind any weight that is trained."""
+
+    @property
+    def is_frozen(self) -> bool:
+        """Return whether its weights stay as they are."""
+        return self.weights != "trained"
 
     @property
     def num_parameters(self) -> int:
         """Return the weights that the op owns."""
         return 0
+
+    @property
+    def num_trained_parameters(self) -> int:
+        """Return those of them that are trained."""
+        return 0 if self.is_frozen else self.num_parameters
 
     @property
     def num_matmul_parameters(self) -> int:
@@ -39,6 +60,11 @@ class _Op(Frozen):
     def forward_flops_per_token(self, seq_len: int) -> int:
         """Return the model FLOPs of the forward pass, a multiply and an add being two."""
         return 2 * self.num_matmul_parameters
+
+    def training_flops_per_token(self, seq_len: int) -> int:
+        """Return the model FLOPs of all passes: forward, and as many for each gradient that backward must have."""
+        num_passes = 1 + self.has_input_gradient + (not self.is_frozen)
+        return num_passes * self.forward_flops_per_token(seq_len)
 
 
 class _Linear(_Op):
@@ -57,11 +83,22 @@ class Matmul(_Linear):
     """Whether a bias is added to the output."""
     is_wide: bool = False
     """Whether it stays in 16 or 32 bits where other matmuls have fewer."""
+    adapter_matrix: Literal["none", "A", "B"] = "none"
+    """Which of the two low-rank matrices of an adapter it is, if it is one."""
+    drops_input: bool = False
+    """Whether it reads its input through a dropout of its own, as the first matrix of an adapter may."""
+    trains_row_norms: bool = False
+    """Whether the norms of its rows are parameters, as with DoRA: next to frozen weights the only ones trained."""
 
     @property
     def num_parameters(self) -> int:
-        """Return the number of weights, and of biases."""
-        return (self.in_features + self.has_bias) * self.out_features
+        """Return the number of weights, of biases, and of norms of rows that are parameters."""
+        return (self.in_features + self.has_bias + self.trains_row_norms) * self.out_features
+
+    @property
+    def num_trained_parameters(self) -> int:
+        """Return those of them that are trained."""
+        return self.trains_row_norms * self.out_features if self.is_frozen else self.num_parameters
 
     @property
     def num_matmul_parameters(self) -> int:
@@ -157,6 +194,10 @@ class CoreAttention(_Op):
         """Return the FLOPs of query x key and probabilities x value, the mean over a sequence; half if causal."""
         return int(2 * self.num_heads * (self.head_dim + self.value_head_dim) * self.mean_context(seq_len))
 
+    def training_flops_per_token(self, seq_len: int) -> int:
+        """Return three times these: both of its products have two inputs, whatever is trained."""
+        return 3 * self.forward_flops_per_token(seq_len)
+
 
 def _causal_context(seq_len: int, window: int | None, document_tokens: float | None) -> float:
     reach = seq_len if window is None else min(window, seq_len)
@@ -231,7 +272,8 @@ class Elementwise(_Op):
 
     residual: a sum with the residual stream; gated_activation: as of SwiGLU, activation: as of GELU; permute: a copy of
     each token for each of its experts, in their order; unpermute: back in the order of tokens; combine: the weighted
-    sum of a token's copies; bias: bias, clamp and scale of experts that are not fused.
+    sum of a token's copies; bias: bias, clamp and scale of experts that are not fused; adapter_sum: a linear layer's
+    output with that of its adapter; adapter_gain: DoRA's factor of each of its elements.
     """
     reads_per_token: PositiveInt
     """Elements read for each token."""

@@ -142,6 +142,9 @@ _MLA_MOE_4M = MoEArchitecture.from_dict(
 
 _LLAMA3_8B = _llama3(dim=4096, num_layers=32, num_heads=32, ffn_dim=14_336)
 _LLAMA3_70B = _llama3(dim=8192, num_layers=80, num_heads=64, ffn_dim=28_672)
+# "Llama 2: Open Foundation and Fine-Tuned Chat Models" (arXiv:2307.09288), table 1, and config.json of
+# meta-llama/Llama-2-70b-hf: 8 key/value heads of 128, RoPE base 10,000, norm eps 1e-5. 2026-11, from memory.
+_LLAMA2_70B = _LLAMA3_70B.replace(vocab_size=32_000, rope_theta=10_000.0, max_seq_len=4096)
 _LLAMA3_405B = _llama3(dim=16_384, num_layers=126, num_heads=128, ffn_dim=53_248)
 # config.json of meta-llama/Llama-3.2-1B and -3B: head_dim 64 and 128, embeddings tied. 2026-11.
 _LLAMA32_1B = _llama3(dim=2048, num_layers=16, num_heads=32, ffn_dim=8192).replace(tie_embeddings=True)
@@ -151,6 +154,7 @@ PRESETS: dict[str, LlamaArchitecture] = {
     "llama-1m": _small(dim=128, num_layers=4, num_heads=4, num_kv_heads=2, ffn_dim=512),
     "llama-15m": _small(dim=384, num_layers=8, num_heads=8, num_kv_heads=4, ffn_dim=1280),
     "llama-100m": _small(dim=768, num_layers=12, num_heads=12, num_kv_heads=4, ffn_dim=3072),
+    "llama2-70b": _LLAMA2_70B,
     "llama3-8b": _LLAMA3_8B,
     "llama3-70b": _LLAMA3_70B,
     "llama3-405b": _LLAMA3_405B,

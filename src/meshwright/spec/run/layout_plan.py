@@ -128,6 +128,8 @@ class Plan(Frozen):
     model: str
     """The model, as it was named."""
     num_parameters: PositiveInt
+    num_trained_parameters: PositiveInt | None = None
+    """Those that are trained, on top of which is what stays as it is; None where all are."""
     cluster: str
     """The cluster's catalogue name."""
     device: str

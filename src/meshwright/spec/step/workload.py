@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import PositiveFloat, PositiveInt
 
 from meshwright.spec.frozen import Frozen
+from meshwright.spec.step.adapter import Adapter
 
 Precision = Literal[
     "float64", "float32", "bfloat16", "float16", "float8-tensorwise", "float8-rowwise", "float8-rowwise-with-gw-hp",
@@ -67,6 +68,9 @@ class Workload(Frozen):
     """Format of the optimizer's moments between steps; masters are float32."""
     updates_in_backward: bool = False
     """Whether each parameter is updated as soon as its gradient is reduced."""
+
+    adapter: Adapter = Adapter()
+    """What is trained in place of the model's own parameters; none of kind "none"."""
 
     @property
     def global_batch_tokens(self) -> int:

@@ -412,7 +412,7 @@ def test_everything_is_finite_and_not_negative(setup: TrainingSetup, layout: Lay
 
 @pytest.mark.slow
 @given(_SETTINGS, _LAYOUTS)
-def test_a_larger_microbatch_needs_more(setup: TrainingSetup, layout: Layout) -> None:
+def test_a_larger_microbatch_needs_no_less(setup: TrainingSetup, layout: Layout) -> None:
     # As many of them, so that as many are in flight.
     larger = setup.workload.replace(global_batch_size=2 * setup.workload.global_batch_size)
     once = _footprint(setup, layout)
@@ -420,7 +420,8 @@ def test_a_larger_microbatch_needs_more(setup: TrainingSetup, layout: Layout) ->
         TrainingSetup(setup.model, larger, setup.cluster, setup.stack),
         layout.replace(microbatch_size=2 * layout.microbatch_size),
     )
-    assert twice.device_bytes[0] > once.device_bytes[0]
+    # Recomputation of short sequences peaks where whole gradients are reduced, which no microbatch changes.
+    assert twice.device_bytes[0] >= once.device_bytes[0]
 
 
 @given(_SETTINGS, _LAYOUTS)

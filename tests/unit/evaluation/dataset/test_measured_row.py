@@ -245,3 +245,47 @@ def test_recipes_are_for_tuned_stacks_only() -> None:
 
 def test_the_row_of_these_tests_is_whole() -> None:
     assert measured_run(row(DENSE)).assumed == ()
+
+
+ATTENTION = ("blocks.*.attention.*",)
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind", "rank", "targets", "assumed"),
+    [
+        ({}, "none", 16, ("blocks.*",), []),
+        ({"notes": "full fine-tune; memory row only"}, "none", 16, ("blocks.*",), []),
+        ({"notes": "layout from a log; LoRA r=8 on frozen base (attention), packed"}, "lora", 8, ATTENTION, []),
+        (
+            {"notes": "LoRA rank 32, 4 concurrent adapters"},
+            "lora",
+            32,
+            ("blocks.*",),
+            ["all linear layers", "one adapter"],
+        ),
+        ({"adapter": "dora (attention)", "notes": "LoRA rank 32"}, "dora", 16, ATTENTION, ["adapter.rank=16"]),
+    ],
+)
+def test_what_is_trained(
+    cells: dict[str, str], kind: str, rank: int, targets: tuple[str, ...], assumed: list[str]
+) -> None:
+    run = measured_run(row(**cells))
+    assert run.setup is not None
+    found = run.setup.workload.adapter
+    assert (found.kind, found.rank, found.targets) == (kind, rank, targets)
+    assert all(any(word in one for one in run.assumed) for word in assumed)
+
+
+def test_recomputation_of_some_blocks_and_activations_on_the_host() -> None:
+    blocks = run_row(row()).required("n_layers")
+    some = layout(activation_ckpt=f"full-block{blocks // 4}")
+    assert (some.activation_checkpoint, some.activation_checkpoint_every) == ("full", 4)
+    moved = layout(activation_ckpt="full+offload")
+    assert (moved.activation_checkpoint, moved.activation_offload) == ("full", True)
+    assert not some.activation_offload
+
+
+def test_chunks_of_a_loss_are_stated_or_remarked() -> None:
+    assert layout().loss_chunks == 1
+    assert layout(loss_chunks=4).loss_chunks == 4
+    assert layout(notes="fused chunked LM head").loss_chunks == 16

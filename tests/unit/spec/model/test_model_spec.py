@@ -14,6 +14,7 @@ from model_counts import num_active_matmul_parameters
 
 PUBLISHED = {
     # Parameters of the published checkpoints: the shapes in their safetensors files, summed.
+    "llama2-70b": 68_976_648_192,
     "llama3-8b": 8_030_261_248,
     "llama3-70b": 70_553_706_496,
     "llama3-405b": 405_853_388_800,
