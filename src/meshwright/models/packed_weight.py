@@ -99,10 +99,13 @@ def pack(weight_OI: Tensor, base_dtype: BaseDType) -> tuple[Tensor, Tensor]:
 def unpack(stored: Tensor, scale_ON: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the weight, [O, I], in `dtype`."""
     if stored.dtype is torch.int8:
-        blocks_ONB = stored.to(dtype).unflatten(1, (-1, PACKED_BLOCK)) * (1 / _LARGEST_INT8)
+        # One pass: a kernel reads int8 and writes `dtype`.
+        scales_ON, blocks_ONB = scale_ON.to(dtype) * (1 / _LARGEST_INT8), stored.unflatten(1, (-1, PACKED_BLOCK))
     else:
+        scales_ON = scale_ON.to(dtype)
         table = torch.tensor(_NF4, dtype=dtype, device=stored.device)
-        code_OI = torch.stack((stored & 15, stored >> 4), dim=-1).flatten(1)
-        blocks_ONB = table[code_OI.int()].unflatten(1, (-1, PACKED_BLOCK))
-    weight_OI: Tensor = (blocks_ONB * scale_ON.to(dtype)[..., None]).flatten(1)
+        # Both elements of a byte at once: a row of 2 for each of its 256 values.
+        pairs = torch.stack((table.repeat(16), table.repeat_interleave(16)), dim=-1)
+        blocks_ONB = pairs[stored.int()].flatten(1).unflatten(1, (-1, PACKED_BLOCK))
+    weight_OI: Tensor = (blocks_ONB * scales_ON[..., None]).flatten(1)
     return weight_OI

@@ -7,6 +7,7 @@ from meshwright.app.job.summary import checkpoint_bytes, concrete_layout
 from meshwright.planner.explain.verdict import Verdict
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.user_object import is_object_source
+from meshwright.spec.model.adapted_model import adapted_model
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.model.model_spec import model_spec
 
@@ -58,7 +59,7 @@ def check_figures(job: Job, num_ranks: int | None, verdict: Verdict | None) -> C
         num_ranks=None if layout is None else layout.num_ranks,
         layout=None if priced is None else priced.to_dict(),
         num_parameters=None if spec is None else spec.num_parameters,
-        flops_per_token=None if spec is None else spec.flops_per_token(job.train.seq_len),
+        flops_per_token=None if spec is None else adapted_model(spec, job.adapter).flops_per_token(job.train.seq_len),
         checkpoint_bytes=checkpoint_bytes(job),
         num_steps=job.train.steps,
         global_batch_size=job.global_batch_size,

@@ -20,9 +20,11 @@ from meshwright.spec.layout.layout_text import checkpoint_words
 from meshwright.spec.layout.schedule.schedule_rules import idle_schedule_note
 from meshwright.spec.layout.stage_split import stage_boundaries
 from meshwright.spec.machine.device import Device
+from meshwright.spec.model.adapted_model import adapted_model
 from meshwright.spec.model.gpt2_architecture import dropout_note
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.model.model_spec import model_spec
+from meshwright.spec.model.op import KEPT_WEIGHT_BYTES
 from meshwright.spec.run.run import Run
 from meshwright.units import counted, format_bytes, format_count
 
@@ -81,7 +83,7 @@ def _model_line(job: Job) -> str:
     if architecture is None:
         return f"{job.model.source}, your own: its parameters are counted when training starts"
     spec = model_spec(architecture)
-    flops = spec.flops_per_token(job.train.seq_len)
+    flops = adapted_model(spec, job.adapter).flops_per_token(job.train.seq_len)
     return (
         f"{job.model.source}, {format_count(spec.num_parameters)} parameters, {format_count(flops)} FLOPs a token "
         f"forward and backward, {job.precision.matmuls}"
@@ -225,8 +227,13 @@ def checkpoint_bytes(job: Job) -> int | None:
         return None
     if (adapted := adapter_parameters(job)) is not None:
         # The base without states.
-        base_bytes = _WEIGHT_BYTES * model_spec(architecture).num_parameters
-        return base_bytes + _CHECKPOINT_BYTES_PER_PARAMETER * adapted[1]
+        frozen = [
+            group.count * op.num_parameters * KEPT_WEIGHT_BYTES.get(op.weights, _WEIGHT_BYTES)
+            for group in adapted_model(model_spec(architecture), job.adapter).groups
+            for op in group.ops
+            if op.is_frozen
+        ]
+        return round(sum(frozen)) + _CHECKPOINT_BYTES_PER_PARAMETER * adapted[1]
     outer_bytes = _OUTER_BYTES_PER_PARAMETER * job.replicas.trains_locally
     return (_CHECKPOINT_BYTES_PER_PARAMETER + outer_bytes) * model_spec(architecture).num_parameters
 

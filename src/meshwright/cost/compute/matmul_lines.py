@@ -28,6 +28,10 @@ from meshwright.spec.model.op import NARROW_WEIGHT_BYTES, GroupedMatmul, Head, M
 _WIDE_BYTES = 2.0
 _WIDENED = 1.0
 """Times 16 bits that are written of a weight that had fewer, before its matmul reads them."""
+_UNFUSED = {"nf4": 4.0}
+"""The same besides, where no compiler fuses the kernels that make it wide: indexes, numbers of the table, and times the
+scale (models/packed_weight.py); for int8 that is one kernel.
+"""
 _ROW_NORM_PASSES = 2.0
 """Of a weight whose rows have norms that are trained: W is read for them and multiplied with A, whose product is as
 narrow as the rank (models/adapted_linear.py). Their gradient passes through none of it (DoRA, section 4.3). Other
@@ -80,6 +84,9 @@ def matmul_lines(group: BlockGroup, partition: Partition) -> Iterator[dict[str, 
             tokens = partition.tokens_between if op.tensor_split == "none" else partition.tokens
             n, k = num_fused * op.out_features / columns, op.in_features / rows
             line = _line(tokens, n, k, one, op, is_low=takes_low_precision(op, n, k, partition))
+            unfused = np.where(partition.compiles_blocks, 0.0, n * k * _UNFUSED.get(op.weights, 0.0))
+            line["weight_moves"] = line["weight_moves"] + unfused
+            line["weight_moves_again"] = line["weight_moves_again"] + unfused * op.has_input_gradient
             if partition.routes_in_float32 and op.part == "router":
                 yield line | {"is_float32": ~line["is_float32"], "is_low": np.zeros_like(line["is_low"])}
             elif op.part == "attention":

@@ -31,7 +31,7 @@ from meshwright.cost.layout_table import Bools, Floats, Ints, LayoutTable
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.model_spec import ModelSpec
 from meshwright.spec.model.op import (
-    NARROW_WEIGHT_BYTES,
+    KEPT_WEIGHT_BYTES,
     CoreAttention,
     Embedding,
     GroupedMatmul,
@@ -114,7 +114,7 @@ class Elements:
         trained = op.num_trained_parameters / op.num_parameters if op.num_parameters else float(not op.is_frozen)
         is_low = isinstance(op, Matmul | GroupedMatmul) and op.is_frozen and op.part != "router"
         kept = frozen_bytes if is_low and not getattr(op, "is_wide", False) else None
-        narrow_bytes = NARROW_WEIGHT_BYTES.get(op.weights, kept)
+        narrow_bytes = KEPT_WEIGHT_BYTES.get(op.weights, kept)
         is_narrow, size = float(narrow_bytes is not None), narrow_bytes or 0.0
         narrow = whole * is_narrow, shared * is_narrow, whole * size, shared * size
         return cls(whole, shared, whole * trained, shared * trained, *narrow)

@@ -18,9 +18,8 @@ from itertools import groupby
 from meshwright.errors import ConfigError
 from meshwright.spec.model.model_spec import BlockGroup, ModelSpec
 from meshwright.spec.model.op import Elementwise, ElementwiseRole, Matmul, Op, WeightUse
-from meshwright.spec.step.adapter import Adapter
+from meshwright.spec.step.adapter import LORA_A, LORA_B, Adapter
 
-LORA_A, LORA_B = "lora_a", "lora_b"
 _OF_BOTH = {"is_wide": True, "has_bias": False}
 """Fields of A and B: in low precision they would cost more to cast than it saves."""
 

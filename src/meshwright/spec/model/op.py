@@ -11,6 +11,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field, PositiveInt
 
 from meshwright.spec.frozen import Frozen
+from meshwright.spec.step.adapter import PACKED_BLOCK
 
 Part = Literal["embedding", "attention", "ffn", "router", "experts", "shared_experts", "head"]
 TensorSplit = Literal["columns", "rows", "none"]
@@ -18,12 +19,13 @@ ElementwiseRole = Literal[
     "residual", "activation", "gated_activation", "permute", "unpermute", "combine", "bias", "adapter_sum",
     "adapter_gain",
 ]  # fmt: skip
-WeightUse = Literal["trained", "frozen", "int8", "nf4"]
-"""What training does with an op's weights: updates them, or leaves them as they are, in 16 bits or more, 8 or 4."""
-NARROW_WEIGHT_BYTES: dict[str, float] = {"int8": 1.0, "nf4": 0.5 + 1 / 64 + 4 / (64 * 256)}
-"""Of a weight that is kept in fewer bits, scales included: of 64 weights one in 8 bits, of 256 of those one in 32
-(QLoRA, arXiv:2305.14314); those of int8, one a row, are left out.
-"""
+WeightUse = Literal["trained", "frozen", "bfloat16", "int8", "nf4"]
+"""What training does with an op's weights: updates them, or leaves them as they are, in the usual or in fewer bits."""
+NARROW_WEIGHT_BYTES: dict[str, float] = {"int8": 1 + 2 / PACKED_BLOCK, "nf4": 0.5 + 2 / PACKED_BLOCK}
+"""Of a weight that a matmul cannot read as it is kept, scales included: one in bfloat16 for each block (ours; QLoRA,
+arXiv:2305.14314, has half a bit a weight less in scales)."""
+KEPT_WEIGHT_BYTES = {"bfloat16": 2.0, **NARROW_WEIGHT_BYTES}
+"""Of a frozen weight whose format the job names."""
 _PRODUCTS = ("activation", "gated_activation", "combine", "adapter_gain")
 
 

@@ -8,6 +8,7 @@ import torch
 from meshwright.hardware.catalogue import load_device, recognise_device
 from meshwright.hardware.machine import peak_resident_bytes
 from meshwright.spec.job.job import Job
+from meshwright.spec.model.adapted_model import adapted_model
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.model.model_spec import model_spec
 from meshwright.spec.step.workload import MATMUL_DTYPE
@@ -29,7 +30,7 @@ class PeakFlops:
         architecture = resolve_architecture(job.model)
         flops = None
         if architecture is not None:
-            flops_per_token = model_spec(architecture).flops_per_token(job.train.seq_len)
+            flops_per_token = adapted_model(model_spec(architecture), job.adapter).flops_per_token(job.train.seq_len)
             flops = flops_per_token * job.workload.global_batch_tokens
         device = None
         if job.cluster.device is not None:
