@@ -14,6 +14,7 @@ _KEYS = (
     ("model", "initial_weights"),
     ("data", "source"),
     ("data", "tokenizer"),
+    ("evaluation", "source"),
     ("layout", "schedule"),
 )
 """Keys that may name a file or folder to read; their defaults name something else."""
