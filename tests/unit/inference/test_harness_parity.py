@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -79,14 +80,13 @@ def answers(model: Any, **options: Any) -> tuple[dict[str, Any], dict[str, list[
 
 
 def test_the_numbers_are_those_of_their_own_model(exported: Path) -> None:
-    from meshwright.inference.harness_model import HarnessModel
-
+    model_class = import_module("meshwright.inference.harness_model").HarnessModel
     loaded = load_model(exported)
     assert loaded.tokenizer is not None
     encoder = ContinuationEncoder(loaded.tokenizer, MAX_TOKENS, loaded.start)
     arguments = {"pretrained": str(exported), "dtype": "float32", "device": "cpu", "batch_size": 2}
     their_results, theirs = answers("hf", model_args=arguments)
-    our_results, ours = answers(HarnessModel(loaded, encoder, batch_size=3))
+    our_results, ours = answers(model_class(loaded, encoder, batch_size=3))
     for their_answer, our_answer in zip(theirs["choices"], ours["choices"], strict=True):
         assert [value for value, _ in our_answer] == pytest.approx([value for value, _ in their_answer], abs=1e-4)
         assert [is_greedy for _, is_greedy in our_answer] == [is_greedy for _, is_greedy in their_answer]
@@ -111,7 +111,7 @@ def test_unknown_tasks_and_arguments_are_named(exported: Path) -> None:
     loaded, options = load_model(exported), HarnessOptions(2, None, None)
     assert loaded.tokenizer is not None
     encoder = ContinuationEncoder(loaded.tokenizer, MAX_TOKENS)
-    with pytest.raises(ConfigError, match="--tasks no_such_task: .*lm_eval ls tasks"):
+    with pytest.raises(ConfigError, match=r"--tasks no_such_task: .*lm_eval ls tasks"):
         run_harness(loaded, encoder, ["no_such_task"], options)
     task = Path("prompts.yaml")
     text = task.read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -13,6 +14,7 @@ from meshwright.trainer.run.open_run import open_recorder
 from meshwright.trainer.run.own_checkpoints import OwnCheckpoints
 from meshwright.trainer.run.run_checkpoints import RunCheckpoints
 from meshwright.trainer.run.run_recorder import RunRecorder
+from meshwright.trainer.step.choice_evaluation import ChoiceEvaluation
 from meshwright.trainer.step.training import Training
 
 
@@ -76,6 +78,14 @@ class Recording:
             self._stack.close()
             self.recorder = None
         self._is_open = self.is_ours
+
+    def evaluate(self, choices: ChoiceEvaluation, step: int) -> None:
+        """Measure and record the accuracy on questions after `step`; a collective."""
+        started_s = time.perf_counter()
+        accuracies = choices()
+        if self.recorder is not None:
+            self.recorder.evaluation(step, accuracies)
+            self.recorder.event("validation", step, time.perf_counter() - started_s)
 
     def add_results(self, news: dict[str, Any]) -> None:
         """Add to the manifest's results, on the rank that writes them."""
