@@ -20,10 +20,10 @@ from meshwright.inference.log_likelihood import log_likelihoods
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.run_report import read_metrics
 from meshwright.trainer.launch.ranks import Ranks
-from meshwright.trainer.step.choice_evaluation import ChoiceEvaluation, load_questions
+from meshwright.trainer.step.choice_evaluation import ChoiceEvaluation
 from meshwright.trainer.step.training import Training
 from run_ranks import run_ranks
-from training_runs import tiny_job, train_on_ranks
+from training_runs import TINY_MODEL, tiny_job, train_on_ranks
 
 pytestmark = DYNAMO_WARNINGS
 
@@ -85,6 +85,41 @@ def test_every_layout_finds_the_log_likelihoods_of_one_process(tmp_path: Path) -
                 assert found.accuracies == reference.accuracies
 
 
+@pytest.mark.long
+def test_combined_layouts_find_the_same(tmp_path: Path) -> None:
+    layouts: list[dict[str, Any]] = [
+        {"tp": 2, "pp": 2, "microbatch_size": 1},
+        {"cp": 2, "dp_shard": 2, "cp_method": "ring"},
+        {"pp": 2, "dp_shard": 2, "microbatch_size": 1, "schedule": "Interleaved1F1B", "virtual_stages": 2},
+        {"tp": 2, "dp_shard": 2, "compile_loss": True, "loss_chunks": 3},
+        {"tp": 2, "dp_shard": 2, "compile_loss": True},
+    ]
+    deep = {"options": {**TINY_MODEL["options"], "num_layers": 4}}
+    masked = {"mask_documents": True}
+    jobs = [job_with_questions(tmp_path, model=deep, layout=layout, data=masked) for layout in ({}, *layouts)]
+    (one,) = run_ranks(evaluate_layouts, 1, jobs[:1])
+    for on_rank in run_ranks(evaluate_layouts, 4, jobs[1:]):
+        for layout, found in zip(layouts, on_rank, strict=True):
+            assert found.log_likelihoods == pytest.approx(one[0].log_likelihoods, rel=1e-5), layout
+            assert found.accuracies == one[0].accuracies
+
+
+@pytest.mark.long
+def test_experts_find_the_same_on_their_ranks(tmp_path: Path) -> None:
+    model = {
+        "source": "moe-4m",
+        "options": {
+            **{"dim": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "ffn_dim": 48},
+            **{"expert_ffn_dim": 16, "num_experts": 4, "experts_per_token": 2},
+        },
+    }
+    layouts = ({}, {"dp_shard": 2, "ep": 2})
+    jobs = [{**job_with_questions(tmp_path, layout=layout), "model": model} for layout in layouts]
+    (one,) = run_ranks(evaluate_layouts, 1, jobs[:1])
+    for on_rank in run_ranks(evaluate_layouts, 2, jobs[1:]):
+        assert on_rank[0].log_likelihoods == pytest.approx(one[0].log_likelihoods, rel=1e-5)
+
+
 def test_a_run_logs_what_the_command_finds_afterwards(tmp_path: Path) -> None:
     job = job_with_questions(tmp_path, checkpoint={"interval": 2, "keep": 9}, train={"steps": 5})
     job["evaluation"]["interval"] = 2
@@ -111,9 +146,8 @@ def test_the_command_finds_the_log_likelihoods_of_training(tmp_path: Path) -> No
     job = job_with_questions(tmp_path, train={"steps": 1}, optimizer={"learning_rate": 1e-30})
     finished = train_on_ranks(job, tmp_path / "run", 1)
     (found,) = run_ranks(evaluate_layouts, 1, [job])
-    questions = load_questions(Job.from_dict(job))
     encoder = ContinuationEncoder(ByteTokenizer(), max_tokens=32)
-    assert QuestionSet.load(Path(job["evaluation"]["source"]), encoder) == questions
+    questions = QuestionSet.load(Path(job["evaluation"]["source"]), encoder)
     loaded = load_model(finished.run.folder)
     values = [one.value for one in log_likelihoods(loaded.model, questions.continuations, batch_size=3)]
     assert values == pytest.approx(found[0].log_likelihoods, rel=1e-5)

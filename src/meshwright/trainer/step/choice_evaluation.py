@@ -6,7 +6,6 @@ nothing is compiled again and every layout can split them; data-parallel ranks s
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Self
 
 import torch
@@ -14,12 +13,11 @@ from torch import Tensor
 from torch import distributed as dist
 
 from meshwright.data.loader import Microbatch
-from meshwright.data.questions.continuation import Continuation, ContinuationEncoder
+from meshwright.data.questions.continuation import Continuation
+from meshwright.data.questions.load_questions import load_questions
 from meshwright.data.questions.question_set import Mean, QuestionSet
-from meshwright.data.tokenizer import load_tokenizer
 from meshwright.errors import ConfigError
 from meshwright.parallelism.loss import NextTokenLoss
-from meshwright.spec.job.job import Job
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.trainer.step.train_step import TrainStep
 
@@ -48,7 +46,9 @@ class ChoiceEvaluation:
                 "evaluation.source asks for log-likelihoods of text, which follow from the next-token loss, and "
                 f"model.source = {job.model.source!r} has a loss of its own: remove that method, or evaluation.source"
             )
-        return cls(step, load_questions(job))
+        architecture = resolve_architecture(job.model)
+        vocab_size = None if architecture is None else architecture.vocab_size
+        return cls(step, load_questions(job.evaluation, job.data.tokenizer, job.train.seq_len, vocab_size))
 
     def __call__(self) -> dict[str, Mean]:
         """Return acc, acc_norm and acc_bytes of the model as it is; a collective."""
@@ -74,22 +74,6 @@ class ChoiceEvaluation:
             documents_BS = torch.zeros_like(inputs_BS) if job.data.mask_documents else None
             microbatches.append(Microbatch(inputs_BS, targets_BS, first, documents_BS))
         return microbatches
-
-
-def load_questions(job: Job) -> QuestionSet:
-    """Return the questions of a job, as its tokenizer encodes them; raises DataError, ConfigError for a bad file."""
-    section, tokenizer = job.evaluation, load_tokenizer(job.data.tokenizer)
-    assert section.source is not None
-    encoder = ContinuationEncoder(tokenizer, job.train.seq_len)
-    questions = QuestionSet.load(Path(section.source), encoder, limit=section.limit, delimiter=section.delimiter)
-    architecture = resolve_architecture(job.model)
-    largest = max(max(*one.inputs, *one.targets) for one in questions.continuations)
-    if architecture is not None and largest >= architecture.vocab_size:
-        raise ConfigError(
-            f"evaluation.source = {section.source!r} has token {largest} by data.tokenizer = {job.data.tokenizer!r}, "
-            f"but the model has {architecture.vocab_size} tokens: set data.tokenizer to the model's own"
-        )
-    return questions
 
 
 def rows_of(continuations: Sequence[Continuation], num_rows: int, seq_len: int) -> tuple[Tensor, Tensor]:
