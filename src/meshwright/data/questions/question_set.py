@@ -97,9 +97,7 @@ def _question(where: str, line: str) -> Question:
     except ValueError as error:
         raise DataError(f"{where} is no JSON ({error}): write one object on each line, {_FIELDS}") from error
     if not isinstance(record, dict):
-        raise DataError(
-            f"{where} is a JSON {type(record).__name__}, not an object: write {_FIELDS.removeprefix('such as ')}"
-        )
+        raise DataError(f"{where} is a JSON {type(record).__name__}, but each line must be an object, {_FIELDS}")
     query, choices, answer = (record.get(name) for name in ("query", "choices", "answer"))
     if not isinstance(query, str):
         raise DataError(_wrong(where, "query", query, "be text"))
