@@ -12,6 +12,8 @@ from meshwright.extras import import_extra
 from meshwright.inference.loaded_model import LoadedModel
 from meshwright.log import progress
 
+HARNESS_PURPOSE = "evaluation on tasks of lm-evaluation-harness"
+
 
 class HarnessOptions(NamedTuple):
     """How tasks are run."""
@@ -43,7 +45,7 @@ def run_harness(
 
     Raises UnsupportedError where lm_eval is not installed, ConfigError for an unknown task.
     """
-    library = import_extra("lm_eval", "evaluation on tasks of lm-evaluation-harness")
+    library = import_extra("lm_eval", HARNESS_PURPOSE)
     # That module imports lm_eval itself.
     model_class = import_module("meshwright.inference.harness_model").HarnessModel
     harness = logging.getLogger("lm_eval")

@@ -19,17 +19,16 @@ from meshwright.app.results.result import Result
 from meshwright.checkpoint.format.find_checkpoint import is_hugging_face
 from meshwright.checkpoint.saved_model import find_saved_model
 from meshwright.data.questions.continuation import ContinuationEncoder
-from meshwright.data.questions.question_set import QuestionSet
+from meshwright.data.questions.question_set import QUESTION_SUFFIXES, QuestionSet
 from meshwright.errors import ConfigError
-from meshwright.inference.harness_run import HarnessOptions, Measure, run_harness
+from meshwright.extras import import_extra
+from meshwright.inference.harness_run import HARNESS_PURPOSE, HarnessOptions, Measure, run_harness
 from meshwright.inference.loaded_model import LoadedModel, load_model
 from meshwright.inference.log_likelihood import log_likelihoods
 from meshwright.models.gpt2 import GPT2
 from meshwright.pages.tables.page_table import PageTable
 from meshwright.spec.model.hf.hub_cache import local_path
 from meshwright.units import counted
-
-_OWN_SUFFIXES = (".jsonl", ".ndjson")
 
 
 @dataclass(frozen=True, repr=False)
@@ -83,11 +82,13 @@ def evaluate(
     lm-evaluation-harness, `delimiter` of JSONL files. Raises DataError for a file that holds no questions,
     UnsupportedError without the extra.
     """
-    own = [task for task in tasks if task.endswith(_OWN_SUFFIXES)]
+    own = [task for task in tasks if task.endswith(QUESTION_SUFFIXES)]
     others = [task for task in tasks if task not in own]
     if not tasks or (own and num_fewshot):
         what = "--num-fewshot is of lm-evaluation-harness" if tasks else "there is no task"
         raise ConfigError(f"{what}: name tasks of it, files of one, or JSONL files of questions without examples")
+    if others:
+        import_extra("lm_eval", HARNESS_PURPOSE)
     with elapsed(f"evaluating {source}"):
         loaded = load_model(Path(source), step)
         encoder = _encoder(loaded, max_tokens or _trained_tokens(Path(source), step, loaded))

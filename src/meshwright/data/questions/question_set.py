@@ -16,6 +16,8 @@ import numpy as np
 from meshwright.data.questions.continuation import Continuation, ContinuationEncoder
 from meshwright.errors import DataError
 
+QUESTION_SUFFIXES = (".jsonl", ".ndjson")
+"""What names of files of questions end in."""
 _FIELDS = 'such as {"query": "The sky is", "choices": ["blue", "wet"], "answer": 0}'
 
 
@@ -98,7 +100,7 @@ def _question(where: str, line: str) -> Question:
         raise DataError(f"{where} is no JSON ({error}): write one object on each line, {_FIELDS}") from error
     if not isinstance(record, dict):
         raise DataError(f"{where} is a JSON {type(record).__name__}, but each line must be an object, {_FIELDS}")
-    query, choices, answer = (record.get(name) for name in ("query", "choices", "answer"))
+    query, choices, answer = record.get("query"), record.get("choices"), record.get("answer")
     if not isinstance(query, str):
         raise DataError(_wrong(where, "query", query, "be text"))
     if not isinstance(choices, list) or len(choices) < 2 or not all(_is_text(choice) for choice in choices):

@@ -45,14 +45,18 @@ def command(
     questions whose answer is the most likely choice, acc_norm that by character, acc_bytes that by byte.
     """
     from meshwright.checkpoint.format.find_checkpoint import find_checkpoint, is_hugging_face
+    from meshwright.data.questions.question_set import QUESTION_SUFFIXES, read_questions
     from meshwright.spec.model.hf.hub_cache import local_path
 
+    names = [name.strip() for name in tasks.split(",") if name.strip()]
     # Before torch is imported, which takes seconds.
     if not is_hugging_face(local_path(str(source))):
         find_checkpoint(source, step)
+    for name in names:
+        if name.endswith(QUESTION_SUFFIXES):
+            list(read_questions(Path(name), limit))
     from meshwright.app.conversion.evaluate import evaluate
 
-    names = [name.strip() for name in tasks.split(",") if name.strip()]
     found = evaluate(
         source,
         names,
