@@ -26,7 +26,7 @@ class HarnessOptions(NamedTuple):
     """Examples before each question; None for the task's own number."""
 
 
-class Measure(NamedTuple):
+class TaskMeasure(NamedTuple):
     """One number of a task."""
 
     task: str
@@ -40,7 +40,7 @@ class Measure(NamedTuple):
 
 def run_harness(
     loaded: LoadedModel, encoder: ContinuationEncoder, tasks: Sequence[str], options: HarnessOptions
-) -> list[Measure]:
+) -> list[TaskMeasure]:
     """Return what lm_eval measures on `tasks`, each the name of a task or group, or a YAML file of one.
 
     Raises UnsupportedError where lm_eval is not installed, ConfigError for an unknown task.
@@ -64,7 +64,7 @@ def run_harness(
     return list(_measures(found))
 
 
-def _measures(found: Mapping[str, Any]) -> Iterator[Measure]:
+def _measures(found: Mapping[str, Any]) -> Iterator[TaskMeasure]:
     for task, values in found["results"].items():
         count = found.get("n-samples", {}).get(task, {}).get("effective", 0)
         for key, value in values.items():
@@ -73,4 +73,4 @@ def _measures(found: Mapping[str, Any]) -> Iterator[Measure]:
                 continue
             error = values.get(f"{name}_stderr,{filter_name}")
             shown = name if filter_name == "none" else f"{name},{filter_name}"
-            yield Measure(task, shown, float(value), float(error) if isinstance(error, int | float) else nan, count)
+            yield TaskMeasure(task, shown, float(value), float(error) if isinstance(error, int | float) else nan, count)

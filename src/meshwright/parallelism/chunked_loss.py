@@ -47,7 +47,7 @@ def chunked_loss(hidden_TD: Tensor, head: SeparateHead, target_T: Tensor, chunki
 @torch.no_grad()
 def chunked_losses(hidden_TD: Tensor, head: SeparateHead, target_T: Tensor, chunking: Chunking) -> Tensor:
     """Return losses_T in nats; 0 for targets of -100."""
-    # The scale is of gradients, which nobody reads: a compiled function would be compiled again for another one.
+    # The scale is of gradients, which are dropped: a compiled function would be compiled again for another one.
     size, scale = -(-len(hidden_TD) // chunking.num_chunks), 1 / len(target_T)
     return torch.cat(
         [

@@ -34,7 +34,7 @@ class ContinuationEncoder:
 
     @property
     def prefix(self) -> int:
-        """Return the id that stands in for an empty context."""
+        """Return the id that is the context of a text without any."""
         return self.start[-1] if self.start else self.tokenizer.end_of_text
 
     def encode(self, text: str) -> tuple[int, ...]:

@@ -151,10 +151,7 @@ class Pipeline:
 
     @torch.no_grad()
     def evaluate(self, microbatches: Sequence[StageInput], loss: Loss | None = None) -> Tensor:
-        """Return the sum of the losses (0 on ranks without the last stage), forward only; a collective.
-
-        Another `loss` is called with the output of each microbatch, in order.
-        """
+        """Return the sum of the losses, or of another `loss`, 0 without the last stage; forward only; a collective."""
         self._start(microbatches)
         numbers = range(len(microbatches))
         # pp microbatches at a time keep all ranks busy.
@@ -170,9 +167,7 @@ class Pipeline:
         for held in (self._in_flight, self._arriving, self._outgoing, self._sends):
             held.clear()
 
-    def _evaluate_stage(
-        self, stage: int, microbatches: Sequence[StageInput], numbers: Sequence[int], loss: Loss
-    ) -> None:
+    def _evaluate_stage(self, stage: int, microbatches: Sequence[StageInput], numbers: range, loss: Loss) -> None:
         """Run the forwards of some microbatches on one stage.
 
         All receives are posted before the first send, so that no two ranks wait for each other's sends.

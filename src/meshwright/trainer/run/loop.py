@@ -36,7 +36,6 @@ from meshwright.trainer.run.recording import Recording
 from meshwright.trainer.run.replica_training import agree, begin, join_others, watched_section
 from meshwright.trainer.run.run_checkpoints import RunCheckpoints
 from meshwright.trainer.run.run_recorder import RunRecorder, StepMetrics
-from meshwright.trainer.step.choice_evaluation import ChoiceEvaluation
 from meshwright.trainer.step.training import Training
 
 
@@ -72,7 +71,6 @@ def train(config: RankConfig, ranks: Ranks) -> ExitCode:
         training = Training.build(job, ranks, awaits_state=config.resume or config.warms_up)
         post_mortem.follow(training)
         stragglers = connect(training, watch, own)
-        choices = ChoiceEvaluation.of(training.step)
         replicas = None if place is None else join_others(place, job, watch)
         step, in_memory = begin(training, config, replicas)
         speed = PeakFlops.of(job, ranks)
@@ -116,11 +114,8 @@ def train(config: RankConfig, ranks: Ranks) -> ExitCode:
                 if is_due(step, job.train.validation_interval):
                     watch.mark("validation")
                     validation_loss = validate(training, step, recording.recorder)
-                    compiles.after_validation()
-                if choices is not None and (step == job.train.steps or is_due(step, job.evaluation.interval)):
-                    watch.mark("validation")
-                    recording.evaluate(choices, step)
-                    compiles.after_validation()
+                recording.answer_if_due(step, watch)
+                compiles.after_validation()
                 watch.mark("agree")
                 step, asked = agree(training, replicas, step, stop)
                 recording.follow(step)

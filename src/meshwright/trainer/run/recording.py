@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
+from meshwright.fault_tolerance.hangs.hang_watch import HangWatch
 from meshwright.fault_tolerance.replicas.replica_group import ReplicaGroup
 from meshwright.spec.run.run import Run
 from meshwright.spec.step.estimate import Estimate
@@ -24,6 +25,7 @@ class Recording:
     def __init__(self, training: Training, run: Run, replicas: ReplicaGroup | None, estimate: Estimate | None) -> None:
         self._training, self._run, self._replicas, self._estimate = training, run, replicas, estimate
         self._own = OwnCheckpoints.of(training, run, replicas)
+        self._choices = ChoiceEvaluation.of(training.step)
         self._stack = ExitStack()
         self._is_open = False
         self.recorder: RunRecorder | None = None
@@ -79,10 +81,13 @@ class Recording:
             self.recorder = None
         self._is_open = self.is_ours
 
-    def evaluate(self, choices: ChoiceEvaluation, step: int) -> None:
-        """Measure and record the accuracy on questions after `step`; a collective."""
+    def answer_if_due(self, step: int, watch: HangWatch) -> None:
+        """Measure and record the accuracy on the job's questions where that is due after `step`; a collective."""
+        if self._choices is None or not self._choices.is_due(step):
+            return
+        watch.mark("validation")
         started_s = time.perf_counter()
-        accuracies = choices()
+        accuracies = self._choices()
         if self.recorder is not None:
             self.recorder.evaluation(step, accuracies)
             self.recorder.event("validation", step, time.perf_counter() - started_s)

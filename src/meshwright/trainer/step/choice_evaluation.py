@@ -50,6 +50,11 @@ class ChoiceEvaluation:
         vocab_size = None if architecture is None else architecture.vocab_size
         return cls(step, load_questions(job.evaluation, job.data.tokenizer, job.train.seq_len, vocab_size))
 
+    def is_due(self, step: int) -> bool:
+        """Return whether questions are asked after `step`: at each interval, and after the last of all."""
+        interval = self._step.job.evaluation.interval
+        return step == self._step.job.train.steps or (interval > 0 and step % interval == 0)
+
     def __call__(self) -> dict[str, Mean]:
         """Return acc, acc_norm and acc_bytes of the model as it is; a collective."""
         return self._questions.accuracies(self.log_likelihoods())

@@ -222,7 +222,7 @@ class TrainStep:
         """
         assert isinstance(self.pipeline.loss, NextTokenLoss)
         rows = RowLosses(self.pipeline.loss)
-        self.model.eval()
+        self.model.train(False)
         self.float8_gathers.update_scales()
         self.pipeline.evaluate([self._stage_input(0, microbatch, None) for microbatch in microbatches], rows)
         reshard_model(self.model)

@@ -55,7 +55,7 @@ def command(
     for name in names:
         if name.endswith(QUESTION_SUFFIXES):
             list(read_questions(Path(name), limit))
-    from meshwright.app.conversion.evaluate import evaluate
+    from meshwright.app.conversion.evaluate_tasks import evaluate
 
     found = evaluate(
         source,

@@ -22,7 +22,7 @@ from meshwright.data.questions.continuation import ContinuationEncoder
 from meshwright.data.questions.question_set import QUESTION_SUFFIXES, QuestionSet
 from meshwright.errors import ConfigError
 from meshwright.extras import import_extra
-from meshwright.inference.harness_run import HARNESS_PURPOSE, HarnessOptions, Measure, run_harness
+from meshwright.inference.harness_run import HARNESS_PURPOSE, HarnessOptions, TaskMeasure, run_harness
 from meshwright.inference.loaded_model import LoadedModel, load_model
 from meshwright.inference.log_likelihood import log_likelihoods
 from meshwright.models.gpt2 import GPT2
@@ -39,7 +39,7 @@ class Evaluation(Result):
     """Checkpoint or Hugging Face folder of the weights."""
     max_tokens: int
     """Tokens that the model read at most."""
-    measures: tuple[Measure, ...]
+    measures: tuple[TaskMeasure, ...]
 
     def to_json(self) -> str:
         """Return what `meshwright evaluate --json` prints; a standard error that is unknown is null."""
@@ -99,10 +99,10 @@ def evaluate(
     return Evaluation(loaded.origin, encoder.max_tokens, tuple(measures))
 
 
-def _answered(loaded: LoadedModel, questions: QuestionSet, task: str, batch_size: int) -> Iterator[Measure]:
+def _answered(loaded: LoadedModel, questions: QuestionSet, task: str, batch_size: int) -> Iterator[TaskMeasure]:
     values = [one.value for one in log_likelihoods(loaded.model, questions.continuations, batch_size)]
     for name, mean in questions.accuracies(values).items():
-        yield Measure(task, name, mean.value, mean.standard_error, len(questions.questions))
+        yield TaskMeasure(task, name, mean.value, mean.standard_error, len(questions.questions))
 
 
 def _encoder(loaded: LoadedModel, max_tokens: int) -> ContinuationEncoder:
