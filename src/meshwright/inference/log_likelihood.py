@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from meshwright.data.questions.continuation import Continuation
+from meshwright.data.questions.continuation import Continuation, cut_note
+from meshwright.log import logger
 from meshwright.models.gpt2 import GPT2
 from meshwright.models.llama import Llama
 
@@ -32,6 +33,8 @@ def log_likelihoods(model: Llama | GPT2, continuations: Sequence[Continuation], 
 
     Continuations of the same inputs, such as single letters after one query, share a row.
     """
+    if note := cut_note(continuations):
+        logger.warning("%s", note.removeprefix("; "))
     places: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     for place, continuation in enumerate(continuations):
         places[continuation.inputs].append(place)

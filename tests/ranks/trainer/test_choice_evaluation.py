@@ -135,7 +135,10 @@ def test_a_run_logs_what_the_command_finds_afterwards(tmp_path: Path) -> None:
         }
         assert found.max_tokens == 32
     assert finished.manifest.results["acc"] == logged[5]["acc"]
-    assert "step 4/5 | acc 0." in finished.run.rank_log(0).read_text()
+    log = finished.run.rank_log(0).read_text()
+    assert "step 4/5 | acc 0." in log
+    assert "5 questions of " in log
+    assert "choices.jsonl every 2 steps and at the end; 4 of 13 contexts lose their beginning" in log
     # Readers of metrics take the rows for what they are.
     assert len(read_metrics(finished.run)) == 5
     assert any(event["kind"] == "validation" for event in map(json.loads, finished.run.events.read_text().splitlines()))

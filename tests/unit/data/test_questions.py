@@ -45,6 +45,7 @@ def test_start_ids_stand_before_every_text_and_are_not_scored() -> None:
 def test_long_contexts_are_cut_off_at_their_beginning() -> None:
     encode = ContinuationEncoder(BYTES, max_tokens=4)
     assert encode("abcdef", "xy") == Continuation(ids("defx"), ids("xy"))
+    assert [encode(context, "xy").is_cut for context in ("abcdef", "abcd", "abc")] == [True, True, False]
     assert encode("abcdef", "wxyz") == Continuation(ids("fwxy"), ids("wxyz"))
     with pytest.raises(DataError, match=r"has 5 tokens, more than the 4 that the model reads at once"):
         encode("abcdef", "vwxyz")

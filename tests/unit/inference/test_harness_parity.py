@@ -12,7 +12,7 @@ import pytest
 import meshwright as mw
 from hf_models import architecture, require_transformers, write_run
 from meshwright.data.questions.continuation import ContinuationEncoder
-from meshwright.errors import ConfigError, UnsupportedError
+from meshwright.errors import ConfigError, DataError, UnsupportedError
 from meshwright.inference.harness_run import HarnessOptions, run_harness
 from meshwright.inference.loaded_model import load_model
 
@@ -111,8 +111,11 @@ def test_unknown_tasks_and_arguments_are_named(exported: Path) -> None:
     loaded, options = load_model(exported), HarnessOptions(2, None, None)
     assert loaded.tokenizer is not None
     encoder = ContinuationEncoder(loaded.tokenizer, MAX_TOKENS)
-    with pytest.raises(ConfigError, match=r"--tasks no_such_task: .*lm_eval ls tasks"):
-        run_harness(loaded, encoder, ["no_such_task"], options)
+    with pytest.raises(ConfigError, match=r"--tasks arc_eazy: neither a file nor .*did you mean arc_easy"):
+        run_harness(loaded, encoder, ["arc_eazy"], options)
+    Path("lost.yaml").write_text(Path("texts.yaml").read_text().replace("documents.jsonl", "gone.jsonl"))
+    with pytest.raises(DataError, match=r"the data of --tasks lost.yaml cannot be read \(.*gone.jsonl"):
+        run_harness(loaded, encoder, ["lost.yaml"], options)
     task = Path("prompts.yaml")
     text = task.read_text()
     task.write_text(text.replace("max_gen_toks: 12", "num_beams: 2"))

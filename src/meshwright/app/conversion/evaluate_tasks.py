@@ -55,7 +55,8 @@ class Evaluation(Result):
         table = PageTable("task", "measure", "value#", "standard error#", "questions#")
         for one in self.measures:
             error = f"{one.standard_error:.4f}" if isfinite(one.standard_error) else "-"
-            table.add_row(escape(one.task), escape(one.measure), f"{one.value:.4f}", error, str(one.num_questions))
+            count = "-" if one.num_questions is None else str(one.num_questions)
+            table.add_row(escape(one.task), escape(one.measure), f"{one.value:.4f}", error, count)
         yield table
 
     def _rows(self) -> list[dict[str, Any]]:

@@ -5,7 +5,8 @@ what exceeds the tokens of the context alone is the continuation. Whitespace at 
 continuation, because tokens of words begin with it.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from meshwright.data.tokenizer import Tokenizer
 from meshwright.errors import DataError
@@ -20,6 +21,8 @@ class Continuation:
     """The context and all tokens of the continuation but the last one."""
     targets: tuple[int, ...]
     """The tokens of the continuation, which the last `len(targets)` inputs predict."""
+    is_cut: bool = field(default=False, compare=False)
+    """Whether the context has lost its beginning, since the model reads no more."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,9 @@ class ContinuationEncoder:
                 f"{self.max_tokens} that the model reads at once: shorten it, or let the model read more (a job's "
                 "train.seq_len, --max-tokens of a command)"
             )
-        return Continuation((*before, *targets)[-(self.max_tokens + 1) :][:-1], targets)
+        tokens = (*before, *targets)
+        is_cut = len(tokens) > self.max_tokens + 1
+        return Continuation(tokens[-(self.max_tokens + 1) :][:-1], targets, is_cut)
 
     def windows(self, text: str) -> list[Continuation]:
         """Return what to score for the log-likelihood of a whole text: each token once, after as many as fit."""
@@ -71,3 +76,9 @@ class ContinuationEncoder:
             Continuation(whole[max(0, end - size) : end], tokens[start:end])
             for start, end in zip((0, *ends), ends, strict=False)
         ]
+
+
+def cut_note(continuations: Iterable[Continuation]) -> str:
+    """Return how many contexts lose their beginning, as the end of a sentence; "" where none does."""
+    cut = [one.is_cut for one in continuations]
+    return f"; {sum(cut)} of {counted(len(cut), 'context')} lose their beginning: the model reads no more" * any(cut)

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from meshwright.fault_tolerance.hangs.hang_watch import HangWatch
 from meshwright.fault_tolerance.replicas.replica_group import ReplicaGroup
+from meshwright.log import logger
 from meshwright.spec.run.run import Run
 from meshwright.spec.step.estimate import Estimate
 from meshwright.trainer.run.open_run import open_recorder
@@ -76,6 +77,8 @@ class Recording:
             self.recorder = open_recorder(self._training, self._run, step, self._estimate)
             if self.recorder is not None:
                 self._stack.enter_context(self.recorder)
+                if self._choices is not None:
+                    logger.info("%s", self._choices)
         elif self._is_open and not self.is_ours:
             self._stack.close()
             self.recorder = None

@@ -13,13 +13,14 @@ from torch import Tensor
 from torch import distributed as dist
 
 from meshwright.data.loader import Microbatch
-from meshwright.data.questions.continuation import Continuation
+from meshwright.data.questions.continuation import Continuation, cut_note
 from meshwright.data.questions.load_questions import load_questions
 from meshwright.data.questions.question_set import Mean, QuestionSet
 from meshwright.errors import ConfigError
 from meshwright.parallelism.loss import NextTokenLoss
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.trainer.step.train_step import TrainStep
+from meshwright.units import counted
 
 _IGNORED = -100
 
@@ -49,6 +50,12 @@ class ChoiceEvaluation:
         architecture = resolve_architecture(job.model)
         vocab_size = None if architecture is None else architecture.vocab_size
         return cls(step, load_questions(job.evaluation, job.data.tokenizer, job.train.seq_len, vocab_size))
+
+    def __str__(self) -> str:
+        section, interval = self._step.job.evaluation, self._step.job.evaluation.interval
+        when = f"every {counted(interval, 'step')} and at the end" if interval else "at the end"
+        num_questions = counted(len(self._questions.questions), "question")
+        return f"{num_questions} of {section.source} {when}{cut_note(self._questions.continuations)}"
 
     def is_due(self, step: int) -> bool:
         """Return whether questions are asked after `step`: at each interval, and after the last of all."""
