@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from meshwright.app.chaos import chaos
     from meshwright.app.check import check
     from meshwright.app.conversion import checkpoints as checkpoints
+    from meshwright.app.conversion.evaluate_tasks import evaluate
     from meshwright.app.conversion.exchange import export, generate
     from meshwright.app.conversion.import_weights import import_weights
     from meshwright.app.job.jobs import load_job
@@ -43,6 +44,7 @@ _PLACES = {
     "profile": "reports.profile",
     "resume": "train",
     "generate": "conversion.exchange",
+    "evaluate": "conversion.evaluate_tasks",
     "export": "conversion.exchange",
     "import_weights": "conversion.import_weights",
     "report": "reports.report",
@@ -57,6 +59,7 @@ __all__ = [
     "check",
     "compare",
     "diagnose",
+    "evaluate",
     "export",
     "generate",
     "import_weights",

@@ -17,6 +17,7 @@ EXTRA_OF_PACKAGE = {
     "tensorboard": "tensorboard",
     "wandb": "wandb",
     "torchao": "torchao",
+    "lm_eval": "eval",
 }
 
 

@@ -45,6 +45,10 @@ VERBS: dict[str, tuple[str, str]] = {
         "List, verify, compare, clean up or rewrite checkpoints.",
     ),
     "generate": ("meshwright.cli.verbs.conversion.generate", "Continue a text with a trained model."),
+    "evaluate": (
+        "meshwright.cli.verbs.conversion.evaluate",
+        "Measure a trained model on multiple choice and other tasks.",
+    ),
     "export": ("meshwright.cli.verbs.conversion.export", "Write a checkpoint as a Hugging Face folder."),
     "import": (
         "meshwright.cli.verbs.conversion.import_",

@@ -44,6 +44,19 @@ def chunked_loss(hidden_TD: Tensor, head: SeparateHead, target_T: Tensor, chunki
     return loss
 
 
+@torch.no_grad()
+def chunked_losses(hidden_TD: Tensor, head: SeparateHead, target_T: Tensor, chunking: Chunking) -> Tensor:
+    """Return losses_T in nats; 0 for targets of -100."""
+    # The scale is of gradients, which are dropped: a compiled function would be compiled again for another one.
+    size, scale = -(-len(hidden_TD) // chunking.num_chunks), 1 / len(target_T)
+    return torch.cat(
+        [
+            chunking.cross_entropy(F.linear(hidden_CD, head.weight_VD, head.bias_V), target_C, chunking.tp_group, scale)
+            for hidden_CD, target_C in zip(hidden_TD.split(size), target_T.split(size), strict=True)
+        ]
+    )
+
+
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(

@@ -14,7 +14,7 @@ from torch import distributed as dist
 from meshwright.errors import ConfigError, UnsupportedError
 from meshwright.models.contract import Loss, loss_of, next_token_loss
 from meshwright.models.rope import at_least_float32
-from meshwright.parallelism.chunked_loss import Chunking, chunked_loss, cross_entropy_
+from meshwright.parallelism.chunked_loss import Chunking, chunked_loss, chunked_losses, cross_entropy_
 from meshwright.parallelism.collectives import all_gather_dim, all_reduce_max, all_reduce_sum
 from meshwright.parallelism.compile_blocks import prepare_compile
 from meshwright.parallelism.compiled_loss import fused_cross_entropy_, fused_losses
@@ -69,13 +69,22 @@ class NextTokenLoss:
 
     def __call__(self, output_BSV: Tensor, targets_BS: Tensor) -> Tensor:
         """Return the loss of this rank's shard of the sequence."""
-        if self._compiled is not None and output_BSV.shape[:-1] == targets_BS.shape:
-            total = self._compiled(output_BSV.flatten(0, -2), targets_BS.flatten(), self._tp_group).sum()
-        elif self._tp_group.size() == 1:
+        if self._tp_group.size() == 1 and not self._is_compiled(output_BSV, targets_BS):
             total = next_token_loss(output_BSV, targets_BS, reduction="sum")
         else:
-            total = vocab_parallel_losses(output_BSV, targets_BS, self._tp_group).sum()
+            total = self.of_tokens(output_BSV, targets_BS).sum()
         return total / targets_BS.numel()
+
+    def of_tokens(self, output_BSV: Tensor, targets_BS: Tensor) -> Tensor:
+        """Return losses_T of this rank's shard of the sequence in nats; 0 for targets of -100."""
+        if self._compiled is not None and self._is_compiled(output_BSV, targets_BS):
+            return self._compiled(output_BSV.flatten(0, -2), targets_BS.flatten(), self._tp_group)
+        if self._tp_group.size() == 1:
+            return next_token_loss(output_BSV, targets_BS, reduction="none")
+        return vocab_parallel_losses(output_BSV, targets_BS, self._tp_group)
+
+    def _is_compiled(self, output_BSV: Tensor, targets_BS: Tensor) -> bool:
+        return self._compiled is not None and output_BSV.shape[:-1] == targets_BS.shape
 
 
 class ChunkedNextTokenLoss(NextTokenLoss):
@@ -87,10 +96,32 @@ class ChunkedNextTokenLoss(NextTokenLoss):
 
     def __call__(self, output: Tensor, targets_BS: Tensor) -> Tensor:
         """Return the loss of this rank's shard of the sequence; `output` is that of a stage with a separated head."""
+        return chunked_loss(self._hidden(output, targets_BS), self._head, targets_BS.flatten(), self._chunking)
+
+    def of_tokens(self, output: Tensor, targets_BS: Tensor) -> Tensor:
+        """Return losses_T of this rank's shard of the sequence, without gradients."""
+        return chunked_losses(self._hidden(output, targets_BS), self._head, targets_BS.flatten(), self._chunking)
+
+    def _hidden(self, output: Tensor, targets_BS: Tensor) -> Tensor:
         hidden_BSD = self._head.hidden_of(output)
         if self._tp_group.size() > 1:
             _require_whole_sequence(hidden_BSD, targets_BS, self._tp_group.size())
-        return chunked_loss(hidden_BSD.flatten(0, -2), self._head, targets_BS.flatten(), self._chunking)
+        return hidden_BSD.flatten(0, -2)
+
+
+class RowLosses:
+    """Callable: a loss that keeps the sum of each row, for one evaluation."""
+
+    def __init__(self, loss: NextTokenLoss) -> None:
+        self._loss = loss
+        self.of_microbatches: list[Tensor] = []
+        """losses_B (float64) of each microbatch: over this rank's shard of the sequence, 0 for targets of -100."""
+
+    def __call__(self, output: Tensor, targets_BS: Tensor) -> Tensor:
+        """Return the sum of all rows."""
+        losses_B = self._loss.of_tokens(output, targets_BS).double().view(targets_BS.shape).sum(1)
+        self.of_microbatches.append(losses_B)
+        return losses_B.sum()
 
 
 def counted_share(

@@ -13,6 +13,7 @@ from meshwright.app.job.remote_checkpoints import remote_problems
 from meshwright.app.job.tried_fixes import problems_between
 from meshwright.config.load import ResolvedJob
 from meshwright.data.data_problems import problems as data_problems
+from meshwright.data.questions.load_questions import question_problems
 from meshwright.errors import MeshwrightError, problems_raised_by
 from meshwright.hardware.catalogue import LOCAL, load_device
 from meshwright.hardware.choice import named_cluster
@@ -56,6 +57,7 @@ def check_job(
         *of_model,
         *_cluster_problems(job),
         *_data_problems(resolved, knows_model="model" not in unknown),
+        *question_problems(job.evaluation, job.data.tokenizer, job.train.seq_len, _vocab_size(job)),
         *remote_problems(job, resume=resume),
         *_export_problems(job),
         *_optimizer_problems(job),
@@ -187,6 +189,15 @@ def _data_problems(resolved: ResolvedJob, *, knows_model: bool) -> list[str]:
     except MeshwrightError:
         architecture = None  # reported by _model_problems
     return data_problems(job.data, job.train.seq_len, architecture.vocab_size if architecture else None)
+
+
+def _vocab_size(job: Job) -> int | None:
+    """Return the tokens that the model knows; None where that is not known, such as of a class of the user's."""
+    try:
+        architecture = resolve_architecture(job.model)
+    except MeshwrightError:
+        return None  # reported by _model_problems
+    return architecture.vocab_size if architecture else None
 
 
 def _refusal_to_write(folder: Path) -> str | None:

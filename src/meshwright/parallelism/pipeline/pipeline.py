@@ -151,14 +151,15 @@ class Pipeline:
                 self._total += graph(microbatch)
 
     @torch.no_grad()
-    def evaluate(self, microbatches: Sequence[StageInput]) -> Tensor:
-        """Return the sum of the losses (0 on ranks without the last stage), forward only; a collective."""
+    def evaluate(self, microbatches: Sequence[StageInput], loss: Loss | None = None) -> Tensor:
+        """Return the sum of the losses, or of another `loss`, 0 without the last stage; forward only; a collective."""
         self._start(microbatches)
         numbers = range(len(microbatches))
         # pp microbatches at a time keep all ranks busy.
         for first in numbers[:: self._meshes.degree("pp")]:
             for stage in self.stages.numbers:
-                self._evaluate_stage(stage, microbatches, numbers[first : first + self._meshes.degree("pp")])
+                chunk = numbers[first : first + self._meshes.degree("pp")]
+                self._evaluate_stage(stage, microbatches, chunk, loss or self.loss)
         self._finish()
         return self._total
 
@@ -167,7 +168,7 @@ class Pipeline:
         for held in (self._in_flight, self._arriving, self._outgoing, self._sends):
             held.clear()
 
-    def _evaluate_stage(self, stage: int, microbatches: Sequence[StageInput], numbers: Sequence[int]) -> None:
+    def _evaluate_stage(self, stage: int, microbatches: Sequence[StageInput], numbers: range, loss: Loss) -> None:
         """Run the forwards of some microbatches on one stage.
 
         All receives are posted before the first send, so that no two ranks wait for each other's sends.
@@ -175,7 +176,7 @@ class Pipeline:
         for number in numbers if stage > 0 and self._is_elsewhere(stage - 1) else ():
             self._receive(Action("RECV_F", stage, number), microbatches[number])
         for number in numbers:
-            self._forward(Action("F", stage, number), microbatches[number])
+            self._forward(Action("F", stage, number), microbatches[number], loss)
             self._in_flight.clear()
             if not self.stages.is_last(stage) and self._is_elsewhere(stage + 1):
                 self._send(Action("SEND_F", stage, number))
@@ -192,7 +193,7 @@ class Pipeline:
     def _run(self, action: Action, microbatch: StageInput) -> None:
         match action.kind:
             case "F":
-                self._forward(action, microbatch)
+                self._forward(action, microbatch, self.loss)
             case "B" | "I" | "W":
                 with unchanged(self._statistics[action.stage]):
                     self._backward_to_weights(action) if action.kind == "W" else self._backward(action)
@@ -203,7 +204,7 @@ class Pipeline:
             case other:
                 raise AssertionError(f"a schedule has no action {other}")
 
-    def _forward(self, action: Action, microbatch: StageInput) -> None:
+    def _forward(self, action: Action, microbatch: StageInput, loss: Loss) -> None:
         stage, number = action.stage, action.microbatch
         received = None if stage == 0 else self._take("F", stage, number)
         if received is not None:
@@ -211,7 +212,7 @@ class Pipeline:
         microbatch.prepare()
         output = self.stages[stage](microbatch.inputs if received is None else received, **microbatch.context)
         if self.stages.is_last(stage):
-            output = self.loss(output, microbatch.targets)
+            output = loss(output, microbatch.targets)
             require_scalar(output)
             if microbatch.loss_scale is not None:
                 output = output * microbatch.loss_scale.to(output.dtype)

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from meshwright.errors import ConfigError
 from meshwright.spec.frozen import Frozen
+from meshwright.spec.job.evaluation_section import EvaluationSection, evaluation_problems
 from meshwright.spec.job.guards_section import GuardsSection, guards_problems
 from meshwright.spec.job.memory_section import MemorySection
 from meshwright.spec.job.replicas_section import ReplicasSection, replicas_problems
@@ -60,6 +61,7 @@ class Job(Frozen):
     adapter: Adapter = Adapter()
     data: DataSection = DataSection()
     train: TrainSection = TrainSection()
+    evaluation: EvaluationSection = EvaluationSection()
     optimizer: OptimizerSection = OptimizerSection()
     precision: PrecisionSection = PrecisionSection()
     layout: LayoutRequest = LayoutRequest()
@@ -144,6 +146,7 @@ class Job(Frozen):
             own = [
                 *job.batch_problems(),
                 *step_problems(job),
+                *evaluation_problems(job.evaluation),
                 *optimizer_problems(job.optimizer, job.precision),
                 *guards_problems(job.guards, job.optimizer, job.checkpoint),
                 *exact_problems(job),

@@ -16,8 +16,9 @@ from meshwright.spec.run.run import Run
 
 EventKind = Literal["launched", "started", "checkpoint", "validation", "restore", "hang", "last seen", "ended"]
 """launched and ended are the launcher's; started is when rank 0 of an attempt has locked the run folder; checkpoint,
-validation and restore (of a rollback) are what training waited for; hang lasts from the last progress of any rank until
-the ranks were ended for it; last seen is the newest heartbeat of an attempt, written by the next one."""
+validation (also that on questions) and restore (of a rollback) are what training waited for; hang lasts from the last
+progress of any rank until the ranks were ended for it; last seen is the newest heartbeat of an attempt, written by the
+next one."""
 
 
 class RunEvent(Frozen):

@@ -114,7 +114,8 @@ def train(config: RankConfig, ranks: Ranks) -> ExitCode:
                 if is_due(step, job.train.validation_interval):
                     watch.mark("validation")
                     validation_loss = validate(training, step, recording.recorder)
-                    compiles.after_validation()
+                recording.answer_if_due(step, watch)
+                compiles.after_validation()
                 watch.mark("agree")
                 step, asked = agree(training, replicas, step, stop)
                 recording.follow(step)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
+from meshwright.fault_tolerance.hangs.hang_watch import HangWatch
 from meshwright.fault_tolerance.replicas.replica_group import ReplicaGroup
+from meshwright.log import logger
 from meshwright.spec.run.run import Run
 from meshwright.spec.step.estimate import Estimate
 from meshwright.trainer.run.open_run import open_recorder
 from meshwright.trainer.run.own_checkpoints import OwnCheckpoints
 from meshwright.trainer.run.run_checkpoints import RunCheckpoints
 from meshwright.trainer.run.run_recorder import RunRecorder
+from meshwright.trainer.step.choice_evaluation import ChoiceEvaluation
 from meshwright.trainer.step.training import Training
 
 
@@ -22,6 +26,7 @@ class Recording:
     def __init__(self, training: Training, run: Run, replicas: ReplicaGroup | None, estimate: Estimate | None) -> None:
         self._training, self._run, self._replicas, self._estimate = training, run, replicas, estimate
         self._own = OwnCheckpoints.of(training, run, replicas)
+        self._choices = ChoiceEvaluation.of(training.step)
         self._stack = ExitStack()
         self._is_open = False
         self.recorder: RunRecorder | None = None
@@ -72,10 +77,23 @@ class Recording:
             self.recorder = open_recorder(self._training, self._run, step, self._estimate)
             if self.recorder is not None:
                 self._stack.enter_context(self.recorder)
+                if self._choices is not None:
+                    logger.info("%s", self._choices)
         elif self._is_open and not self.is_ours:
             self._stack.close()
             self.recorder = None
         self._is_open = self.is_ours
+
+    def answer_if_due(self, step: int, watch: HangWatch) -> None:
+        """Measure and record the accuracy on the job's questions where that is due after `step`; a collective."""
+        if self._choices is None or not self._choices.is_due(step):
+            return
+        watch.mark("validation")
+        started_s = time.perf_counter()
+        accuracies = self._choices()
+        if self.recorder is not None:
+            self.recorder.evaluation(step, accuracies)
+            self.recorder.event("validation", step, time.perf_counter() - started_s)
 
     def add_results(self, news: dict[str, Any]) -> None:
         """Add to the manifest's results, on the rank that writes them."""

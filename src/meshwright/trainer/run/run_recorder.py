@@ -3,6 +3,7 @@
 import logging
 import statistics
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from types import TracebackType
@@ -12,6 +13,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
+from meshwright.data.questions.question_set import Mean
 from meshwright.errors import ConfigError
 from meshwright.fault_tolerance.lost_peer import exit_code_of
 from meshwright.log import log_level, logger, shows_progress
@@ -115,6 +117,7 @@ class RunRecorder:
         self._sinks = open_sinks(run, job)
         self._step_ms: list[float] = []
         self._losses: dict[str, float] = {}
+        self._accuracies: dict[str, float] = {}
         console = Console()
         self._handlers: list[logging.Handler] = [ConsoleHandler(console), _file_handler(run)]
         self._handlers[0].setLevel(log_level())
@@ -168,6 +171,16 @@ class RunRecorder:
             sink.write(step, {"step": step, "validation_loss": loss, "attempt": self.attempt})
         logger.info("step %d/%d | validation loss %.4f", step, self._job.train.steps, loss)
 
+    def evaluation(self, step: int, accuracies: Mapping[str, Mean]) -> None:
+        """Record the accuracy on questions."""
+        values = {name: mean.value for name, mean in accuracies.items()}
+        for sink in self._sinks:
+            sink.write(step, {"step": step, **values, "attempt": self.attempt})
+        self._accuracies = values
+        error = accuracies["acc"].standard_error
+        words = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
+        logger.info("step %d/%d | %s (standard error %.4f)", step, self._job.train.steps, words, error)
+
     def event(self, kind: EventKind, step: int, duration_s: float) -> None:
         """Record that training has waited so long, up to now, for something after `step`."""
         append_event(self._run, kind, duration_s=duration_s, step=step)
@@ -179,7 +192,7 @@ class RunRecorder:
     def finish(self, last_step: int, exit_code: int, **results: Any) -> None:
         """Write the results and the exit code of the attempt to the manifest, and log a summary."""
         speed = self._speed(last_step)
-        self._manifest.add_results(last_step=last_step, **self._losses, **speed, **results)
+        self._manifest.add_results(last_step=last_step, **self._losses, **self._accuracies, **speed, **results)
         timed = ""
         if speed:
             median_ms, p95_ms = speed["median_step_ms"], speed["p95_step_ms"]

@@ -24,7 +24,7 @@ from meshwright.parallelism.data.materialize import share_buffers, statistics_of
 from meshwright.parallelism.exact_sums import GRADIENT_LIMIT_BITS, LOSS_LIMIT_BITS
 from meshwright.parallelism.float8.float8_gather import Float8Gathers
 from meshwright.parallelism.gradients import Gradients
-from meshwright.parallelism.loss import NextTokenLoss, counted_share
+from meshwright.parallelism.loss import NextTokenLoss, RowLosses, counted_share
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.pipeline.pipeline import Observe, Pipeline, ignore
 from meshwright.parallelism.pipeline.stage_input import StageInput
@@ -212,6 +212,25 @@ class TrainStep:
         reshard_model(self.model)
         self.model.train()
         return self._mean_loss(torch.stack(totals).sum(), sum(len(batch) for batch in batches))
+
+    @torch.no_grad()
+    def row_losses(self, microbatches: Sequence[Microbatch]) -> Tensor:
+        """Return losses_MB (float64): what this rank adds to the sum of each row's next-token losses; a collective.
+
+        That of its shard of the sequence, and 0 on all ranks but one of those that share it. The model's loss must be
+        the next-token loss.
+        """
+        assert isinstance(self.pipeline.loss, NextTokenLoss)
+        rows = RowLosses(self.pipeline.loss)
+        self.model.train(False)
+        self.float8_gathers.update_scales()
+        self.pipeline.evaluate([self._stage_input(0, microbatch, None) for microbatch in microbatches], rows)
+        reshard_model(self.model)
+        self.model.train()
+        if rows.of_microbatches and self.meshes.rank("tp") == 0:
+            return torch.stack(rows.of_microbatches)
+        size = len(microbatches[0].inputs)
+        return torch.zeros(len(microbatches), size, dtype=torch.float64, device=self.meshes.device_type)
 
     def _mean_loss(self, total: Tensor, num_microbatches: int) -> float:
         """Return the mean of the losses summed by the ranks of the last stage; a collective."""
