@@ -96,7 +96,7 @@ def test_a_whole_base_has_no_masters() -> None:
     assert found.optimizer_state_bytes[0] == pytest.approx(12 * of.trained_model.num_trained_parameters / 8, rel=1e-4)
 
 
-@pytest.mark.parametrize(("base_dtype", "of_weight"), [("int8", 1.0), ("nf4", 0.5159)])
+@pytest.mark.parametrize(("base_dtype", "of_weight"), [("int8", 1.03125), ("nf4", 0.53125)])
 def test_a_base_of_few_bits(base_dtype: str, of_weight: float) -> None:
     plain, narrow = (with_adapter(setup("generic"), base_dtype=name) for name in ("compute", base_dtype))
     adapted = sum(
