@@ -26,7 +26,7 @@ from meshwright.data.token_file import FORMAT_VERSION, TokenFile, Tokens
 from meshwright.errors import DataError
 from meshwright.log import logger
 from meshwright.spec.job.sections import DataSection
-from meshwright.units import counted, format_bytes, format_count
+from meshwright.units import format_bytes, format_count
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -53,7 +53,14 @@ class TokenCache:
         self._dtype = np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<u4")
         self._folder = Path(os.path.expanduser(section.cache_dir))
         self._whole = self._file(self._folder, self.content.content_hash)
+        self.num_parts_made = 0
+        """Parts that this process has tokenised."""
         self._parts = [self._file(self._folder / "parts", part.text_hash) for part in self.content.parts]
+
+    @property
+    def source(self) -> str:
+        """Return data.source."""
+        return self._section.source
 
     @property
     def path(self) -> Path:
@@ -75,15 +82,17 @@ class TokenCache:
                     part.path.unlink(missing_ok=True)
             return found
 
-    def build_parts(self, numbers: Iterable[int], count: CountBytes | None = None) -> int:
-        """Make those parts of `numbers` that are missing or damaged, and return how many that were."""
+    def build_parts(self, numbers: Iterable[int], count: CountBytes | None = None) -> None:
+        """Make those parts of `numbers` that are missing or damaged, unless all tokens are there already."""
         with self._explained():
-            return self._build_parts(numbers, count)
+            if self._whole.open() is None:
+                self._build_parts(numbers, count)
 
-    def missing_parts(self) -> list[int]:
-        """Return the numbers of parts that are missing or damaged; each part that is there is read."""
+    @property
+    def num_parts_missing(self) -> int:
+        """Return the number of parts that are still to be made, judged by headers and sizes."""
         with self._explained():
-            return [number for number, part in enumerate(self._parts) if part.open() is None]
+            return 0 if self._whole.is_complete else sum(not part.is_complete for part in self._parts)
 
     def _file(self, folder: Path, text_hash: str) -> TokenFile:
         tokenizer = self._tokenizer
@@ -104,7 +113,7 @@ class TokenCache:
             yield tokens
         logger.info("%s holds %s tokens", self._section.source, format_count(num_tokens))
 
-    def _build_parts(self, numbers: Iterable[int], count: CountBytes | None) -> int:
+    def _build_parts(self, numbers: Iterable[int], count: CountBytes | None) -> None:
         missing = set()
         for number in numbers:
             if self._parts[number].open() is None:
@@ -112,17 +121,14 @@ class TokenCache:
             elif count is not None:
                 count(self.content.parts[number].num_bytes)
         if not missing:
-            return 0
-        kept = len(self._parts) - len(missing)
-        if kept:
-            logger.info("%s of %s are there already", kept, counted(len(self._parts), "part"))
+            return
         last = max(missing)
         for number, part_pieces in parts_of(self._read(self._section)):
             if number in missing:
                 runs = partial(self._part_runs, number, part_pieces, count)
                 self._parts[number].build(runs, self._section.source)
             if number == last:
-                return len(missing)
+                return
         raise self._changed()
 
     def _part_runs(self, number: int, part_pieces: Iterable[Piece], count: CountBytes | None) -> Iterator[Tokens]:
@@ -138,6 +144,7 @@ class TokenCache:
         yield from encoded(measured(), self._tokenizer)
         if seen.content != self.content.parts[number]:
             raise self._changed()
+        self.num_parts_made += 1
 
     def _changed(self) -> DataError:
         return DataError(

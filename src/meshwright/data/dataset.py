@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.data.cache import cached_tokens
-from meshwright.data.content import Content
+from meshwright.data.cache import TokenCache, cached_tokens
+from meshwright.data.content import Content, CountBytes
 from meshwright.data.sources import describe
 from meshwright.data.token_file import Tokens
 from meshwright.data.tokenizer import Tokenizer, load_tokenizer
@@ -109,6 +109,16 @@ def build_dataset(section: DataSection, seq_len: int) -> Dataset:
             raise ConfigError(problem)
         return UserDataset(section, load_user_data(section))
     return TokenDataset(section, seq_len, load_tokenizer(section.tokenizer))
+
+
+def token_caches(section: DataSection, count_read: CountBytes | None = None) -> list[TokenCache]:
+    """Return the token caches that `build_dataset` reads, whether they are filled or not; none for a user's data.
+
+    Reads sources that have not been measured: `count_read` is told of their bytes. Raises DataError as build_dataset.
+    """
+    if is_object_source(section.source):
+        return []
+    return [TokenCache(section, load_tokenizer(section.tokenizer), count_read=count_read)]
 
 
 def unmaskable(section: DataSection) -> str | None:

@@ -64,6 +64,11 @@ class TokenFile:
         """Return the mapped tokens, or None if the file is missing or damaged."""
         return map_tokens(self.path, self._key)
 
+    @property
+    def is_complete(self) -> bool:
+        """Return whether the file is there with all of its tokens, whose checksum is not computed."""
+        return header_of(self.path, self._key) is not None
+
     def build(self, runs: Callable[[], Iterable[Tokens]], what: str) -> Tokens:
         """Return the mapped tokens after this process has written `runs()`, or another one has written the file.
 
@@ -130,6 +135,16 @@ def write_tokens(file: BinaryIO, key: str, dtype: np.dtype[Any], runs: Iterable[
 
 def map_tokens(path: Path, key: str) -> Tokens | None:
     """Return the memory-mapped tokens; None if the file is missing, of another key, or damaged."""
+    header = header_of(path, key)
+    if header is None or not header.num_tokens:
+        return None if header is None else np.empty(0, header.dtype)
+    tokens = np.memmap(path, dtype=header.dtype, mode="r", offset=_HEADER_BYTES, shape=(header.num_tokens,))
+    # A plain array: slicing a memmap is slow.
+    return np.asarray(tokens) if _checksum(tokens) == header.checksum else None
+
+
+def header_of(path: Path, key: str) -> Header | None:
+    """Return the header of a complete file, whose tokens are not read; None as map_tokens does."""
     try:
         with path.open("rb") as file:
             header = Header.unpack(file.read(_HEADER_BYTES))
@@ -138,11 +153,7 @@ def map_tokens(path: Path, key: str) -> Tokens | None:
         return None
     if header is None or header.key != key:
         return None
-    if size_bytes != _HEADER_BYTES + header.num_tokens * np.dtype(header.dtype).itemsize:
-        return None
-    tokens = np.memmap(path, dtype=header.dtype, mode="r", offset=_HEADER_BYTES, shape=(header.num_tokens,))
-    # A plain array: slicing a memmap is slow.
-    return np.asarray(tokens) if _checksum(tokens) == header.checksum else None
+    return header if size_bytes == _HEADER_BYTES + header.num_tokens * np.dtype(header.dtype).itemsize else None
 
 
 def _digest(text: bytes) -> bytes:

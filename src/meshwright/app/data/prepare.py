@@ -1,0 +1,86 @@
+"""prepare: tokenise the data of a job ahead of training, on this machine or in shards on many."""
+
+import re
+import time
+from collections.abc import Callable
+
+from meshwright.app.arguments import JobSource, checked
+from meshwright.app.job.jobs import as_job
+from meshwright.app.progress import elapsed
+from meshwright.app.results.data_results import PreparationResult
+from meshwright.data.cache import TokenCache
+from meshwright.data.dataset import token_caches
+from meshwright.errors import ConfigError, UnsupportedError
+from meshwright.spec.data_findings import PreparedTokens
+from meshwright.units import format_bytes, format_duration
+
+_SHARD = re.compile(r"(\d+)/(\d+)")
+
+
+@checked
+def prepare(job: JobSource, *overrides: str, shard: str | None = None) -> PreparationResult:
+    """Tokenise the job's data into data.cache_dir, where training finds it, and return what was made.
+
+    Parts that an earlier call has finished are kept, however it ended. With `shard` "I/N" (I from 0 to N - 1) only
+    every N-th part is made, and a last call without it joins them; all calls share one data.cache_dir. Raises
+    UnsupportedError where data.source is a class of the user's.
+    """
+    place = None if shard is None else _parsed(shard)
+    section = as_job(job, overrides).job.data
+    with elapsed(f"reading {section.source}") as show:
+        caches = token_caches(section, _counter(f"reading {section.source}", None, show))
+        if not caches:
+            raise UnsupportedError(
+                f"data.source = {section.source!r} makes its own samples, so that nothing can be prepared: let it "
+                "prepare itself, or set data.source to a text"
+            )
+        return PreparationResult(sources=[_prepared(cache, place, show) for cache in caches])
+
+
+def _prepared(cache: TokenCache, place: tuple[int, int] | None, show: Callable[[str], None]) -> PreparedTokens:
+    start_s, num_tokens, num_parts = time.perf_counter(), None, len(cache.content.parts)
+    text = f"tokenising {cache.source}"
+    show(text)
+    if place is None:
+        num_tokens = len(cache.tokens(_counter(text, cache.content.num_bytes, show)))
+    else:
+        numbers = range(place[0], num_parts, place[1])
+        share_bytes = sum(cache.content.parts[number].num_bytes for number in numbers)
+        cache.build_parts(numbers, _counter(text, share_bytes, show))
+    return PreparedTokens(
+        source=cache.source,
+        path=str(cache.path),
+        num_bytes=cache.content.num_bytes,
+        num_documents=cache.content.num_documents,
+        num_parts=num_parts,
+        num_parts_made=cache.num_parts_made,
+        num_parts_missing=cache.num_parts_missing,
+        num_tokens=num_tokens,
+        duration_s=time.perf_counter() - start_s,
+    )
+
+
+def _parsed(shard: str) -> tuple[int, int]:
+    found = _SHARD.fullmatch(shard)
+    if found is None or not int(found[1]) < int(found[2]):
+        raise ConfigError(
+            f"--shard {shard} must be I/N, with I from 0 to N - 1, such as 0/4 for the first of four: change it"
+        )
+    return int(found[1]), int(found[2])
+
+
+def _counter(text: str, total_bytes: int | None, show: Callable[[str], None]) -> Callable[[int], None]:
+    """Return a function that adds bytes of text and shows their sum, and of a known total what is left."""
+    start_s, done_bytes = time.perf_counter(), 0
+
+    def add(num_bytes: int) -> None:
+        nonlocal done_bytes
+        done_bytes += num_bytes
+        if total_bytes is None:
+            show(f"{text}: {format_bytes(done_bytes)}")
+            return
+        left_s = (time.perf_counter() - start_s) * (total_bytes - done_bytes) / max(1, done_bytes)
+        of_all = f"{format_bytes(done_bytes)} of {format_bytes(total_bytes)}"
+        show(f"{text}: {of_all}, about {format_duration(left_s)} left")
+
+    return add
