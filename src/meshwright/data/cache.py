@@ -58,6 +58,15 @@ class TokenCache:
         self._parts = [self._file(self._folder / "parts", part.text_hash) for part in self.content.parts]
 
     @property
+    def encoder(self) -> Encoder:
+        """Return what makes the tokens."""
+        return self._tokenizer
+
+    def pieces(self) -> Iterator[Piece]:
+        """Return the text of the source, read again."""
+        return self._read(self._section)
+
+    @property
     def source(self) -> str:
         """Return data.source."""
         return self._section.source
@@ -66,6 +75,12 @@ class TokenCache:
     def path(self) -> Path:
         """Return where all tokens lie once they are there."""
         return self._whole.path
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether all tokens are there, judged by header and size."""
+        with self._explained():
+            return self._whole.is_complete
 
     def open(self) -> Tokens | None:
         """Return the mapped tokens, or None where they are not all there; raises DataError if they cannot be read."""
@@ -87,6 +102,11 @@ class TokenCache:
         with self._explained():
             if self._whole.open() is None:
                 self._build_parts(numbers, count)
+
+    def damaged(self) -> list[Path]:
+        """Return the files that are there and not what was written; all of them are read."""
+        with self._explained():
+            return [file.path for file in (self._whole, *self._parts) if file.path.exists() and file.open() is None]
 
     @property
     def num_parts_missing(self) -> int:

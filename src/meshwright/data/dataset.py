@@ -116,9 +116,12 @@ def token_caches(section: DataSection, count_read: CountBytes | None = None) -> 
 
     Reads sources that have not been measured: `count_read` is told of their bytes. Raises DataError as build_dataset.
     """
-    if is_object_source(section.source):
-        return []
-    return [TokenCache(section, load_tokenizer(section.tokenizer), count_read=count_read)]
+    return [TokenCache(one, load_tokenizer(one.tokenizer), count_read=count_read) for one in text_sections(section)]
+
+
+def text_sections(section: DataSection) -> list[DataSection]:
+    """Return a section for each source of text; none for a user's data."""
+    return [] if is_object_source(section.source) else [section]
 
 
 def unmaskable(section: DataSection) -> str | None:

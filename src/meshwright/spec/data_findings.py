@@ -32,7 +32,7 @@ class Preparation(Frozen):
     @property
     def is_complete(self) -> bool:
         """Return whether training finds all tokens."""
-        return not any(one.num_parts_missing for one in self.sources)
+        return all(one.num_tokens is not None for one in self.sources)
 
 
 class LengthBin(Frozen):
@@ -119,9 +119,10 @@ class DataPreview(Frozen):
 class DataProblem(Frozen):
     """One thing that is wrong with the data."""
 
-    place: str
-    """A file, with the line or row of a record; or a sample."""
+    where: str
+    """A file, or a sample."""
     reason: str
+    """What is wrong, with the line or row of a record, and what to do about it."""
 
 
 class DataVerification(Frozen):
@@ -129,6 +130,8 @@ class DataVerification(Frozen):
 
     source: str
     num_files: int
+    num_empty_files: int
+    """Files without a document, which training skips."""
     num_documents: int
     """Good ones."""
     num_bytes: int

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 from meshwright.app.arguments import JobSource, checked
+from meshwright.app.data.byte_counter import byte_counter
 from meshwright.app.job.jobs import as_job
 from meshwright.app.progress import elapsed
 from meshwright.app.results.data_results import PreparationResult
@@ -12,7 +13,6 @@ from meshwright.data.cache import TokenCache
 from meshwright.data.dataset import token_caches
 from meshwright.errors import ConfigError, UnsupportedError
 from meshwright.spec.data_findings import PreparedTokens
-from meshwright.units import format_bytes, format_duration
 
 _SHARD = re.compile(r"(\d+)/(\d+)")
 
@@ -28,7 +28,7 @@ def prepare(job: JobSource, *overrides: str, shard: str | None = None) -> Prepar
     place = None if shard is None else _parsed(shard)
     section = as_job(job, overrides).job.data
     with elapsed(f"reading {section.source}") as show:
-        caches = token_caches(section, _counter(f"reading {section.source}", None, show))
+        caches = token_caches(section, byte_counter(f"reading {section.source}", None, show))
         if not caches:
             raise UnsupportedError(
                 f"data.source = {section.source!r} makes its own samples, so that nothing can be prepared: let it "
@@ -42,11 +42,11 @@ def _prepared(cache: TokenCache, place: tuple[int, int] | None, show: Callable[[
     text = f"tokenising {cache.source}"
     show(text)
     if place is None:
-        num_tokens = len(cache.tokens(_counter(text, cache.content.num_bytes, show)))
+        num_tokens = len(cache.tokens(byte_counter(text, cache.content.num_bytes, show)))
     else:
         numbers = range(place[0], num_parts, place[1])
         share_bytes = sum(cache.content.parts[number].num_bytes for number in numbers)
-        cache.build_parts(numbers, _counter(text, share_bytes, show))
+        cache.build_parts(numbers, byte_counter(text, share_bytes, show))
     return PreparedTokens(
         source=cache.source,
         path=str(cache.path),
@@ -67,20 +67,3 @@ def _parsed(shard: str) -> tuple[int, int]:
             f"--shard {shard} must be I/N, with I from 0 to N - 1, such as 0/4 for the first of four: change it"
         )
     return int(found[1]), int(found[2])
-
-
-def _counter(text: str, total_bytes: int | None, show: Callable[[str], None]) -> Callable[[int], None]:
-    """Return a function that adds bytes of text and shows their sum, and of a known total what is left."""
-    start_s, done_bytes = time.perf_counter(), 0
-
-    def add(num_bytes: int) -> None:
-        nonlocal done_bytes
-        done_bytes += num_bytes
-        if total_bytes is None:
-            show(f"{text}: {format_bytes(done_bytes)}")
-            return
-        left_s = (time.perf_counter() - start_s) * (total_bytes - done_bytes) / max(1, done_bytes)
-        of_all = f"{format_bytes(done_bytes)} of {format_bytes(total_bytes)}"
-        show(f"{text}: {of_all}, about {format_duration(left_s)} left")
-
-    return add
