@@ -28,7 +28,8 @@ from meshwright.log import logger
 from meshwright.spec.job.sections import DataSection
 from meshwright.units import format_bytes, format_count
 
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Codes of a full disk, of a quota and of a limit on file sizes."""
 
 
 def cached_tokens(section: DataSection, tokenizer: Encoder, read: Read = pieces) -> tuple[Tokens, Content]:
@@ -178,7 +179,7 @@ class TokenCache:
             yield
         except OSError as error:
             reason = f"{error.strerror or error}: {error.filename or self._whole.path}"
-            if error.errno in _NO_SPACE:
+            if error.errno in NO_SPACE:
                 size = format_bytes(self.content.num_bytes * self._dtype.itemsize)
                 rule = f"has no room for about {size} of tokens"
                 remedy = "free some space there, twice that until the parts are joined (finished ones are kept)"

@@ -58,8 +58,8 @@ class SourceStatistics(Frozen):
     """Documents by their tokens, end of text included, in powers of two."""
     num_longer: int
     """Documents of more than train.seq_len tokens."""
-    tokenize_bytes_per_s: float
-    """Measured now on the first text of the source."""
+    tokenize_bytes_per_s: float | None = None
+    """Measured now on the first text of the source; None of prepared tokens."""
 
 
 class DataStatistics(Frozen):

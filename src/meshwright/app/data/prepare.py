@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from meshwright.app.arguments import JobSource, checked
 from meshwright.app.data.byte_counter import byte_counter
@@ -11,6 +12,8 @@ from meshwright.app.progress import elapsed
 from meshwright.app.results.data_results import PreparationResult
 from meshwright.data.cache import TokenCache
 from meshwright.data.dataset import token_caches
+from meshwright.data.prepared_folder import require_absent, write_prepared
+from meshwright.data.tokenizer import load_tokenizer
 from meshwright.errors import ConfigError, UnsupportedError
 from meshwright.spec.data_findings import PreparedTokens
 
@@ -18,23 +21,46 @@ _SHARD = re.compile(r"(\d+)/(\d+)")
 
 
 @checked
-def prepare(job: JobSource, *overrides: str, shard: str | None = None) -> PreparationResult:
+def prepare(
+    job: JobSource, *overrides: str, shard: str | None = None, out: Path | str | None = None
+) -> PreparationResult:
     """Tokenise the job's data into data.cache_dir, where training finds it, and return what was made.
 
     Parts that an earlier call has finished are kept, however it ended. With `shard` "I/N" (I from 0 to N - 1) only
-    every N-th part is made, and a last call without it joins them; all calls share one data.cache_dir. Raises
+    every N-th part is made, and a last call without it joins them; all calls share one data.cache_dir. `out` is a
+    new folder that holds all that training needs, as data.source and data.tokenizer, without the text. Raises
     UnsupportedError where data.source is a class of the user's.
     """
     place = None if shard is None else _parsed(shard)
+    folder = None if out is None else Path(out)
     section = as_job(job, overrides).job.data
+    _require_out(folder, shard)
     with elapsed(f"reading {section.source}") as show:
         caches = token_caches(section, byte_counter(f"reading {section.source}", None, show))
         if not caches:
             raise UnsupportedError(
-                f"data.source = {section.source!r} makes its own samples, so that nothing can be prepared: let it "
-                "prepare itself, or set data.source to a text"
+                f"data.source = {section.source!r} holds or makes its samples itself, so that nothing can be prepared: "
+                "set data.source to a text"
             )
-        return PreparationResult(sources=[_prepared(cache, place, show) for cache in caches])
+        if folder is not None and len(caches) > 1:
+            raise UnsupportedError(
+                f"--out {folder} holds one source of text and the job has {len(caches)}: leave it out"
+            )
+        found = [_prepared(cache, place, show) for cache in caches]
+        if folder is not None:
+            show(f"writing {folder}")
+            write_prepared(folder, caches[0], load_tokenizer(section.tokenizer))
+            found = [one.replace(folder=str(folder)) for one in found]
+    return PreparationResult(sources=found)
+
+
+def _require_out(folder: Path | None, shard: str | None) -> None:
+    """Raise ConfigError where the folder of --out cannot be written after all of the work."""
+    if folder is None:
+        return
+    if shard is not None:
+        raise ConfigError(f"--out {folder} needs all parts and --shard {shard} makes some: give --out to the last call")
+    require_absent(folder)
 
 
 def _prepared(cache: TokenCache, place: tuple[int, int] | None, show: Callable[[str], None]) -> PreparedTokens:

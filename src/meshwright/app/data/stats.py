@@ -12,12 +12,17 @@ from meshwright.app.job.jobs import as_job
 from meshwright.app.progress import elapsed
 from meshwright.app.results.data_results import StatisticsResult
 from meshwright.data.cache import TokenCache
+from meshwright.data.content import Content
 from meshwright.data.dataset import Dataset, build_dataset, token_caches
-from meshwright.data.examine.document_lengths import document_lengths
+from meshwright.data.examine.document_lengths import DocumentLengths, document_lengths
 from meshwright.data.examine.sample_arrays import shapes_of
 from meshwright.data.order import SampleOrder
+from meshwright.data.prepared_folder import find_prepared
+from meshwright.data.token_file import Tokens
 from meshwright.spec.data_findings import LengthBin, SourceStatistics
 from meshwright.spec.job.job import Job
+from meshwright.spec.job.sections import DataSection
+from meshwright.spec.job.user_object import is_object_source
 
 _TIMED_BYTES = 4 * 2**20
 _NUM_TIMED_SAMPLES = 64
@@ -33,6 +38,7 @@ def stats(job: JobSource, *overrides: str) -> StatisticsResult:
     with elapsed(f"reading {found.data.source}") as show:
         caches = token_caches(found.data, byte_counter(f"reading {found.data.source}", None, show))
         sources = [_source(cache, found.train.seq_len, show) for cache in caches]
+        sources += _prepared_source(found.data, found.train.seq_len)
         dataset = build_dataset(found.data, found.train.seq_len)
         read_s = _read_s(dataset, found)
     samples_per_step = found.global_batch_size
@@ -55,21 +61,33 @@ def _source(cache: TokenCache, seq_len: int, show: Callable[[str], None]) -> Sou
     show(text)
     tokens = cache.tokens(byte_counter(text, cache.content.num_bytes, show))
     show(f"counting the tokens of {cache.source}")
-    lengths = document_lengths(tokens, cache.encoder.end_of_text, seq_len)
+    found = _sizes(cache.source, cache.content, tokens, document_lengths(tokens, cache.encoder.end_of_text, seq_len))
+    return found.replace(tokenize_bytes_per_s=_tokenize_rate(cache))
+
+
+def _prepared_source(section: DataSection, seq_len: int) -> list[SourceStatistics]:
+    prepared = None if is_object_source(section.source) else find_prepared(section)
+    if prepared is None:
+        return []
+    tokens = prepared.read()
+    lengths = document_lengths(tokens, prepared.tokenizer.end_of_text, seq_len)
+    return [_sizes(section.source, prepared.content, tokens, lengths)]
+
+
+def _sizes(source: str, content: Content, tokens: Tokens, lengths: DocumentLengths) -> SourceStatistics:
     counts = zip(lengths.num_documents, lengths.num_tokens, strict=True)
     bins = [
         LengthBin(from_tokens=2**i, to_tokens=2 ** (i + 1) - 1, num_documents=documents, num_tokens=in_bin)
         for i, (documents, in_bin) in enumerate(counts)
     ]
     return SourceStatistics(
-        source=cache.source,
-        num_bytes=cache.content.num_bytes,
-        num_documents=cache.content.num_documents,
+        source=source,
+        num_bytes=content.num_bytes,
+        num_documents=content.num_documents,
         num_tokens=len(tokens),
-        bytes_per_token=cache.content.num_bytes / max(1, len(tokens)),
+        bytes_per_token=content.num_bytes / max(1, len(tokens)),
         lengths=list(itertools.dropwhile(lambda one: not one.num_documents, bins)),
         num_longer=lengths.num_longer,
-        tokenize_bytes_per_s=_tokenize_rate(cache),
     )
 
 

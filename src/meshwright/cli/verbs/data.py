@@ -1,6 +1,7 @@
 """`meshwright data ...`: prepare the data of a job ahead of training, and examine it."""
 
 import sys
+from pathlib import Path
 
 import click
 
@@ -22,15 +23,18 @@ def command() -> None:
 @_job_file
 @_overrides
 @click.option("--shard", metavar="I/N", help="Make every N-th part only, from part I on (0 to N - 1).")
-def _prepare(job_file: str, overrides: tuple[str, ...], shard: str | None, as_json: bool) -> None:
+@click.option("--out", metavar="FOLDER", type=click.Path(path_type=Path), help="Also write all tokens to a new folder.")
+def _prepare(job_file: str, overrides: tuple[str, ...], shard: str | None, out: Path | None, as_json: bool) -> None:
     """Tokenise the data of the job in JOB_FILE into data.cache_dir, where training finds it.
 
     A call that is killed loses the part in work only: the next one goes on. With --shard, processes or machines that
     share data.cache_dir each make some of the parts, and a last call without it joins them.
+
+    What --out writes needs neither the text nor the tokenizers library: data.source=FOLDER data.tokenizer=FOLDER.
     """
     from meshwright.app.data.prepare import prepare
 
-    print_result(prepare(job_file, *overrides, shard=shard), as_json)
+    print_result(prepare(job_file, *overrides, shard=shard, out=out), as_json)
 
 
 @result_command

@@ -32,6 +32,8 @@ def preparation_page(preparation: Preparation) -> Iterator[RenderableType]:
         yield f"[bold]{escape(one.source)}[/]: {size}, {counted(one.num_parts, 'part')}"
         yield _made_words(one)
         yield f"[dim]{escape(one.path)}[/]"
+        if one.folder is not None:
+            yield f"- portable: data.source={escape(one.folder)}"
 
 
 def _made_words(one: PreparedTokens) -> str:
@@ -57,9 +59,7 @@ def statistics_page(found: DataStatistics) -> Iterator[RenderableType]:
 def _source_parts(one: SourceStatistics, seq_len: int) -> Iterator[RenderableType]:
     size = f"{format_bytes(one.num_bytes)} of text in {counted(one.num_documents, 'document')}"
     yield f"[bold]{escape(one.source)}[/]: {size}, {format_count(one.num_tokens)} tokens"
-    whole_s = one.num_bytes / one.tokenize_bytes_per_s
-    rate = f"{format_bytes(one.tokenize_bytes_per_s)}/s now, the whole in about {format_duration(whole_s)}"
-    yield f"{one.bytes_per_token:.3g} bytes a token; tokenising {rate}"
+    yield f"{one.bytes_per_token:.3g} bytes a token{_rate_words(one)}"
     total = max(1, sum(length.num_documents for length in one.lengths))
     yield f"{one.num_longer:,} documents ({one.num_longer / total:.1%}) are longer than seq_len = {seq_len}"
     table = PageTable("tokens#", "documents#", "share#", "of tokens#", "")
@@ -73,6 +73,13 @@ def _source_parts(one: SourceStatistics, seq_len: int) -> Iterator[RenderableTyp
             "█" * round(_BAR_COLUMNS * length.num_documents / most),
         )
     yield table
+
+
+def _rate_words(one: SourceStatistics) -> str:
+    if one.tokenize_bytes_per_s is None:
+        return "; tokenised already"
+    whole = format_duration(one.num_bytes / one.tokenize_bytes_per_s)
+    return f"; tokenising {format_bytes(one.tokenize_bytes_per_s)}/s now, the whole in about {whole}"
 
 
 def preview_page(found: DataPreview) -> Iterator[RenderableType]:

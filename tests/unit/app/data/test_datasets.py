@@ -212,3 +212,26 @@ def test_results_as_json_rows_and_lines(job: Path, verb: str, capsys: pytest.Cap
     assert set(found) == set(result.to_dict())
     assert repr(result).startswith("<")
     result.to_pandas()
+
+
+def test_a_prepared_folder_stands_for_its_text(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["data", "prepare", str(job), "--out", str(tmp_path / "out")]) == 0
+    assert f"data.source={tmp_path / 'out'}" in capsys.readouterr().out
+    source = f"data.source={tmp_path / 'out'}"
+    text, stored = mw.datasets.stats(job), mw.datasets.stats(job, source)
+    assert stored.sources[0].lengths == text.sources[0].lengths
+    assert stored.num_training_samples == text.num_training_samples
+    shown, other = (mw.datasets.preview(job, *more, step=1).samples for more in ((), (source,)))
+    assert [one.segments for one in shown] == [one.segments for one in other]
+    assert mw.datasets.verify(job, source).is_valid
+    data = bytearray((tmp_path / "out" / "tokens.bin").read_bytes())
+    data[-1] ^= 1
+    (tmp_path / "out" / "tokens.bin").write_bytes(data)
+    assert mw.datasets.verify(job, source).num_problems == 1
+
+
+def test_what_out_cannot_hold_is_refused_before_the_work(job: Path, tmp_path: Path) -> None:
+    for options in ({"out": tmp_path}, {"out": tmp_path / "new", "shard": "0/2"}):
+        with pytest.raises(ConfigError, match="--out"):
+            mw.datasets.prepare(job, **options)
+    assert not (tmp_path / "cache").exists()
