@@ -18,8 +18,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from benchmarks.resident import Peak
 from meshwright.data import content
@@ -46,8 +48,6 @@ def write_corpus(path: Path, num_copies: int) -> int:
 
 def train_tokenizer(path: Path) -> None:
     """Write a tokenizer.json of a byte-level BPE that is trained on the standard library."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -102,7 +102,8 @@ def prepare_in_processes(folder: Path) -> None:
                 subprocess.Popen([*command, "--shard", f"{i}/{num_shards}", "--cache", cache_dir], env=environment)
                 for i in range(num_shards)
             ]
-            assert not any([shard.wait() for shard in shards])
+            codes = [shard.wait() for shard in shards]
+            assert not any(codes), codes
             TokenCache(section, tokenizer).tokens()
 
 
@@ -133,9 +134,7 @@ def timed() -> Iterator[None]:
     print(json.dumps({"wall_s": wall_s, "cpu_s": cpu_s, "peak_bytes": peak.above_start()}), flush=True)
 
 
-def _library(folder: Path) -> tuple[list[str], object]:
-    from tokenizers import Tokenizer
-
+def _library(folder: Path) -> tuple[list[str], Any]:
     with (folder / "corpus.jsonl").open(encoding="utf-8") as corpus:
         texts = [json.loads(line)["text"] for line in corpus]
     return texts, Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -1,5 +1,6 @@
 """A corpus is tokenised in parts: finished ones outlive a kill, may be made elsewhere, and leave no trace."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -7,17 +8,18 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from full_disk import no_file_larger_than
-from meshwright.data import content, encode
+from meshwright.data import content, encode, token_file
 from meshwright.data.cache import TokenCache, cached_tokens
 from meshwright.data.content import measure, parts_of
 from meshwright.data.readers import Piece
+from meshwright.data.token_file import write_tokens
 from meshwright.data.tokenizer import ByteTokenizer
 from meshwright.errors import DataError
 from meshwright.spec.job.sections import DataSection
@@ -56,7 +58,7 @@ def part_files(section: DataSection) -> list[Path]:
     return sorted((Path(section.cache_dir) / "parts").glob("*.bin"))
 
 
-def token_file(section: DataSection) -> bytes:
+def whole_file(section: DataSection) -> bytes:
     (path,) = Path(section.cache_dir).glob("*.bin")
     return path.read_bytes()
 
@@ -68,13 +70,13 @@ def in_one_part(section: DataSection, monkeypatch: pytest.MonkeyPatch) -> bytes:
         patch.setattr(content, "PART_BYTES", 2**30)
         assert len(TokenCache(other, ByteTokenizer()).content.parts) == 1
         cached_tokens(other, ByteTokenizer())
-    return token_file(other)
+    return whole_file(other)
 
 
 def test_parts_give_the_bytes_of_one_and_are_removed(section: DataSection, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, _ = cached_tokens(section, ByteTokenizer())
     assert tokens.tolist() == [token for text in TEXTS for token in (*text.encode(), 256)]
-    assert token_file(section) == in_one_part(section, monkeypatch)
+    assert whole_file(section) == in_one_part(section, monkeypatch)
     assert part_files(section) == []
 
 
@@ -101,12 +103,12 @@ def test_an_interrupted_pass_goes_on(section: DataSection, monkeypatch: pytest.M
     again = Counting()
     cached_tokens(section, again)
     assert again.texts == TEXTS[4:]
-    assert token_file(section) == in_one_part(section, monkeypatch)
+    assert whole_file(section) == in_one_part(section, monkeypatch)
 
 
 SLOW = """
 import sys, time
-from meshwright.data import content, encode
+from meshwright.data import content, encode, token_file
 from meshwright.data.cache import cached_tokens
 from meshwright.data.tokenizer import ByteTokenizer
 from meshwright.spec.job.sections import DataSection
@@ -137,7 +139,7 @@ def test_what_is_finished_outlives_a_kill(
     again = Counting()
     cached_tokens(section, again)
     assert again.texts == TEXTS[num_finished:]
-    assert token_file(section) == in_one_part(section, monkeypatch)
+    assert whole_file(section) == in_one_part(section, monkeypatch)
     assert [path.name for path in Path(section.cache_dir).rglob("*.partial")] == []
 
 
@@ -154,7 +156,7 @@ def test_shards_in_any_order_are_joined(section: DataSection, monkeypatch: pytes
     last = Counting()
     cached_tokens(section, last)
     assert last.texts == []
-    assert token_file(section) == in_one_part(section, monkeypatch)
+    assert whole_file(section) == in_one_part(section, monkeypatch)
     after = TokenCache(section, last)
     after.build_parts(range(NUM_FILES))
     assert (last.texts, after.num_parts_missing) == ([], 0)
@@ -172,7 +174,7 @@ def test_a_damaged_part_is_made_again(section: DataSection, damage: str, monkeyp
     tokenizer = Counting()
     cached_tokens(section, tokenizer)
     assert len(tokenizer.texts) == 1
-    assert token_file(section) == in_one_part(section, monkeypatch)
+    assert whole_file(section) == in_one_part(section, monkeypatch)
 
 
 def test_a_changed_file_costs_its_own_part_only(section: DataSection) -> None:
@@ -205,6 +207,30 @@ def test_a_full_disk_keeps_what_is_finished(section: DataSection) -> None:
     again = Counting()
     cached_tokens(section, again)
     assert again.texts[0].startswith("large")
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_no_space_is_said_at_any_write(section: DataSection, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """Also when the parts are joined; a second call, with room, goes on from there."""
+
+    def write(file: BinaryIO, key: str, *rest: Any) -> int:
+        num_tokens = write_tokens(file, key, *rest)
+        writes.append(key)
+        if len(writes) == fails_at:
+            raise OSError(code, os.strerror(code))
+        return num_tokens
+
+    for fails_at in (1, NUM_FILES, NUM_FILES + 1):
+        writes: list[str] = []
+        here = section.replace(cache_dir=f"{section.cache_dir}-{fails_at}")
+        with monkeypatch.context() as patch:
+            patch.setattr(token_file, "write_tokens", write)
+            with pytest.raises(DataError, match=r"has no room for about 3.11 KiB of tokens"):
+                cached_tokens(here, ByteTokenizer())
+        assert len(part_files(here)) == fails_at - 1
+        again = Counting()
+        cached_tokens(here, again)
+        assert again.texts == TEXTS[fails_at - 1 :]
 
 
 def test_two_corpora_may_share_parts(section: DataSection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
