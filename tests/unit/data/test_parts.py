@@ -225,7 +225,7 @@ def test_no_space_is_said_at_any_write(section: DataSection, monkeypatch: pytest
         here = section.replace(cache_dir=f"{section.cache_dir}-{fails_at}")
         with monkeypatch.context() as patch:
             patch.setattr(token_file, "write_tokens", write)
-            with pytest.raises(DataError, match=r"has no room for about 3.11 KiB of tokens"):
+            with pytest.raises(DataError, match=r"has no room for about .* KiB of tokens"):
                 cached_tokens(here, ByteTokenizer())
         assert len(part_files(here)) == fails_at - 1
         again = Counting()
