@@ -48,7 +48,7 @@ class TokenCache:
     def __init__(
         self, section: DataSection, tokenizer: Encoder, read: Read = pieces, count_read: CountBytes | None = None
     ) -> None:
-        """Measure the content, unless that has been done before: `count_read` is told of bytes that are read for it."""
+        """Measure the content, unless that has been done before: `count_read` takes the bytes that are read for it."""
         self.content = content_of(section, read, count_read)
         self._section, self._tokenizer, self._read = section, tokenizer, read
         self._dtype = np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<u4")
@@ -89,7 +89,7 @@ class TokenCache:
             return self._whole.open()
 
     def tokens(self, count: CountBytes | None = None) -> Tokens:
-        """Return the mapped tokens, made and joined if needed; `count` is told of bytes of text that are done."""
+        """Return the mapped tokens, made and joined if needed; `count` takes the bytes of text that are done."""
         with self._explained():
             found = self._whole.open()
             if found is None:

@@ -32,7 +32,7 @@ Read = Callable[[DataSection], Iterator[Piece]]
 """Returns the documents of data.source, up to data.max_bytes."""
 
 CountBytes = Callable[[int], None]
-"""Is told of bytes of text as they are done, to show how far a long pass is."""
+"""Takes the bytes of text as they are done, to show how far a long pass is."""
 
 
 @dataclass(frozen=True)

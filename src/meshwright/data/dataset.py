@@ -127,7 +127,7 @@ def _tokens_of(section: DataSection) -> tuple[Tokens, Content, Tokenizer | Prepa
 def token_caches(section: DataSection, count_read: CountBytes | None = None) -> list[TokenCache]:
     """Return the token caches that `build_dataset` reads, whether they are filled or not: one for each source of text.
 
-    Reads sources that have not been measured: `count_read` is told of their bytes. Raises DataError as build_dataset.
+    Reads sources that have not been measured: `count_read` takes their bytes. Raises DataError as build_dataset.
     """
     return [TokenCache(one, load_tokenizer(one.tokenizer), count_read=count_read) for one in text_sections(section)]
 

@@ -146,5 +146,5 @@ class DataVerification(Frozen):
 
     @property
     def is_valid(self) -> bool:
-        """Return whether nothing is wrong."""
+        """Return whether no problem was found."""
         return not self.num_problems

@@ -3,4 +3,4 @@
 from meshwright.app.data.prepare import prepare as prepare
 from meshwright.app.data.preview import preview as preview
 from meshwright.app.data.stats import stats as stats
-from meshwright.app.data.verify import verify as verify
+from meshwright.app.data.verify_data import verify as verify

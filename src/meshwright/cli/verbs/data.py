@@ -6,15 +6,15 @@ from pathlib import Path
 import click
 
 from meshwright.cli.completion import job_words
-from meshwright.cli.noun_group import NounGroup
 from meshwright.cli.result_command import print_result, result_command
+from meshwright.cli.subcommands import Subcommands
 from meshwright.errors import ExitCode
 
 _job_file = click.argument("job_file", type=click.Path())
 _overrides = click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...", shell_complete=job_words)
 
 
-@click.group(cls=NounGroup, subcommand_metavar="COMMAND ...")
+@click.group(cls=Subcommands, subcommand_metavar="COMMAND ...")
 def command() -> None:
     """Prepare the data of a job ahead of training, and examine it."""
 
@@ -77,7 +77,7 @@ def _verify(job_file: str, overrides: tuple[str, ...], samples: int, as_json: bo
 
     Compares the token cache with its checksums, and reads some samples twice. Exit code 0: valid; 2: not.
     """
-    from meshwright.app.data.verify import verify
+    from meshwright.app.data.verify_data import verify
 
     found = verify(job_file, *overrides, samples=samples)
     print_result(found, as_json)

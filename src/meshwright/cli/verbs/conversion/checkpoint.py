@@ -5,15 +5,15 @@ from pathlib import Path
 
 import click
 
-from meshwright.cli.noun_group import NounGroup
 from meshwright.cli.result_command import print_result, result_command
+from meshwright.cli.subcommands import Subcommands
 from meshwright.errors import ExitCode
 
 _FOLDER = click.Path(path_type=Path)
 _step = click.option("--step", type=click.IntRange(min=0), help="Step of the checkpoint; default: the newest.")
 
 
-@click.group(cls=NounGroup, subcommand_metavar="COMMAND ...")
+@click.group(cls=Subcommands, subcommand_metavar="COMMAND ...")
 def command() -> None:
     """List, verify, compare, clean up or rewrite checkpoints."""
 

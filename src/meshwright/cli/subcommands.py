@@ -1,12 +1,12 @@
-"""NounGroup: a noun that groups verbs, as in `meshwright checkpoint ls`."""
+"""Subcommands: the group of commands below a command, as in `meshwright checkpoint ls`."""
 
 from difflib import get_close_matches
 
 import click
 
 
-class NounGroup(click.Group):
-    """A group of the verbs of one noun, in the order in which they are added."""
+class Subcommands(click.Group):
+    """A group that lists its commands in the order in which they are added, and says which one was meant."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
