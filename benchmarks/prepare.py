@@ -159,14 +159,21 @@ def _run(folder: Path, way: str) -> dict[str, float]:
 def compare(folder: Path, num_copies: int, num_rounds: int) -> None:
     """Print a row for each way: medians over rounds, and of the ratios to the library within a round."""
     num_bytes = write_corpus(folder / "corpus.jsonl", num_copies)
-    rounds = [{way: _run(folder, way) for way in WAYS} for _ in range(num_rounds)]
+    rounds = []
+    for number in range(num_rounds):
+        rounds.append({way: _run(folder, way) for way in WAYS})
+        words = ", ".join(
+            f"{way} {found['wall_s']:.1f} s ({found['cpu_s']:.2f} of CPU)" for way, found in rounds[-1].items()
+        )
+        print(f"round {number + 1}: {words}", file=sys.stderr, flush=True)
     print(f"{num_bytes / 1e6:.1f} MB of text, {num_rounds} rounds")
-    print("| way | MB/s | MB a CPU second | rate / encode only | rate / file to file | peak memory |")
-    print("|---|---|---|---|---|---|")
+    print("| way | MB/s | MB a CPU second | of encode only | of file to file | the same by CPU time | | peak memory |")
+    print("|---|---|---|---|---|---|---|---|")
     for way in WAYS:
         rates = [num_bytes / 1e6 / statistics.median(one[way][key] for one in rounds) for key in ("wall_s", "cpu_s")]
         ratios = [
-            statistics.median(one[other]["wall_s"] / one[way]["wall_s"] for one in rounds)
+            statistics.median(one[other][key] / one[way][key] for one in rounds)
+            for key in ("wall_s", "cpu_s")
             for other in ("library, encode only", "library, file to file")
         ]
         peak = max(one[way]["peak_bytes"] for one in rounds) / 2**20

@@ -28,6 +28,7 @@ from meshwright.log import logger
 from meshwright.spec.job.sections import DataSection
 from meshwright.units import format_bytes, format_count
 
+_TOKENS_AT_ONCE = 2**21
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Codes of a full disk, of a quota and of a limit on file sizes."""
 
@@ -131,7 +132,8 @@ class TokenCache:
                 # Removed by a process that has joined another corpus with the same part.
                 self._build_parts([number], None)
             num_tokens += len(tokens)
-            yield tokens
+            for start in range(0, len(tokens), _TOKENS_AT_ONCE):
+                yield tokens[start : start + _TOKENS_AT_ONCE]
         logger.info("%s holds %s tokens", self._section.source, format_count(num_tokens))
 
     def _build_parts(self, numbers: Iterable[int], count: CountBytes | None) -> None:

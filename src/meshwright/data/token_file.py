@@ -23,7 +23,7 @@ from meshwright.log import logger
 FORMAT_VERSION = 1
 
 _HEADER_BYTES = 4096
-_CHECKSUM_BYTES = 16 * 2**20
+_CHECKSUM_BYTES = 4 * 2**20
 
 Tokens = npt.NDArray[np.integer[Any]]
 
@@ -136,11 +136,13 @@ def write_tokens(file: BinaryIO, key: str, dtype: np.dtype[Any], runs: Iterable[
 def map_tokens(path: Path, key: str) -> Tokens | None:
     """Return the memory-mapped tokens; None if the file is missing, of another key, or damaged."""
     header = header_of(path, key)
-    if header is None or not header.num_tokens:
-        return None if header is None else np.empty(0, header.dtype)
+    if header is None or _checksum(path) != header.checksum:
+        return None
+    if not header.num_tokens:
+        return np.empty(0, header.dtype)
     tokens = np.memmap(path, dtype=header.dtype, mode="r", offset=_HEADER_BYTES, shape=(header.num_tokens,))
     # A plain array: slicing a memmap is slow.
-    return np.asarray(tokens) if _checksum(tokens) == header.checksum else None
+    return np.asarray(tokens)
 
 
 def header_of(path: Path, key: str) -> Header | None:
@@ -160,8 +162,11 @@ def _digest(text: bytes) -> bytes:
     return hashlib.blake2b(text, digest_size=16).hexdigest().encode()
 
 
-def _checksum(tokens: Tokens) -> int:
-    checksum, step = 0, _CHECKSUM_BYTES // tokens.itemsize
-    for start in range(0, len(tokens), step):
-        checksum = zlib.crc32(tokens[start : start + step].data, checksum)
+def _checksum(path: Path) -> int:
+    """Return the CRC-32 of the tokens in a file, read: mapped pages would count as memory of the process."""
+    checksum, buffer = 0, bytearray(_CHECKSUM_BYTES)
+    with path.open("rb", buffering=0) as file:
+        file.seek(_HEADER_BYTES)
+        while num_bytes := file.readinto(buffer):
+            checksum = zlib.crc32(memoryview(buffer)[:num_bytes], checksum)
     return checksum
