@@ -7,11 +7,11 @@ from pathlib import Path
 
 from meshwright.app.arguments import JobSource, checked
 from meshwright.app.data.byte_counter import byte_counter
+from meshwright.app.data.job_data import caches_of
 from meshwright.app.job.jobs import as_job
 from meshwright.app.progress import elapsed
 from meshwright.app.results.data_results import PreparationResult
 from meshwright.data.cache import TokenCache
-from meshwright.data.dataset import token_caches
 from meshwright.data.prepared_folder import require_absent, write_prepared
 from meshwright.data.tokenizer import load_tokenizer
 from meshwright.errors import ConfigError, UnsupportedError
@@ -33,10 +33,11 @@ def prepare(
     """
     place = None if shard is None else _parsed(shard)
     folder = None if out is None else Path(out)
-    section = as_job(job, overrides).job.data
+    found = as_job(job, overrides).job
+    section = found.data
     _require_out(folder, shard)
     with elapsed(f"reading {section.source}") as show:
-        caches = token_caches(section, byte_counter(f"reading {section.source}", None, show))
+        caches = caches_of(found, byte_counter(f"reading {section.source}", None, show))
         if not caches:
             raise UnsupportedError(
                 f"data.source = {section.source!r} holds or makes its samples itself, so that nothing can be prepared: "
@@ -46,12 +47,12 @@ def prepare(
             raise UnsupportedError(
                 f"--out {folder} holds one source of text and the job has {len(caches)}: leave it out"
             )
-        found = [_prepared(cache, place, show) for cache in caches]
+        made = [_prepared(cache, place, show) for cache in caches]
         if folder is not None:
             show(f"writing {folder}")
             write_prepared(folder, caches[0], load_tokenizer(section.tokenizer))
-            found = [one.replace(folder=str(folder)) for one in found]
-    return PreparationResult(sources=found)
+            made = [one.replace(folder=str(folder)) for one in made]
+    return PreparationResult(sources=made)
 
 
 def _require_out(folder: Path | None, shard: str | None) -> None:

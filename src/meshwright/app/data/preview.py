@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from meshwright.app.arguments import Count, JobSource, Positive, checked
+from meshwright.app.data.job_data import caches_of, dataset_of, order_of
 from meshwright.app.job.jobs import as_job
 from meshwright.app.progress import elapsed
 from meshwright.app.results.data_results import PreviewResult
-from meshwright.data.dataset import Dataset, TokenDataset, build_dataset, token_caches
+from meshwright.data.dataset import Dataset, TokenDataset
 from meshwright.data.examine.document_places import document_numbers, document_places
 from meshwright.data.examine.sample_arrays import arrays_of, shapes_of
 from meshwright.data.examine.sample_text import IGNORED, segments_of
-from meshwright.data.order import SampleOrder
 from meshwright.data.tokenizer import load_tokenizer
 from meshwright.errors import ConfigError
 from meshwright.spec.data_findings import SamplePreview
@@ -28,7 +28,7 @@ def preview(
         raise ConfigError(f"--step {step} and --sample {sample} both say which samples: give one of the two")
     found = as_job(job, overrides).job
     with elapsed(f"reading {found.data.source}"):
-        dataset = build_dataset(found.data, found.train.seq_len)
+        dataset = dataset_of(found)
         _require_samples(dataset, found, sample)
         if sample is None:
             indices = _indices_of_step(dataset, found, step or 0)[:count]
@@ -51,7 +51,7 @@ def _require_samples(dataset: Dataset, job: Job, sample: int | None) -> None:
 
 
 def _indices_of_step(dataset: Dataset, job: Job, step: int) -> list[int]:
-    order = SampleOrder(dataset.num_training_samples, job.train.seed, job.data.shuffle)
+    order = order_of(dataset, job)
     first = step * job.global_batch_size
     return [int(index) for index in order.samples_at(np.arange(first, first + job.global_batch_size))]
 
@@ -81,7 +81,7 @@ def _places(dataset: Dataset, job: Job, indices: Sequence[int]) -> list[list[str
 
     It is of windows over the tokens of one source.
     """
-    caches = token_caches(job.data) if type(dataset) is TokenDataset else []
+    caches = caches_of(job) if type(dataset) is TokenDataset else []
     if len(caches) != 1 or (tokens := caches[0].open()) is None:
         return [[] for _ in indices]
     seq_len, end_of_text = job.train.seq_len, caches[0].encoder.end_of_text

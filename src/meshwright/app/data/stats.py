@@ -8,15 +8,15 @@ import numpy as np
 
 from meshwright.app.arguments import JobSource, checked
 from meshwright.app.data.byte_counter import byte_counter
+from meshwright.app.data.job_data import caches_of, dataset_of, order_of
 from meshwright.app.job.jobs import as_job
 from meshwright.app.progress import elapsed
 from meshwright.app.results.data_results import StatisticsResult
 from meshwright.data.cache import TokenCache
 from meshwright.data.content import Content
-from meshwright.data.dataset import Dataset, build_dataset, token_caches
+from meshwright.data.dataset import Dataset
 from meshwright.data.examine.document_lengths import DocumentLengths, document_lengths
 from meshwright.data.examine.sample_arrays import shapes_of
-from meshwright.data.order import SampleOrder
 from meshwright.data.prepared_folder import find_prepared
 from meshwright.data.token_file import Tokens
 from meshwright.spec.data_findings import LengthBin, SourceStatistics
@@ -36,10 +36,10 @@ def stats(job: JobSource, *overrides: str) -> StatisticsResult:
     """
     found = as_job(job, overrides).job
     with elapsed(f"reading {found.data.source}") as show:
-        caches = token_caches(found.data, byte_counter(f"reading {found.data.source}", None, show))
+        caches = caches_of(found, byte_counter(f"reading {found.data.source}", None, show))
         sources = [_source(cache, found.train.seq_len, show) for cache in caches]
         sources += _prepared_source(found.data, found.train.seq_len)
-        dataset = build_dataset(found.data, found.train.seq_len)
+        dataset = dataset_of(found)
         read_s = _read_s(dataset, found)
     samples_per_step = found.global_batch_size
     return StatisticsResult(
@@ -108,7 +108,7 @@ def _read_s(dataset: Dataset, job: Job) -> float:
     """Return the time to read one sample, the mean of a few in the order of training."""
     if not dataset.num_training_samples:
         return 0.0
-    order = SampleOrder(dataset.num_training_samples, job.train.seed, job.data.shuffle)
+    order = order_of(dataset, job)
     indices = order.samples_at(np.arange(_NUM_TIMED_SAMPLES))
     start_s = time.perf_counter()
     for index in indices:

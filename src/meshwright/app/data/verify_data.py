@@ -5,10 +5,11 @@ from collections.abc import Callable
 
 from meshwright.app.arguments import JobSource, Positive, checked
 from meshwright.app.data.byte_counter import byte_counter
+from meshwright.app.data.job_data import caches_of, dataset_of
 from meshwright.app.job.jobs import as_job
 from meshwright.app.progress import elapsed
 from meshwright.app.results.data_results import DataVerificationResult
-from meshwright.data.dataset import Dataset, build_dataset, text_sections, token_caches
+from meshwright.data.dataset import Dataset, text_sections
 from meshwright.data.examine.sample_arrays import digest_of
 from meshwright.data.examine.source_check import SourceCheck, check_source
 from meshwright.errors import MeshwrightError
@@ -47,7 +48,7 @@ def verify(job: JobSource, *overrides: str, samples: Positive = 100) -> DataVeri
 def _check_caches(job: Job, total: SourceCheck, show: Callable[[str], None]) -> list[str]:
     """Return the state of each token cache, and add those that are damaged to the problems."""
     states = []
-    for cache in token_caches(job.data, byte_counter(f"measuring {job.data.source}", None, show)):
+    for cache in caches_of(job, byte_counter(f"measuring {job.data.source}", None, show)):
         show(f"reading {cache.path}")
         damaged = cache.damaged()
         for path in damaged:
@@ -61,7 +62,7 @@ def _check_caches(job: Job, total: SourceCheck, show: Callable[[str], None]) -> 
 def _compare_reads(job: Job, most: int, total: SourceCheck, show: Callable[[str], None]) -> int:
     """Return the number of samples that were read twice, having added those that fail or differ to the problems."""
     try:
-        dataset = build_dataset(job.data, job.train.seq_len)
+        dataset = dataset_of(job)
     except MeshwrightError as error:
         total.add_problem(job.data.source, str(error))
         return 0
