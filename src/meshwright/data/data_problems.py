@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from meshwright.data.dataset import token_shortage, unmaskable
+from meshwright.data.prepared_folder import PreparedFolder, PreparedTokenizer, find_prepared
 from meshwright.data.readers import Piece, read_file
 from meshwright.data.sources import first_bytes, list_files, no_text
 from meshwright.data.tokenizer import Tokenizer, load_tokenizer
@@ -24,13 +25,15 @@ def problems(section: DataSection, seq_len: int, vocab_size: int | None) -> list
     if is_object_source(section.source):
         problem = unmaskable(section)
         return [problem] if problem else []
+    try:
+        prepared = find_prepared(section)
+        if prepared is not None:
+            return _prepared_problems(prepared, section, seq_len, vocab_size)
+    except MeshwrightError as error:
+        return [str(error)]
     found: list[str] = []
     tokenizer = _tokenizer(section, found)
-    if tokenizer and vocab_size is not None and tokenizer.vocab_size > vocab_size:
-        found.append(
-            f"data.tokenizer = {section.tokenizer!r} has {tokenizer.vocab_size} tokens but the model's vocab_size is "
-            f"{vocab_size}: set model.options.vocab_size to {tokenizer.vocab_size} or more, or change data.tokenizer"
-        )
+    found += _vocab_problems(section, tokenizer, vocab_size) if tokenizer else []
     corpus = _CorpusCheck(section)
     num_tokens = corpus.count_tokens(tokenizer, enough=2 * seq_len + 1)
     found += corpus.problems
@@ -38,6 +41,27 @@ def problems(section: DataSection, seq_len: int, vocab_size: int | None) -> list
         shortage = token_shortage(num_tokens, seq_len, section.validation_fraction)
         found += [f"data.source = {section.source!r} {shortage}"] if shortage else []
     return found
+
+
+def _prepared_problems(
+    prepared: PreparedFolder, section: DataSection, seq_len: int, vocab_size: int | None
+) -> list[str]:
+    """Return the problems of prepared tokens, which are not read: training compares them with their checksum."""
+    problem = prepared.problem(section)
+    shortage = token_shortage(prepared.num_tokens, seq_len, section.validation_fraction)
+    found = [problem] if problem else _vocab_problems(section, prepared.tokenizer, vocab_size)
+    return [*found, *([f"data.source = {section.source!r} {shortage}"] if shortage else [])]
+
+
+def _vocab_problems(
+    section: DataSection, tokenizer: Tokenizer | PreparedTokenizer, vocab_size: int | None
+) -> list[str]:
+    if vocab_size is None or tokenizer.vocab_size <= vocab_size:
+        return []
+    return [
+        f"data.tokenizer = {section.tokenizer!r} has {tokenizer.vocab_size} tokens but the model's vocab_size is "
+        f"{vocab_size}: set model.options.vocab_size to {tokenizer.vocab_size} or more, or change data.tokenizer"
+    ]
 
 
 def _tokenizer(section: DataSection, found: list[str]) -> Tokenizer | None:

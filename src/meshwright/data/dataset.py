@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.data.cache import Content, cached_tokens
+from meshwright.data.cache import TokenCache, cached_tokens
+from meshwright.data.content import Content, CountBytes
+from meshwright.data.prepared_folder import PreparedTokenizer, find_prepared
 from meshwright.data.sources import describe
 from meshwright.data.token_file import Tokens
 from meshwright.data.tokenizer import Tokenizer, load_tokenizer
@@ -54,8 +56,8 @@ class Dataset(ABC):
 class TokenDataset(Dataset):
     """Windows of seq_len + 1 tokens, seq_len apart, over all documents joined by end of text."""
 
-    def __init__(self, section: DataSection, seq_len: int, tokenizer: Tokenizer) -> None:
-        tokens, content = cached_tokens(section, tokenizer)
+    def __init__(self, section: DataSection, seq_len: int) -> None:
+        tokens, content, tokenizer = _tokens_of(section)
         shortage = token_shortage(len(tokens), seq_len, section.validation_fraction)
         if shortage:
             raise DataError(f"data.source = {section.source!r} {shortage}")
@@ -107,7 +109,32 @@ def build_dataset(section: DataSection, seq_len: int) -> Dataset:
         if problem:
             raise ConfigError(problem)
         return UserDataset(section, load_user_data(section))
-    return TokenDataset(section, seq_len, load_tokenizer(section.tokenizer))
+    return TokenDataset(section, seq_len)
+
+
+def _tokens_of(section: DataSection) -> tuple[Tokens, Content, Tokenizer | PreparedTokenizer]:
+    """Return tokens, content and tokenizer of a prepared folder, or of text."""
+    prepared = find_prepared(section)
+    if prepared is None:
+        tokenizer = load_tokenizer(section.tokenizer)
+        return *cached_tokens(section, tokenizer), tokenizer
+    problem = prepared.problem(section)
+    if problem:
+        raise DataError(problem)
+    return prepared.read(), prepared.content, prepared.tokenizer
+
+
+def token_caches(section: DataSection, count_read: CountBytes | None = None) -> list[TokenCache]:
+    """Return the token caches that `build_dataset` reads, whether they are filled or not: one for each source of text.
+
+    Reads sources that have not been measured: `count_read` takes their bytes. Raises DataError as build_dataset.
+    """
+    return [TokenCache(one, load_tokenizer(one.tokenizer), count_read=count_read) for one in text_sections(section)]
+
+
+def text_sections(section: DataSection) -> list[DataSection]:
+    """Return a section for each source of text; none for a user's data and prepared tokens."""
+    return [] if is_object_source(section.source) or find_prepared(section) else [section]
 
 
 def unmaskable(section: DataSection) -> str | None:
@@ -146,7 +173,7 @@ def token_shortage(num_tokens: int, seq_len: int, validation_fraction: float) ->
 
 
 def _token_fingerprint(
-    section: DataSection, seq_len: int, tokenizer: Tokenizer, tokens: Tokens, content: Content
+    section: DataSection, seq_len: int, tokenizer: Tokenizer | PreparedTokenizer, tokens: Tokens, content: Content
 ) -> dict[str, Any]:
     return {
         "source": describe(section),

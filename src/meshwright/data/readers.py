@@ -29,11 +29,26 @@ class Piece:
         return self.utf8.decode()
 
 
+@dataclass(frozen=True)
+class Broken:
+    """A document, or the rest of a file, that cannot be read; the message names file and place."""
+
+    message: str
+
+
 def read_file(path: Path, text_key: str) -> Iterator[Piece]:
     """Yield the pieces of one file, by its suffix; raises DataError with the file and the location.
 
     A document is a text file, a JSONL line or a Parquet row; empty documents are skipped.
     """
+    for one in read_documents(path, text_key):
+        if isinstance(one, Broken):
+            raise DataError(one.message)
+        yield one
+
+
+def read_documents(path: Path, text_key: str) -> Iterator[Piece | Broken]:
+    """Yield what `read_file` does, and each document that cannot be read in its place."""
     suffix = path.suffix.lower()
     try:
         if suffix in PARQUET_SUFFIXES:
@@ -41,11 +56,11 @@ def read_file(path: Path, text_key: str) -> Iterator[Piece]:
             return
         with path.open("rb") as file:
             yield from _jsonl(path, file, text_key) if suffix in JSONL_SUFFIXES else _text(path, file)
-    except FileNotFoundError as error:
-        raise DataError(f"{path} does not exist: set data.source to a file or folder that does") from error
+    except FileNotFoundError:
+        yield Broken(f"{path} does not exist: set data.source to a file or folder that does")
     except OSError as error:
         reason = error.strerror or str(error)
-        raise DataError(f"{path} cannot be read ({reason}): change its permissions, or data.source") from error
+        yield Broken(f"{path} cannot be read ({reason}): change its permissions, or data.source")
 
 
 def utf8_cut(utf8: bytes, end: int) -> int:
@@ -57,7 +72,7 @@ def utf8_cut(utf8: bytes, end: int) -> int:
     return end
 
 
-def _text(path: Path, file: BinaryIO) -> Iterator[Piece]:
+def _text(path: Path, file: BinaryIO) -> Iterator[Piece | Broken]:
     rest, offset = b"", 0
     chunk = file.read(_PIECE_BYTES)
     while chunk:
@@ -69,10 +84,11 @@ def _text(path: Path, file: BinaryIO) -> Iterator[Piece]:
         try:
             piece.decode()
         except UnicodeDecodeError as error:
-            raise DataError(
+            yield Broken(
                 f"{path} is no UTF-8 text: byte {offset + error.start} ({piece[error.start : error.start + 1]!r}) "
                 "starts no character: convert the file to UTF-8, or leave it out of data.source"
-            ) from error
+            )
+            return
         yield Piece(piece, ends_document=not following)
         offset += end
         chunk = following
@@ -86,62 +102,71 @@ def _last_character(utf8: bytes) -> int:
     return start or len(utf8)
 
 
-def _jsonl(path: Path, file: BinaryIO, text_key: str) -> Iterator[Piece]:
+def _jsonl(path: Path, file: BinaryIO, text_key: str) -> Iterator[Piece | Broken]:
     for number, line in enumerate(file, start=1):
-        if not line.strip():
-            continue
-        where = f"{path}:{number}"
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise DataError(
-                f"{where} is no JSON ({error}): each line of a JSONL file is one JSON object; "
-                "fix or remove the line, or change data.source"
-            ) from error
-        if not isinstance(record, dict):
-            raise DataError(
-                f"{where} is a JSON {type(record).__name__}, not an object: each line of a JSONL file is one object "
-                f'with its text under data.text_key, such as {{"{text_key}": "..."}}'
-            )
-        if text_key not in record:
-            raise DataError(_missing_key(where, text_key, list(record)))
+        if line.strip():
+            yield from _json_document(line, f"{path}:{number}", text_key)
+
+
+def _json_document(line: bytes, where: str, text_key: str) -> Iterator[Piece | Broken]:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        yield Broken(
+            f"{where} is no JSON ({error}): each line of a JSONL file is one JSON object; "
+            "fix or remove the line, or change data.source"
+        )
+        return
+    if not isinstance(record, dict):
+        yield Broken(
+            f"{where} is a JSON {type(record).__name__}, not an object: each line of a JSONL file is one object "
+            f'with its text under data.text_key, such as {{"{text_key}": "..."}}'
+        )
+    elif text_key not in record:
+        yield _missing_key(where, text_key, list(record))
+    else:
         yield from _document(record[text_key], where, text_key)
 
 
-def _parquet(path: Path, text_key: str) -> Iterator[Piece]:
+def _parquet(path: Path, text_key: str) -> Iterator[Piece | Broken]:
     parquet = import_extra("pyarrow.parquet", f"reading {path}")
     arrow = import_extra("pyarrow", f"reading {path}")
     try:
         with parquet.ParquetFile(path) as file:
             columns = file.schema_arrow.names
             if text_key not in columns:
-                raise DataError(_missing_key(f"{path}", text_key, columns))
+                yield _missing_key(f"{path}", text_key, columns)
+                return
             row = 0
             for batch in file.iter_batches(batch_size=_PARQUET_ROWS, columns=[text_key]):
                 for value in batch.column(0).to_pylist():
                     row += 1
                     yield from _document(value, f"{path}, row {row}", text_key)
     except arrow.ArrowInvalid as error:
-        raise DataError(f"{path} is no Parquet file ({error}): rename or replace it, or change data.source") from error
+        yield Broken(f"{path} is no Parquet file ({error}): rename or replace it, or change data.source")
 
 
-def _document(text: Any, where: str, text_key: str) -> Iterator[Piece]:
+def _document(text: Any, where: str, text_key: str) -> Iterator[Piece | Broken]:
     if not isinstance(text, str):
-        raise DataError(
+        yield Broken(
             f"{where}: field {text_key!r} is {json.dumps(text, default=str)[:80]}, not text: "
             "remove the record, or set data.text_key to a field of text"
         )
+        return
     try:
         utf8 = text.encode()
     except UnicodeEncodeError as error:
-        raise DataError(
+        yield Broken(
             f"{where}: field {text_key!r} holds half of a surrogate pair ({text[error.start]!a}), "
             "which UTF-8 cannot express: fix or remove the record"
-        ) from error
+        )
+        return
     if utf8:
         yield Piece(utf8, ends_document=True)
 
 
-def _missing_key(where: str, text_key: str, present: list[str]) -> str:
+def _missing_key(where: str, text_key: str, present: list[str]) -> Broken:
     keys = ", ".join(repr(key) for key in present) or "none"
-    return f"{where} has no field {text_key!r} (its fields: {keys}): set data.text_key to the one that holds the text"
+    return Broken(
+        f"{where} has no field {text_key!r} (its fields: {keys}): set data.text_key to the one that holds the text"
+    )

@@ -1,0 +1,22 @@
+"""The dataset of a job, the order in which training reads it, and its token caches: as the trainer makes them."""
+
+from meshwright.data.cache import TokenCache
+from meshwright.data.content import CountBytes
+from meshwright.data.dataset import Dataset, build_dataset, token_caches
+from meshwright.data.order import SampleOrder
+from meshwright.spec.job.job import Job
+
+
+def dataset_of(job: Job) -> Dataset:
+    """Return the dataset, its text tokenised if needed; raises DataError or ConfigError as training would."""
+    return build_dataset(job.data, job.train.seq_len)
+
+
+def order_of(dataset: Dataset, job: Job) -> SampleOrder:
+    """Return which training sample is at each position of the run."""
+    return SampleOrder(dataset.num_training_samples, job.train.seed, job.data.shuffle)
+
+
+def caches_of(job: Job, count_read: CountBytes | None = None) -> list[TokenCache]:
+    """Return a token cache for each source of text, filled or not; `count_read` takes bytes that are read for that."""
+    return token_caches(job.data, count_read)

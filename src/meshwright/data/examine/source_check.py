@@ -1,0 +1,72 @@
+"""check_source(): reads all text of a source and collects each document that cannot be read."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from meshwright.data.content import CountBytes
+from meshwright.data.readers import Broken, read_documents
+from meshwright.data.sources import list_files, no_text
+from meshwright.errors import DataError
+from meshwright.spec.data_findings import DataProblem
+from meshwright.spec.job.sections import DataSection
+
+MAX_PROBLEMS = 10_000
+"""Problems that are kept of a corpus; further ones are counted only."""
+
+
+@dataclass
+class SourceCheck:
+    """What was read of a source, and what could not be."""
+
+    num_files: int = 0
+    num_documents: int = 0
+    """Good ones."""
+    num_bytes: int = 0
+    num_empty_files: int = 0
+    """Files without a document, good or bad."""
+    num_problems: int = 0
+    problems: list[DataProblem] = field(default_factory=list)
+    """In reading order, up to MAX_PROBLEMS."""
+
+    def add_problem(self, where: str, reason: str) -> None:
+        """Count a problem."""
+        self.num_problems += 1
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems.append(DataProblem(where=where, reason=reason))
+
+
+def check_source(section: DataSection, found: SourceCheck, count: CountBytes | None = None) -> None:
+    """Add what is wrong with data.source, up to data.max_bytes of good text; raises nothing about its files."""
+    try:
+        files = list_files(section)
+    except DataError as error:
+        found.add_problem(section.source, str(error))
+        return
+    left, num_problems = section.max_bytes, found.num_problems
+    for path in files:
+        if left <= 0:
+            break
+        left -= _check_file(path, section.replace(max_bytes=left), found, count)
+    if left == section.max_bytes and found.num_problems == num_problems:
+        found.add_problem(section.source, no_text(section, len(files)))
+
+
+def _check_file(path: Path, section: DataSection, found: SourceCheck, count: CountBytes | None) -> int:
+    """Return the bytes of text that were read."""
+    found.num_files += 1
+    num_bytes, is_empty = 0, True
+    for one in read_documents(path, section.text_key):
+        is_empty = False
+        if isinstance(one, Broken):
+            found.add_problem(str(path), one.message)
+            continue
+        num_bytes += len(one.utf8)
+        found.num_documents += one.ends_document
+        if count is not None:
+            count(len(one.utf8))
+        if num_bytes >= section.max_bytes:
+            break
+    if is_empty:
+        found.num_empty_files += 1
+    found.num_bytes += num_bytes
+    return num_bytes
