@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.data.cache import Content, cached_tokens
+from meshwright.data.cache import cached_tokens
+from meshwright.data.content import Content
 from meshwright.data.sources import describe
 from meshwright.data.token_file import Tokens
 from meshwright.data.tokenizer import Tokenizer, load_tokenizer

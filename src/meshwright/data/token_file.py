@@ -1,16 +1,24 @@
-"""Token file format: a header of 4096 bytes (hash, JSON, zeros), then little-endian tokens."""
+"""Token file format: a header of 4096 bytes (hash, JSON, zeros), then little-endian tokens.
 
+A file is written under a temporary name, then renamed, so that readers see it complete or not at all. The temporary
+file is also the lock, so that several processes write it once, and leftovers of a killed process are reused.
+"""
+
+import errno
+import fcntl
 import hashlib
 import json
 import os
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+
+from meshwright.log import logger
 
 FORMAT_VERSION = 1
 
@@ -43,6 +51,65 @@ class Header:
         """Return the header in a file's first bytes, or None if they are not what `pack` wrote."""
         digest, _, text = block.rstrip(b"\0").partition(b"\n")
         return cls(**json.loads(text)) if _digest(text) == digest else None
+
+
+class TokenFile:
+    """A file of tokens that several processes may want, and one of them writes."""
+
+    def __init__(self, path: Path, key: str, dtype: np.dtype[Any]) -> None:
+        self.path, self._key, self._dtype = path, key, dtype
+        self._partial = path.with_suffix(".partial")
+
+    def open(self) -> Tokens | None:
+        """Return the mapped tokens, or None if the file is missing or damaged."""
+        return map_tokens(self.path, self._key)
+
+    def build(self, runs: Callable[[], Iterable[Tokens]], what: str) -> Tokens:
+        """Return the mapped tokens after this process has written `runs()`, or another one has written the file.
+
+        `what` says in the log what a process waits for.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            with open(os.open(self._partial, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as partial:
+                _lock(partial, what)
+                # The previous owner of the lock has renamed the file, or failed and removed it.
+                tokens = self.open()
+                if tokens is None and self._is_in_place(partial):
+                    tokens = self._write(partial, runs())
+                elif tokens is not None and self._is_in_place(partial):
+                    self._partial.unlink()
+                if tokens is not None:
+                    return tokens
+
+    def _is_in_place(self, partial: BinaryIO) -> bool:
+        try:
+            return os.path.samestat(os.fstat(partial.fileno()), os.stat(self._partial))
+        except FileNotFoundError:
+            return False
+
+    def _write(self, partial: BinaryIO, runs: Iterable[Tokens]) -> Tokens:
+        if self.path.exists():
+            logger.warning("the token cache %s is damaged and is rebuilt", self.path)
+        try:
+            write_tokens(partial, self._key, self._dtype, runs)
+            # Not synced: after a power cut the checksum fails, and the file is rebuilt.
+            os.rename(self._partial, self.path)
+        except BaseException:
+            self._partial.unlink(missing_ok=True)
+            raise
+        tokens = self.open()
+        if tokens is None:
+            raise OSError(errno.EIO, "data read back differs from data written", str(self.path))
+        return tokens
+
+
+def _lock(partial: BinaryIO, what: str) -> None:
+    try:
+        fcntl.flock(partial, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        logger.info("waiting for another process to tokenise %s", what)
+        fcntl.flock(partial, fcntl.LOCK_EX)
 
 
 def write_tokens(file: BinaryIO, key: str, dtype: np.dtype[Any], runs: Iterable[Tokens]) -> int:
