@@ -18,12 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from meshwright.data.content import Content, CountBytes, PartMeasure, content_of, parts_of
-from meshwright.data.encode import encoded
+from meshwright.data.content import Content, CountBytes, PartMeasure, Read, content_of, parts_of
+from meshwright.data.encode import Encoder, encoded
 from meshwright.data.readers import Piece
 from meshwright.data.sources import pieces
 from meshwright.data.token_file import FORMAT_VERSION, TokenFile, Tokens
-from meshwright.data.tokenizer import Tokenizer
 from meshwright.errors import DataError
 from meshwright.log import logger
 from meshwright.spec.job.sections import DataSection
@@ -32,23 +31,25 @@ from meshwright.units import counted, format_bytes, format_count
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def cached_tokens(section: DataSection, tokenizer: Tokenizer) -> tuple[Tokens, Content]:
-    """Return the tokens of data.source, with end of text after each document, and the content.
+def cached_tokens(section: DataSection, tokenizer: Encoder, read: Read = pieces) -> tuple[Tokens, Content]:
+    """Return the tokens of what `read` makes of data.source, with end of text after each document, and the content.
 
     Tokenises only if the cache has no entry for the hash of the content, and only the parts that it lacks.
     Raises DataError when the source cannot be read or data.cache_dir cannot be written.
     """
-    cache = TokenCache(section, tokenizer)
+    cache = TokenCache(section, tokenizer, read)
     return cache.tokens(), cache.content
 
 
 class TokenCache:
     """The cache files of one content and tokenizer."""
 
-    def __init__(self, section: DataSection, tokenizer: Tokenizer, count_read: CountBytes | None = None) -> None:
+    def __init__(
+        self, section: DataSection, tokenizer: Encoder, read: Read = pieces, count_read: CountBytes | None = None
+    ) -> None:
         """Measure the content, unless that has been done before: `count_read` is told of bytes that are read for it."""
-        self.content = content_of(section, count_read)
-        self._section, self._tokenizer = section, tokenizer
+        self.content = content_of(section, read, count_read)
+        self._section, self._tokenizer, self._read = section, tokenizer, read
         self._dtype = np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<u4")
         self._folder = Path(os.path.expanduser(section.cache_dir))
         self._whole = self._file(self._folder, self.content.content_hash)
@@ -116,7 +117,7 @@ class TokenCache:
         if kept:
             logger.info("%s of %s are there already", kept, counted(len(self._parts), "part"))
         last = max(missing)
-        for number, part_pieces in parts_of(pieces(self._section)):
+        for number, part_pieces in parts_of(self._read(self._section)):
             if number in missing:
                 runs = partial(self._part_runs, number, part_pieces, count)
                 self._parts[number].build(runs, self._section.source)

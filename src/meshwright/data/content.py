@@ -28,6 +28,9 @@ PART_BYTES = 64 * 2**20
 _FORMAT = 2
 """Raised when the hash or the parts of the same files change, as with another reader of a format."""
 
+Read = Callable[[DataSection], Iterator[Piece]]
+"""Returns the documents of data.source, up to data.max_bytes."""
+
 CountBytes = Callable[[int], None]
 """Is told of bytes of text as they are done, to show how far a long pass is."""
 
@@ -53,12 +56,12 @@ class Content:
     """In order; all of the text is in one of them."""
 
 
-def content_of(section: DataSection, count: CountBytes | None = None) -> Content:
-    """Return size and hash of data.source up to data.max_bytes; raises DataError if it cannot be read.
+def content_of(section: DataSection, read: Read = pieces, count: CountBytes | None = None) -> Content:
+    """Return size and hash of what `read` makes of data.source up to data.max_bytes; raises DataError if it cannot.
 
     Reads it unless a process has measured the same files before. A cache that cannot be written is no error here.
     """
-    path = Path(os.path.expanduser(section.cache_dir)) / "contents" / f"{_identity(section)}.json"
+    path = Path(os.path.expanduser(section.cache_dir)) / "contents" / f"{_identity(section, read)}.json"
     if (known := _read(path)) is not None:
         return known
     try:
@@ -67,18 +70,19 @@ def content_of(section: DataSection, count: CountBytes | None = None) -> Content
             fcntl.flock(lock, fcntl.LOCK_EX)
             # Another process may have measured it while this one waited.
             if (known := _read(path)) is None:
-                known = measure(pieces(section), count)
+                known = measure(read(section), count)
                 partial = path.with_suffix(f".{os.getpid()}")
                 partial.write_text(json.dumps(asdict(known)), encoding="utf-8")
                 partial.rename(path)
             return known
     except OSError:
-        return measure(pieces(section), count)
+        return measure(read(section), count)
 
 
-def _identity(section: DataSection) -> str:
+def _identity(section: DataSection, read: Read) -> str:
     """Return a hash of what the content follows from: the files as they are now, and how they are read."""
     parts: list[object] = [_FORMAT, PART_BYTES, section.max_bytes, section.text_key]
+    parts += [] if read is pieces else [read.__name__]
     for file in list_files(section):
         found = file.stat()
         parts.append([str(file.absolute()), found.st_size, found.st_mtime_ns, found.st_ino])

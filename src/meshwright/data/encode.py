@@ -1,21 +1,34 @@
 """encoded(): the tokens of a stream of text, with the next batches in work while one is written."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
 
 import numpy as np
 
 from meshwright.data.readers import Piece
 from meshwright.data.token_file import Tokens
-from meshwright.data.tokenizer import Tokenizer
 
 _BATCH_BYTES = 8 * 2**20
 _NUM_BATCHES_AT_ONCE = 2
 """While the ids of one batch become an array, which takes one core, the tokenizer's threads work on the next."""
 
 
-def encoded(stream: Iterable[Piece], tokenizer: Tokenizer) -> Iterator[Tokens]:
+class Encoder(Protocol):
+    """What the cache needs of a tokenizer, of text or of conversations."""
+
+    vocab_size: int
+    end_of_text: int
+    identity: str
+    version: str
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Tokens]:
+        """Return the ids of each text."""
+        ...
+
+
+def encoded(stream: Iterable[Piece], tokenizer: Encoder) -> Iterator[Tokens]:
     """Yield the tokens of a stream in order, with end of text after each document.
 
     Holds a few batches of some MiB of text, and their tokens, in memory.
@@ -30,7 +43,7 @@ def encoded(stream: Iterable[Piece], tokenizer: Tokenizer) -> Iterator[Tokens]:
 
 
 def _in_order(
-    pool: ThreadPoolExecutor, stream: Iterable[Piece], tokenizer: Tokenizer
+    pool: ThreadPoolExecutor, stream: Iterable[Piece], tokenizer: Encoder
 ) -> Iterator[tuple[list[Piece], list[Tokens]]]:
     ahead: deque[tuple[list[Piece], Future[list[Tokens]]]] = deque()
     for batch in batches(stream):
