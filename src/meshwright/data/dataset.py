@@ -1,14 +1,18 @@
 """Datasets of numbered samples, validation samples last: windows of a token stream, or a user's own."""
 
 import json
-from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
 
-from meshwright.data.cache import cached_tokens
-from meshwright.data.content import Content
-from meshwright.data.sources import describe
+from meshwright.data.content import Content, Read
+from meshwright.data.corpus_tokens import corpus_tokens
+from meshwright.data.formats.stored_tokens import TokenStream
+from meshwright.data.mixing.mixture_dataset import MixtureDataset
+from meshwright.data.numbered_samples import Dataset as Dataset
+from meshwright.data.numbered_samples import Sample as Sample
+from meshwright.data.numbered_samples import num_validation
+from meshwright.data.sources import describe, pieces
 from meshwright.data.token_file import Tokens
 from meshwright.data.tokenizer import Tokenizer, load_tokenizer
 from meshwright.data.user_data import UserData, load_user_data, read_pair, sample_hash
@@ -16,47 +20,13 @@ from meshwright.errors import ConfigError, DataError
 from meshwright.spec.job.sections import DataSection
 from meshwright.spec.job.user_object import is_object_source
 
-Sample = tuple[Any, Any]
-
-
-class Dataset(ABC):
-    """Numbered samples (inputs, targets)."""
-
-    vocab_size: int | None
-    """One more than the largest token; None for samples without tokens."""
-    end_of_document: int | None = None
-    """The token that ends a document, with data.mask_documents."""
-
-    may_ignore_targets = False
-    """Whether targets may be -100, which the next-token loss ignores."""
-
-    def __init__(self, num_samples: int, validation_fraction: float, fingerprint: dict[str, Any]) -> None:
-        self.num_validation_samples = num_validation(num_samples, validation_fraction)
-        self.num_training_samples = num_samples - self.num_validation_samples
-        counts = {key: getattr(self, key) for key in ("num_training_samples", "num_validation_samples")}
-        self.fingerprint: dict[str, Any] = {**fingerprint, **counts}
-        """Identity of the data, as JSON for manifests and checkpoints."""
-
-    def sample(self, index: int) -> Sample:
-        """Return (inputs, targets) of training sample `index`."""
-        assert 0 <= index < self.num_training_samples, f"sample {index} of {self.num_training_samples}"
-        return self.read(index)
-
-    def validation_sample(self, index: int) -> Sample:
-        """Return (inputs, targets) of validation sample `index`."""
-        assert 0 <= index < self.num_validation_samples, f"sample {index} of {self.num_validation_samples}"
-        return self.read(self.num_training_samples + index)
-
-    @abstractmethod
-    def read(self, index: int) -> Sample:
-        """Return sample `index` of all samples, training first."""
-
 
 class TokenDataset(Dataset):
     """Windows of seq_len + 1 tokens, seq_len apart, over all documents joined by end of text."""
 
-    def __init__(self, section: DataSection, seq_len: int, tokenizer: Tokenizer) -> None:
-        tokens, content = cached_tokens(section, tokenizer)
+    def __init__(self, section: DataSection, seq_len: int, tokenizer: Tokenizer, read: Read = pieces) -> None:
+        tokens, content = corpus_tokens(section, tokenizer, read)
+        self.notes = content.left_out.lines()
         shortage = token_shortage(len(tokens), seq_len, section.validation_fraction)
         if shortage:
             raise DataError(f"data.source = {section.source!r} {shortage}")
@@ -103,6 +73,9 @@ class UserDataset(Dataset):
 
 def build_dataset(section: DataSection, seq_len: int) -> Dataset:
     """Return the dataset of a job's [data]; raises DataError or ConfigError if it is invalid or too short."""
+    if section.mixture:
+        tokenizer = load_tokenizer(section.tokenizer)
+        return MixtureDataset(section, lambda one, read: TokenDataset(one, seq_len, tokenizer, read))
     if is_object_source(section.source):
         problem = unmaskable(section)
         if problem:
@@ -126,11 +99,6 @@ def num_windows(num_tokens: int, seq_len: int) -> int:
     return max(0, num_tokens - 1) // seq_len
 
 
-def num_validation(num_samples: int, fraction: float) -> int:
-    """Return the number of validation samples: the fraction rounded down, at least 1 unless it is 0."""
-    return max(1, int(num_samples * fraction)) if fraction else 0
-
-
 def token_shortage(num_tokens: int, seq_len: int, validation_fraction: float) -> str | None:
     """Return the message about too few tokens, without its subject; None if they are enough."""
     num_samples = num_windows(num_tokens, seq_len)
@@ -147,7 +115,7 @@ def token_shortage(num_tokens: int, seq_len: int, validation_fraction: float) ->
 
 
 def _token_fingerprint(
-    section: DataSection, seq_len: int, tokenizer: Tokenizer, tokens: Tokens, content: Content
+    section: DataSection, seq_len: int, tokenizer: Tokenizer, tokens: TokenStream, content: Content
 ) -> dict[str, Any]:
     return {
         "source": describe(section),
