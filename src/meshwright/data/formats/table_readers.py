@@ -47,7 +47,9 @@ def read_arrow(file: SourceFile, text_key: str) -> Iterator[Piece | Broken]:
                 for batch in batches:
                     yield from _rows(batch.column(columns.index(text_key)), file, row, text_key)
                     row += batch.num_rows
-    except (arrow.ArrowInvalid, EOFError) as error:
+    except (arrow.ArrowInvalid, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         yield _damaged(file, "Arrow", row, error)
 
 
@@ -56,7 +58,7 @@ def _open_arrow(file: SourceFile, arrow: Any) -> Any:
         # Python's own error for a missing file or right; Arrow raises another for an empty one.
         file.open("rb").close()
         return arrow.memory_map(str(file)) if file.stat().st_size else arrow.BufferReader(b"")
-    return arrow.PythonFile(file.open("rb"))
+    return arrow.PythonFile(file.open("rb"), mode="r")
 
 
 def _rows(column: Any, file: SourceFile, first_row: int, text_key: str) -> Iterator[Piece | Broken]:
