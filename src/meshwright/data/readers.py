@@ -81,7 +81,7 @@ def json_document(data: bytes, where: str, text_key: str) -> Piece | Broken:
     """Return the text of one JSON object."""
     try:
         record = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return Broken(
             f"{where} is no JSON ({error}): each line of a JSONL file is one JSON object; "
             "fix or remove the line, or change data.source"

@@ -58,7 +58,9 @@ def test_a_run_does_not_go_on_with_another_source(tmp_path: Path) -> None:
     job["train"]["stop_after"] = 3
     train_on_ranks(job, tmp_path / "run", 1)
     write_megatron(tmp_path / "books", [[*(b"another book " * 8), 256] for _ in range(100)])
-    with pytest.raises((DataError, RuntimeError, AssertionError), match=r"data.mixture, table 3 \(books\): content_hash"):
+    with pytest.raises(
+        (DataError, RuntimeError, AssertionError), match=r"data.mixture, table 3 \(books\): content_hash"
+    ):
         train_on_ranks(mixed_job_with(tmp_path, job), tmp_path / "run", 1, resume=True)
 
 

@@ -67,10 +67,9 @@ def holds_tokens(folder: Path, text_key: str) -> bool:
     try:
         with shards[0].open("rb") as stream:
             columns = _read_header(stream)[1]
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError):
         return False  # said by whoever reads it
-    encodings = dict(zip(columns["column_names"], columns["column_encodings"], strict=True))
-    return str(encodings.get(text_key, "")).partition(":")[0] in (_ARRAY, _BYTES)
+    return text_key in columns and columns[text_key].encoding.partition(":")[0] in (_ARRAY, _BYTES)
 
 
 def read_mds_text(file: SourceFile, text_key: str) -> Iterator[Piece | Broken]:
@@ -78,13 +77,13 @@ def read_mds_text(file: SourceFile, text_key: str) -> Iterator[Piece | Broken]:
     with file.open("rb") as stream:
         try:
             offsets, columns = _read_header(stream)
-        except (ValueError, KeyError, struct.error) as error:
-            yield Broken(f"{file} is no MDS shard ({error!r}): replace it, or leave it out of data.source")
+        except ValueError as error:
+            yield Broken(f"{file} is no MDS shard ({error}): replace it, or leave it out of data.source")
             return
-        if text_key not in columns["column_names"]:
-            yield missing_key(f"{file}", text_key, columns["column_names"])
+        if text_key not in columns:
+            yield missing_key(f"{file}", text_key, [*columns])
             return
-        column = _column(columns, text_key)
+        column = columns[text_key]
         if column.encoding != "str":
             yield Broken(f"{file}: column {text_key!r} is {column.encoding}, not str: set data.text_key to a text")
             return
@@ -92,13 +91,24 @@ def read_mds_text(file: SourceFile, text_key: str) -> Iterator[Piece | Broken]:
             row = stream.read(end - begin)
             if len(row) < end - begin:
                 raise EOFError(f"it ends in row {number} of {len(offsets) - 1}")
-            start, size = _place(row, column)
-            utf8 = row[start : start + size]
             try:
-                utf8.decode()
-                yield Piece(utf8, ends_document=True)
-            except UnicodeDecodeError as error:
-                yield Broken(f"{file}, row {number} is no UTF-8 text ({error}): fix or remove the row")
+                yield _text_of(row, column)
+            except ValueError as error:
+                yield Broken(f"{file}, row {number} holds no UTF-8 text ({error}): fix or remove the row")
+
+
+def _text_of(row: bytes, column: _Column) -> Piece:
+    """Return the text of a row; raises ValueError where it is none, or its sizes are wrong."""
+    try:
+        begins, sizes = _places(np.frombuffer(row, np.uint8), np.zeros(1, np.int64), column)
+    except IndexError as error:
+        raise ValueError("it is shorter than its sizes") from error
+    start, end = int(begins[0]), int(begins[0] + sizes[0])
+    if end > len(row):
+        raise ValueError("its sizes are larger than it")
+    utf8 = row[start:end]
+    utf8.decode()
+    return Piece(utf8, ends_document=True)
 
 
 class MdsTokens:
@@ -141,13 +151,18 @@ class _TokenShard:
         try:
             with path.open("rb") as stream:
                 offsets, columns = _read_header(stream)
-            column = _column(columns, text_key)
+            column = columns[text_key]
             self._raw = np.memmap(path, np.uint8, mode="r")
-        except (OSError, ValueError, KeyError, struct.error) as error:
+        except (OSError, ValueError, KeyError) as error:
             raise DataError(f"{path} is no MDS shard with a column {text_key!r} ({error!r}): replace it") from error
         if len(self._raw) < offsets[-1]:
             raise DataError(f"{path} is truncated: it has {len(self._raw)} bytes of {offsets[-1]}: replace it")
-        begins, sizes = _places(self._raw, offsets[:-1].astype(np.int64), column)
+        try:
+            begins, sizes = _places(self._raw, offsets[:-1].astype(np.int64), column)
+            if (begins + sizes > offsets[1:]).any():
+                raise IndexError("sizes are larger than their rows")
+        except IndexError as error:
+            raise DataError(f"{path} is damaged ({error}): replace it") from error
         self.dtype, header_bytes = self._types(path, column.encoding, begins)
         self._begins = begins + header_bytes
         counts, rest = np.divmod(sizes - header_bytes, self.dtype.itemsize)
@@ -187,27 +202,33 @@ class _TokenShard:
         return parts
 
 
-def _read_header(stream: BinaryIO) -> tuple[_Array, dict[str, Any]]:
-    """Return the offsets of a shard's rows and of its end, and its columns; the stream is then at the first row."""
-    (num_rows,) = struct.unpack("<I", stream.read(4))
-    data = stream.read(4 * (num_rows + 1))
-    offsets = np.frombuffer(data, "<u4", count=num_rows + 1)
-    columns: dict[str, Any] = json.loads(stream.read(int(offsets[0]) - 4 - len(data)))
-    if columns["format"] != "mds" or (np.diff(offsets.astype(np.int64)) < 0).any():
-        raise ValueError("its rows are not in order")
-    return offsets, columns
+def _read_header(stream: BinaryIO) -> tuple[_Array, dict[str, _Column]]:
+    """Return the offsets of a shard's rows and of its end, and its columns; the stream is then at the first row.
+
+    Raises ValueError for what is no shard.
+    """
+    try:
+        (num_rows,) = struct.unpack("<I", stream.read(4))
+        data = stream.read(4 * (num_rows + 1))
+        offsets = np.frombuffer(data, "<u4", count=num_rows + 1)
+        size_bytes = int(offsets[0]) - 4 - len(data)
+        if size_bytes < 0 or (np.diff(offsets.astype(np.int64)) < 0).any():
+            raise ValueError("its rows are not in order")
+        config = json.loads(stream.read(size_bytes))
+        if config["format"] != "mds":
+            raise ValueError(f"its format is {config['format']!r}")
+        return offsets, dict(_columns(config["column_names"], config["column_encodings"], config["column_sizes"]))
+    except (struct.error, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(repr(error)) from error
 
 
-def _column(columns: dict[str, Any], name: str) -> _Column:
-    place = columns["column_names"].index(name)
-    sizes = columns["column_sizes"]
-    return _Column(columns["column_encodings"][place], tuple(sizes[: place + 1]), sum(not size for size in sizes))
-
-
-def _place(row: bytes, column: _Column) -> tuple[int, int]:
-    """Return the place and size of the column's value in a row."""
-    begins, sizes = _places(np.frombuffer(row, np.uint8), np.zeros(1, np.int64), column)
-    return int(begins[0]), int(sizes[0])
+def _columns(
+    names: Sequence[str], encodings: Sequence[str], sizes: Sequence[int | None]
+) -> Iterator[tuple[str, _Column]]:
+    num_stated = sum(not size for size in sizes)
+    for place, (name, encoding) in enumerate(zip(names, encodings, strict=True)):
+        fixed = tuple(None if not size else int(size) for size in sizes[: place + 1])
+        yield str(name), _Column(str(encoding), fixed, num_stated)
 
 
 def _places(raw: _Array, rows: _Array, column: _Column) -> tuple[_Array, _Array]:

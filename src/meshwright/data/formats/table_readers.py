@@ -26,7 +26,7 @@ def read_parquet(file: SourceFile, text_key: str) -> Iterator[Piece | Broken]:
             for batch in table.iter_batches(batch_size=_ROWS, columns=[text_key]):
                 yield from _rows(batch.column(0), file, row, text_key)
                 row += batch.num_rows
-    except arrow.ArrowInvalid as error:
+    except (arrow.ArrowException, ValueError, OverflowError) as error:
         yield _damaged(file, "Parquet", row, error)
 
 
@@ -47,7 +47,7 @@ def read_arrow(file: SourceFile, text_key: str) -> Iterator[Piece | Broken]:
                 for batch in batches:
                     yield from _rows(batch.column(columns.index(text_key)), file, row, text_key)
                     row += batch.num_rows
-    except (arrow.ArrowInvalid, OSError) as error:
+    except (arrow.ArrowException, ValueError, OverflowError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         yield _damaged(file, "Arrow", row, error)
@@ -62,6 +62,8 @@ def _open_arrow(file: SourceFile, arrow: Any) -> Any:
 
 
 def _rows(column: Any, file: SourceFile, first_row: int, text_key: str) -> Iterator[Piece | Broken]:
+    # Offsets of a damaged file may point beyond its bytes, at which Arrow would crash.
+    column.validate(full=True)
     for start in range(0, len(column), _ROWS):
         for number, value in enumerate(column.slice(start, _ROWS).to_pylist(), start=first_row + start + 1):
             yield document(value, f"{file}, row {number}", text_key)

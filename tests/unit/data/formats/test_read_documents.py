@@ -3,12 +3,16 @@
 import gzip
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from meshwright.data.content import content_of
 from meshwright.data.sources import list_files, pieces
@@ -73,6 +77,35 @@ def test_a_compressed_file_that_ends_early_is_named(tmp_path: Path, name: str) -
     (tmp_path / name).write_bytes(data[: len(data) // 2])
     with pytest.raises(DataError, match=rf"{name} is truncated or damaged .*: replace it"):
         documents(tmp_path / name)
+
+
+@given(data=st.data())
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.parametrize("name", [*WRITERS, "a.parquet", "a.mds"])
+def test_a_damaged_file_of_any_format_is_an_error_of_the_data(
+    damaged: Callable[[str], bytes], tmp_path: Path, name: str, data: st.DataObject
+) -> None:
+    content = bytearray(damaged(name))
+    if data.draw(st.booleans()):
+        del content[data.draw(st.integers(0, len(content) - 1)) :]
+    for place, value in data.draw(st.lists(st.tuples(st.integers(0, len(content)), st.integers(0, 255)), max_size=4)):
+        content[place : place + 1] = [value]
+    (tmp_path / name).write_bytes(content)
+    section = DataSection(source=str(tmp_path / name), on_bad_document="skip")
+    with suppress(DataError):
+        assert all(piece.text is not None for piece in pieces(section))
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], bytes]:
+    """Return what makes a valid file of a format, of few documents."""
+    folder = tmp_path_factory.mktemp("valid")
+    pq.write_table(pa.table({"text": TEXTS[:50]}), folder / "a.parquet")
+    write_mds(folder / "mds", {"text": "str"}, [[{"text": text} for text in TEXTS[:50]]])
+    (folder / "mds" / "shard.00000.mds").rename(folder / "a.mds")
+    for name, write in WRITERS.items():
+        write(folder / name)
+    return lambda name: (folder / name).read_bytes()
 
 
 def test_text_may_be_compressed(tmp_path: Path) -> None:
