@@ -23,7 +23,9 @@ def read_tar(name: str, stream: BinaryIO, text_key: str) -> Iterator[Piece | Bro
     extensions: dict[str, None] = {}
     num_documents = 0
     with tarfile.open(fileobj=cast(BinaryIO, watched), mode="r|") as archive:
-        for member in archive:
+        while (member := archive.next()) is not None:
+            # It would keep all of them.
+            archive.members.clear()  # type: ignore[attr-defined]
             if not member.isfile():
                 continue
             extension = _extension(member.name)

@@ -18,6 +18,7 @@ from meshwright.data.content import content_of
 from meshwright.data.sources import list_files, pieces
 from meshwright.errors import DataError, DataUnavailable
 from meshwright.spec.job.sections import DataSection
+from s3_server import s3_server
 from written_corpora import write_mds, write_tar
 
 TEXTS = [f"document {number} é\n" * (number % 5 + 1) for number in range(2500)]
@@ -201,6 +202,20 @@ def test_a_url_is_read_as_a_file_is(tmp_path: Path, memory: Any, name: str) -> N
     assert documents(f"memory://corpus/{name}") == TEXTS
     assert documents("memory://corpus") == TEXTS
     assert documents(f"file://{tmp_path}") == TEXTS
+
+
+def test_a_bucket_of_s3_is_read_as_a_folder_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with s3_server() as (bucket, environment):
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        store = fsspec.filesystem("s3", skip_instance_cache=True)
+        WRITERS["a.jsonl.gz"](tmp_path / "a.jsonl.gz")
+        store.pipe(f"{bucket}/texts/a.jsonl.gz", (tmp_path / "a.jsonl.gz").read_bytes())
+        store.pipe(f"{bucket}/texts/b/c.txt", b"the last")
+        assert documents(f"s3://{bucket}/texts") == [*TEXTS, "the last"]
+        assert documents(f"s3://{bucket}/texts/b/c.txt") == ["the last"]
+        with pytest.raises(DataError, match="does not exist"):
+            documents(f"s3://{bucket}/none.txt")
 
 
 def test_files_of_a_url_that_change_are_read_again(tmp_path: Path, memory: Any) -> None:
