@@ -7,25 +7,26 @@ at the next start.
 A part is a run of whole pieces of at least PART_BYTES: what is tokenised at a time, and kept when preparation stops.
 """
 
-import fcntl
 import hashlib
 import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
+from meshwright.data.kept_documents import CountedPieces, LeftOut
+from meshwright.data.measured_once import measured_once
 from meshwright.data.readers import Piece
-from meshwright.data.sources import list_files, pieces
+from meshwright.data.sources import pieces, source_identity
 from meshwright.spec.job.sections import DataSection
 
 PART_BYTES = 64 * 2**20
 
-_FORMAT = 2
+_FORMAT = 3
 """Raised when the hash or the parts of the same files change, as with another reader of a format."""
 
 Read = Callable[[DataSection], Iterator[Piece]]
@@ -54,6 +55,7 @@ class Content:
     """BLAKE2b of the documents' text in order, in hex; independent of file names and formats."""
     parts: tuple[PartContent, ...] = ()
     """In order; all of the text is in one of them."""
+    left_out: LeftOut = field(default_factory=LeftOut, compare=False)
 
 
 def content_of(section: DataSection, read: Read = pieces, count: CountBytes | None = None) -> Content:
@@ -62,43 +64,19 @@ def content_of(section: DataSection, read: Read = pieces, count: CountBytes | No
     Reads it unless a process has measured the same files before. A cache that cannot be written is no error here.
     """
     path = Path(os.path.expanduser(section.cache_dir)) / "contents" / f"{_identity(section, read)}.json"
-    if (known := _read(path)) is not None:
-        return known
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o666), "r+b") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            # Another process may have measured it while this one waited.
-            if (known := _read(path)) is None:
-                known = measure(read(section), count)
-                partial = path.with_suffix(f".{os.getpid()}")
-                partial.write_text(json.dumps(asdict(known)), encoding="utf-8")
-                partial.rename(path)
-            return known
-    except OSError:
-        return measure(read(section), count)
+    return content_from_dict(measured_once(path, lambda: asdict(measure(read(section), count))))
 
 
 def _identity(section: DataSection, read: Read) -> str:
     """Return a hash of what the content follows from: the files as they are now, and how they are read."""
-    parts: list[object] = [_FORMAT, PART_BYTES, section.max_bytes, section.text_key]
-    parts += [] if read is pieces else [read.__name__]
-    for file in list_files(section):
-        found = file.stat()
-        parts.append([str(file.absolute()), found.st_size, found.st_mtime_ns, found.st_ino])
+    parts = [_FORMAT, PART_BYTES, source_identity(section), "" if read is pieces else read.__name__]
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
-
-
-def _read(path: Path) -> Content | None:
-    try:
-        return content_from_dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
 
 
 def content_from_dict(record: dict[str, Any]) -> Content:
     """Return what `asdict` made a record of; raises KeyError or TypeError for another one."""
-    return Content(**{**record, "parts": tuple(PartContent(**part) for part in record["parts"])})
+    parts = tuple(PartContent(**part) for part in record["parts"])
+    return Content(**{**record, "parts": parts, "left_out": LeftOut(**record["left_out"])})
 
 
 def parts_of(stream: Iterable[Piece]) -> Iterator[tuple[int, Iterator[Piece]]]:
@@ -148,7 +126,8 @@ def measure(stream: Iterable[Piece], count: CountBytes | None = None) -> Content
             if count is not None:
                 count(len(piece.utf8))
         parts.append(part.content)
-    return Content(num_bytes, num_documents, whole.hexdigest(), tuple(parts))
+    left_out = stream.left_out if isinstance(stream, CountedPieces) else LeftOut()
+    return Content(num_bytes, num_documents, whole.hexdigest(), tuple(parts), left_out)
 
 
 def _hash_piece(running: Any, piece: Piece) -> None:

@@ -1,70 +1,39 @@
 """Datasets of numbered samples, validation samples last: windows of a token stream, or a user's own."""
 
 import json
-from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
 
-from meshwright.data.cache import TokenCache, cached_tokens
-from meshwright.data.content import Content, CountBytes
-from meshwright.data.prepared_folder import PreparedTokenizer, find_prepared
+from meshwright.data.cache import TokenCache
+from meshwright.data.content import CountBytes
+from meshwright.data.corpus import Corpus, CorpusTokens, corpora
+from meshwright.data.mixing.mixture_dataset import MixtureDataset
+from meshwright.data.mixing.mixture_sections import errors_of_table
+from meshwright.data.numbered_samples import Dataset as Dataset
+from meshwright.data.numbered_samples import Sample as Sample
+from meshwright.data.numbered_samples import num_validation
 from meshwright.data.sources import describe
 from meshwright.data.token_file import Tokens
-from meshwright.data.tokenizer import Tokenizer, load_tokenizer
 from meshwright.data.user_data import UserData, load_user_data, read_pair, sample_hash
 from meshwright.errors import ConfigError, DataError
 from meshwright.spec.job.sections import DataSection
 from meshwright.spec.job.user_object import is_object_source
 
-Sample = tuple[Any, Any]
-
-
-class Dataset(ABC):
-    """Numbered samples (inputs, targets)."""
-
-    vocab_size: int | None
-    """One more than the largest token; None for samples without tokens."""
-    end_of_document: int | None = None
-    """The token that ends a document, with data.mask_documents."""
-
-    may_ignore_targets = False
-    """Whether targets may be -100, which the next-token loss ignores."""
-
-    def __init__(self, num_samples: int, validation_fraction: float, fingerprint: dict[str, Any]) -> None:
-        self.num_validation_samples = num_validation(num_samples, validation_fraction)
-        self.num_training_samples = num_samples - self.num_validation_samples
-        counts = {key: getattr(self, key) for key in ("num_training_samples", "num_validation_samples")}
-        self.fingerprint: dict[str, Any] = {**fingerprint, **counts}
-        """Identity of the data, as JSON for manifests and checkpoints."""
-
-    def sample(self, index: int) -> Sample:
-        """Return (inputs, targets) of training sample `index`."""
-        assert 0 <= index < self.num_training_samples, f"sample {index} of {self.num_training_samples}"
-        return self.read(index)
-
-    def validation_sample(self, index: int) -> Sample:
-        """Return (inputs, targets) of validation sample `index`."""
-        assert 0 <= index < self.num_validation_samples, f"sample {index} of {self.num_validation_samples}"
-        return self.read(self.num_training_samples + index)
-
-    @abstractmethod
-    def read(self, index: int) -> Sample:
-        """Return sample `index` of all samples, training first."""
-
 
 class TokenDataset(Dataset):
     """Windows of seq_len + 1 tokens, seq_len apart, over all documents joined by end of text."""
 
-    def __init__(self, section: DataSection, seq_len: int) -> None:
-        tokens, content, tokenizer = _tokens_of(section)
+    def __init__(self, section: DataSection, seq_len: int, corpus: CorpusTokens) -> None:
+        tokens, content, tokenizer = corpus
+        self.notes = content.left_out.lines()
         shortage = token_shortage(len(tokens), seq_len, section.validation_fraction)
         if shortage:
             raise DataError(f"data.source = {section.source!r} {shortage}")
         self._tokens, self._seq_len = tokens, seq_len
         self.vocab_size = tokenizer.vocab_size
         self.end_of_document = tokenizer.end_of_text if section.mask_documents else None
-        fingerprint = _token_fingerprint(section, seq_len, tokenizer, tokens, content)
+        fingerprint = _token_fingerprint(section, seq_len, corpus)
         super().__init__(num_windows(len(tokens), seq_len), section.validation_fraction, fingerprint)
 
     def read(self, index: int) -> tuple[Tokens, Tokens]:
@@ -109,19 +78,15 @@ def build_dataset(section: DataSection, seq_len: int) -> Dataset:
         if problem:
             raise ConfigError(problem)
         return UserDataset(section, load_user_data(section))
-    return TokenDataset(section, seq_len)
+    sources: list[Dataset] = []
+    for number, corpus in enumerate(corpora(section)):
+        with errors_of_table(section, number):
+            sources.append(_dataset_of(corpus, seq_len))
+    return MixtureDataset(section, sources) if section.mixture else sources[0]
 
 
-def _tokens_of(section: DataSection) -> tuple[Tokens, Content, Tokenizer | PreparedTokenizer]:
-    """Return tokens, content and tokenizer of a prepared folder, or of text."""
-    prepared = find_prepared(section)
-    if prepared is None:
-        tokenizer = load_tokenizer(section.tokenizer)
-        return *cached_tokens(section, tokenizer), tokenizer
-    problem = prepared.problem(section)
-    if problem:
-        raise DataError(problem)
-    return prepared.read(), prepared.content, prepared.tokenizer
+def _dataset_of(corpus: Corpus, seq_len: int) -> Dataset:
+    return TokenDataset(corpus.section, seq_len, corpus.tokens())
 
 
 def token_caches(section: DataSection, count_read: CountBytes | None = None) -> list[TokenCache]:
@@ -129,12 +94,11 @@ def token_caches(section: DataSection, count_read: CountBytes | None = None) -> 
 
     Reads sources that have not been measured: `count_read` takes their bytes. Raises DataError as build_dataset.
     """
-    return [TokenCache(one, load_tokenizer(one.tokenizer), count_read=count_read) for one in text_sections(section)]
-
-
-def text_sections(section: DataSection) -> list[DataSection]:
-    """Return a section for each source of text; none for a user's data and prepared tokens."""
-    return [] if is_object_source(section.source) or find_prepared(section) else [section]
+    found = []
+    for number, corpus in enumerate(corpora(section)):
+        with errors_of_table(section, number):
+            found += [corpus.cache(count_read)] if corpus.is_text else []
+    return found
 
 
 def unmaskable(section: DataSection) -> str | None:
@@ -152,11 +116,6 @@ def num_windows(num_tokens: int, seq_len: int) -> int:
     return max(0, num_tokens - 1) // seq_len
 
 
-def num_validation(num_samples: int, fraction: float) -> int:
-    """Return the number of validation samples: the fraction rounded down, at least 1 unless it is 0."""
-    return max(1, int(num_samples * fraction)) if fraction else 0
-
-
 def token_shortage(num_tokens: int, seq_len: int, validation_fraction: float) -> str | None:
     """Return the message about too few tokens, without its subject; None if they are enough."""
     num_samples = num_windows(num_tokens, seq_len)
@@ -172,9 +131,8 @@ def token_shortage(num_tokens: int, seq_len: int, validation_fraction: float) ->
     )
 
 
-def _token_fingerprint(
-    section: DataSection, seq_len: int, tokenizer: Tokenizer | PreparedTokenizer, tokens: Tokens, content: Content
-) -> dict[str, Any]:
+def _token_fingerprint(section: DataSection, seq_len: int, corpus: CorpusTokens) -> dict[str, Any]:
+    tokens, content, tokenizer = corpus
     return {
         "source": describe(section),
         "content_hash": content.content_hash,

@@ -1,19 +1,11 @@
-"""Readers of text, JSONL and Parquet files as pieces of documents, in bounded memory."""
+"""Documents as pieces of text in bounded memory, and the readers of plain text and of JSON lines."""
 
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO
 
-from meshwright.errors import DataError
-from meshwright.extras import import_extra
-
 _PIECE_BYTES = 4 * 2**20
-_PARQUET_ROWS = 1024
-
-JSONL_SUFFIXES = frozenset({".jsonl", ".ndjson"})
-PARQUET_SUFFIXES = frozenset({".parquet"})
 
 
 @dataclass(frozen=True)
@@ -31,36 +23,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class Broken:
-    """A document, or the rest of a file, that cannot be read; the message names file and place."""
+    """A document that cannot be read, with what was read of it before; the message names file and place."""
 
     message: str
-
-
-def read_file(path: Path, text_key: str) -> Iterator[Piece]:
-    """Yield the pieces of one file, by its suffix; raises DataError with the file and the location.
-
-    A document is a text file, a JSONL line or a Parquet row; empty documents are skipped.
-    """
-    for one in read_documents(path, text_key):
-        if isinstance(one, Broken):
-            raise DataError(one.message)
-        yield one
-
-
-def read_documents(path: Path, text_key: str) -> Iterator[Piece | Broken]:
-    """Yield what `read_file` does, and each document that cannot be read in its place."""
-    suffix = path.suffix.lower()
-    try:
-        if suffix in PARQUET_SUFFIXES:
-            yield from _parquet(path, text_key)
-            return
-        with path.open("rb") as file:
-            yield from _jsonl(path, file, text_key) if suffix in JSONL_SUFFIXES else _text(path, file)
-    except FileNotFoundError:
-        yield Broken(f"{path} does not exist: set data.source to a file or folder that does")
-    except OSError as error:
-        reason = error.strerror or str(error)
-        yield Broken(f"{path} cannot be read ({reason}): change its permissions, or data.source")
 
 
 def utf8_cut(utf8: bytes, end: int) -> int:
@@ -72,11 +37,14 @@ def utf8_cut(utf8: bytes, end: int) -> int:
     return end
 
 
-def _text(path: Path, file: BinaryIO) -> Iterator[Piece | Broken]:
+def read_text(name: str, stream: BinaryIO) -> Iterator[Piece | Broken]:
+    """Yield a text as one document, which may be empty; `name` is for messages."""
     rest, offset = b"", 0
-    chunk = file.read(_PIECE_BYTES)
+    chunk = stream.read(_PIECE_BYTES)
+    if not chunk:
+        yield Piece(b"", ends_document=True)
     while chunk:
-        following = file.read(_PIECE_BYTES)
+        following = stream.read(_PIECE_BYTES)
         rest += chunk
         # Pieces are tokenized separately, so a long document is split after a line if possible.
         end = len(rest) if not following else rest.rfind(b"\n") + 1 or _last_character(rest)
@@ -85,7 +53,7 @@ def _text(path: Path, file: BinaryIO) -> Iterator[Piece | Broken]:
             piece.decode()
         except UnicodeDecodeError as error:
             yield Broken(
-                f"{path} is no UTF-8 text: byte {offset + error.start} ({piece[error.start : error.start + 1]!r}) "
+                f"{name} is no UTF-8 text: byte {offset + error.start} ({piece[error.start : error.start + 1]!r}) "
                 "starts no character: convert the file to UTF-8, or leave it out of data.source"
             )
             return
@@ -102,70 +70,50 @@ def _last_character(utf8: bytes) -> int:
     return start or len(utf8)
 
 
-def _jsonl(path: Path, file: BinaryIO, text_key: str) -> Iterator[Piece | Broken]:
-    for number, line in enumerate(file, start=1):
+def read_jsonl(name: str, stream: BinaryIO, text_key: str) -> Iterator[Piece | Broken]:
+    """Yield the text of each line's object."""
+    for number, line in enumerate(stream, start=1):
         if line.strip():
-            yield from _json_document(line, f"{path}:{number}", text_key)
+            yield json_document(line, f"{name}:{number}", text_key)
 
 
-def _json_document(line: bytes, where: str, text_key: str) -> Iterator[Piece | Broken]:
+def json_document(data: bytes, where: str, text_key: str) -> Piece | Broken:
+    """Return the text of one JSON object."""
     try:
-        record = json.loads(line)
+        record = json.loads(data)
     except (ValueError, RecursionError) as error:
-        yield Broken(
+        return Broken(
             f"{where} is no JSON ({error}): each line of a JSONL file is one JSON object; "
             "fix or remove the line, or change data.source"
         )
-        return
     if not isinstance(record, dict):
-        yield Broken(
+        return Broken(
             f"{where} is a JSON {type(record).__name__}, not an object: each line of a JSONL file is one object "
             f'with its text under data.text_key, such as {{"{text_key}": "..."}}'
         )
-    elif text_key not in record:
-        yield _missing_key(where, text_key, list(record))
-    else:
-        yield from _document(record[text_key], where, text_key)
+    if text_key not in record:
+        return missing_key(where, text_key, list(record))
+    return document(record[text_key], where, text_key)
 
 
-def _parquet(path: Path, text_key: str) -> Iterator[Piece | Broken]:
-    parquet = import_extra("pyarrow.parquet", f"reading {path}")
-    arrow = import_extra("pyarrow", f"reading {path}")
-    try:
-        with parquet.ParquetFile(path) as file:
-            columns = file.schema_arrow.names
-            if text_key not in columns:
-                yield _missing_key(f"{path}", text_key, columns)
-                return
-            row = 0
-            for batch in file.iter_batches(batch_size=_PARQUET_ROWS, columns=[text_key]):
-                for value in batch.column(0).to_pylist():
-                    row += 1
-                    yield from _document(value, f"{path}, row {row}", text_key)
-    except arrow.ArrowInvalid as error:
-        yield Broken(f"{path} is no Parquet file ({error}): rename or replace it, or change data.source")
-
-
-def _document(text: Any, where: str, text_key: str) -> Iterator[Piece | Broken]:
+def document(text: Any, where: str, text_key: str) -> Piece | Broken:
+    """Return a field of text as a document, which may be empty."""
     if not isinstance(text, str):
-        yield Broken(
+        return Broken(
             f"{where}: field {text_key!r} is {json.dumps(text, default=str)[:80]}, not text: "
             "remove the record, or set data.text_key to a field of text"
         )
-        return
     try:
-        utf8 = text.encode()
+        return Piece(text.encode(), ends_document=True)
     except UnicodeEncodeError as error:
-        yield Broken(
+        return Broken(
             f"{where}: field {text_key!r} holds half of a surrogate pair ({text[error.start]!a}), "
             "which UTF-8 cannot express: fix or remove the record"
         )
-        return
-    if utf8:
-        yield Piece(utf8, ends_document=True)
 
 
-def _missing_key(where: str, text_key: str, present: list[str]) -> Broken:
+def missing_key(where: str, text_key: str, present: list[str]) -> Broken:
+    """Return that a record, or a file of records, lacks the field of text."""
     keys = ", ".join(repr(key) for key in present) or "none"
     return Broken(
         f"{where} has no field {text_key!r} (its fields: {keys}): set data.text_key to the one that holds the text"

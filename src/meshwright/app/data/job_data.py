@@ -3,7 +3,7 @@
 from meshwright.data.cache import TokenCache
 from meshwright.data.content import CountBytes
 from meshwright.data.dataset import Dataset, build_dataset, token_caches
-from meshwright.data.order import SampleOrder
+from meshwright.data.numbered_samples import TrainingOrder
 from meshwright.spec.job.job import Job
 
 
@@ -12,9 +12,9 @@ def dataset_of(job: Job) -> Dataset:
     return build_dataset(job.data, job.train.seq_len)
 
 
-def order_of(dataset: Dataset, job: Job) -> SampleOrder:
+def order_of(dataset: Dataset, job: Job) -> TrainingOrder:
     """Return which training sample is at each position of the run."""
-    return SampleOrder(dataset.num_training_samples, job.train.seed, job.data.shuffle)
+    return dataset.order(job.train.seed, job.data.shuffle, job.global_batch_size)
 
 
 def caches_of(job: Job, count_read: CountBytes | None = None) -> list[TokenCache]:

@@ -4,7 +4,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from meshwright.data.readers import JSONL_SUFFIXES, PARQUET_SUFFIXES, read_file
+from meshwright.data.document_hashes import DocumentHashes
+from meshwright.data.formats.read_documents import holds_records, read_documents
+from meshwright.data.kept_documents import LeftOut, kept_documents
 from meshwright.data.sources import list_files
 from meshwright.data.token_file import Tokens
 from meshwright.spec.job.sections import DataSection
@@ -33,12 +35,13 @@ def document_places(section: DataSection, last: int) -> list[str]:
 
 def _places(section: DataSection) -> Iterator[str]:
     left = min(section.max_bytes, MAX_BYTES)
-    for path in list_files(section):
-        holds_records, number = path.suffix.lower() in JSONL_SUFFIXES | PARQUET_SUFFIXES, 0
-        for piece in read_file(path, section.text_key):
+    is_new = DocumentHashes().add if section.deduplicate else None
+    for file in list_files(section):
+        number, found = 0, read_documents(file, section.text_key)
+        for piece in kept_documents(found, section.on_bad_document, LeftOut(), is_new):
             left -= len(piece.utf8)
             if piece.ends_document or left <= 0:
                 number += 1
-                yield f"{path}, document {number}" if holds_records else str(path)
+                yield f"{file}, document {number}" if holds_records(file) else str(file)
             if left <= 0:
                 return

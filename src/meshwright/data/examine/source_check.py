@@ -1,12 +1,13 @@
 """check_source(): reads all text of a source and collects each document that cannot be read."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from meshwright.data.content import CountBytes
-from meshwright.data.readers import Broken, read_documents
+from meshwright.data.formats.read_documents import read_documents
+from meshwright.data.formats.source_file import SourceFile
+from meshwright.data.readers import Broken
 from meshwright.data.sources import list_files, no_text
-from meshwright.errors import DataError
+from meshwright.errors import MeshwrightError
 from meshwright.spec.data_findings import DataProblem
 from meshwright.spec.job.sections import DataSection
 
@@ -39,33 +40,41 @@ def check_source(section: DataSection, found: SourceCheck, count: CountBytes | N
     """Add what is wrong with data.source, up to data.max_bytes of good text; raises nothing about its files."""
     try:
         files = list_files(section)
-    except DataError as error:
+    except MeshwrightError as error:
         found.add_problem(section.source, str(error))
         return
     left, num_problems = section.max_bytes, found.num_problems
-    for path in files:
+    for file in files:
         if left <= 0:
             break
-        left -= _check_file(path, section.replace(max_bytes=left), found, count)
+        left -= _check_file(file, section.replace(max_bytes=left), found, count)
     if left == section.max_bytes and found.num_problems == num_problems:
         found.add_problem(section.source, no_text(section, len(files)))
 
 
-def _check_file(path: Path, section: DataSection, found: SourceCheck, count: CountBytes | None) -> int:
+def _check_file(file: SourceFile, section: DataSection, found: SourceCheck, count: CountBytes | None) -> int:
     """Return the bytes of text that were read."""
     found.num_files += 1
-    num_bytes, is_empty = 0, True
-    for one in read_documents(path, section.text_key):
+    num_bytes, document_bytes, is_empty = 0, 0, True
+    try:
+        for one in read_documents(file, section.text_key):
+            if isinstance(one, Broken):
+                is_empty = False
+                found.add_problem(str(file), one.message)
+                continue
+            num_bytes += len(one.utf8)
+            document_bytes += len(one.utf8)
+            if one.ends_document and document_bytes:
+                # An empty document is left out.
+                is_empty, document_bytes = False, 0
+                found.num_documents += 1
+            if count is not None:
+                count(len(one.utf8))
+            if num_bytes >= section.max_bytes:
+                break
+    except MeshwrightError as error:
         is_empty = False
-        if isinstance(one, Broken):
-            found.add_problem(str(path), one.message)
-            continue
-        num_bytes += len(one.utf8)
-        found.num_documents += one.ends_document
-        if count is not None:
-            count(len(one.utf8))
-        if num_bytes >= section.max_bytes:
-            break
+        found.add_problem(str(file), str(error))
     if is_empty:
         found.num_empty_files += 1
     found.num_bytes += num_bytes
