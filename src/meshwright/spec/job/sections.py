@@ -68,7 +68,8 @@ class DataSection(Frozen):
     """What it is trained on."""
 
     source: str = "stdlib"
-    """stdlib (Python's own library), a text, JSONL or Parquet file, a folder of them, or my_module:MyData."""
+    """stdlib (Python's own library), a text, JSONL or Parquet file, a folder of them, or my_module:MyData, which has
+    numbered samples or is an iterable."""
     options: Options = Field(default_factory=dict)
     """Keyword arguments for my_module:MyData."""
     text_key: str = "text"
@@ -78,13 +79,17 @@ class DataSection(Frozen):
     max_bytes: PositiveInt = 16_000_000
     """Bytes of text to read at most; the rest of the source is left out."""
     validation_fraction: float = Field(0.02, ge=0, lt=1)
-    """Share of the samples, the last ones, kept out of training for validation."""
+    """Share of the samples, the last ones, kept out of training for validation; of an iterable none are."""
     mask_documents: bool = False
     """Mask attention across documents that are packed into one sequence."""
     document_tokens: PositiveFloat | None = Field(None, examples=[900.0])
     """Mean tokens of a document, by which a plan prices attention that skips other documents; changes no training."""
     shuffle: bool = True
-    """Whether each epoch visits the samples in a new random order drawn from train.seed."""
+    """Whether each epoch visits the samples in a new random order drawn from train.seed; an iterable has its own."""
+    num_workers: NonNegativeInt = 0
+    """Processes of each rank that read samples; 0 reads in a thread. The samples and their order stay the same."""
+    prefetch_batches: PositiveInt = 2
+    """Global batches that are read ahead of the one in use."""
     cache_dir: str = "~/.cache/meshwright"
     """Folder of the token cache; files in it are named by content and shared between runs."""
 
