@@ -1,8 +1,9 @@
-"""Datasets of numbered samples, validation samples last: windows of a token stream, or a user's own."""
+"""Datasets: numbered samples, validation last (windows of a token stream, or a user's own), or a user's iterable."""
 
 import json
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from meshwright.data.cache import Content, cached_tokens
 from meshwright.data.sources import describe
 from meshwright.data.token_file import Tokens
 from meshwright.data.tokenizer import Tokenizer, load_tokenizer
-from meshwright.data.user_data import UserData, load_user_data, read_pair, sample_hash
+from meshwright.data.user_data import UserData, is_stream, load_user_data, read_pair, sample_hash
 from meshwright.errors import ConfigError, DataError
 from meshwright.spec.job.sections import DataSection
 from meshwright.spec.job.user_object import is_object_source
@@ -87,17 +88,42 @@ class UserDataset(Dataset):
                 f"data.source = {section.source!r} has {num_samples} samples but needs {needed}"
                 f"{', one of them for validation' if needed == 2 else ''}: make its __len__ return more"
             )
-        fingerprint = {
-            "source": section.source,
-            "class": type(data).__name__,
-            "options": json.loads(json.dumps(section.options, default=str)),
-            "sample_hash": sample_hash(data, section.source),
-        }
+        fingerprint = {**_user_fingerprint(section, data), "sample_hash": sample_hash(data, section.source)}
         super().__init__(num_samples, section.validation_fraction, fingerprint)
 
     def read(self, index: int) -> Sample:
         """Return (inputs, targets) of the user's __getitem__."""
         return read_pair(self._data, index, self._source)
+
+
+class StreamDataset(Dataset):
+    """A user's iterable, whose samples have no numbers; those of its attribute `validation`, if it has one, do."""
+
+    may_ignore_targets = True
+
+    def __init__(self, section: DataSection, data: Iterable[Any]) -> None:
+        if section.num_workers:
+            raise ConfigError(
+                f"data.num_workers = {section.num_workers} divides numbered samples among processes, but data.source = "
+                f"{section.source!r} is an iterable: set data.num_workers to 0, and have the iterable start its own "
+                "workers, as torchdata's StatefulDataLoader does"
+            )
+        self.vocab_size = None
+        self.section = section
+        self._data: Iterable[Any] | None = data
+        self._validation: UserData | None = getattr(data, "validation", None)
+        super().__init__(0, 0.0, _user_fingerprint(section, data))
+        self.num_validation_samples = 0 if self._validation is None else len(self._validation)
+
+    def take_data(self) -> Iterable[Any] | None:
+        """Return the iterable that was made for this dataset, once, and None afterwards, when it may be in use."""
+        data, self._data = self._data, None
+        return data
+
+    def read(self, index: int) -> Sample:
+        """Return (inputs, targets) of a validation sample."""
+        assert self._validation is not None
+        return read_pair(self._validation, index, f"{self.section.source}, validation")
 
 
 def build_dataset(section: DataSection, seq_len: int) -> Dataset:
@@ -106,8 +132,14 @@ def build_dataset(section: DataSection, seq_len: int) -> Dataset:
         problem = unmaskable(section)
         if problem:
             raise ConfigError(problem)
-        return UserDataset(section, load_user_data(section))
+        data = load_user_data(section)
+        return StreamDataset(section, data) if is_stream(data) else UserDataset(section, cast(UserData, data))
     return TokenDataset(section, seq_len, load_tokenizer(section.tokenizer))
+
+
+def _user_fingerprint(section: DataSection, data: object) -> dict[str, Any]:
+    options = json.loads(json.dumps(section.options, default=str))
+    return {"source": section.source, "class": type(data).__name__, "options": options}
 
 
 def unmaskable(section: DataSection) -> str | None:
