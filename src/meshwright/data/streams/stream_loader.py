@@ -26,6 +26,8 @@ class StreamLoader(Loader):
         self._next = 0
         """The first step that is not yet read."""
         self._used = START
+        self._failure: Exception | None = None
+        """Why the stream ended: a generator that has raised an error would look as if it were at its end."""
 
     @property
     def position(self) -> dict[str, Any]:
@@ -41,6 +43,7 @@ class StreamLoader(Loader):
         for _, future in self._read_ahead:
             future.cancel()
         self._read_ahead.clear()
+        self._failure = None
         self._next = self._used["num_samples"] // self._share.global_batch_size
         # In the thread, after what it reads now.
         self._thread.submit(lambda: stream.restore(self._used)).result()
@@ -71,6 +74,15 @@ class StreamLoader(Loader):
                 return batch
 
     def _read_batch(self) -> StreamBatch:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            return self._read_next()
+        except Exception as error:
+            self._failure = error
+            raise
+
+    def _read_next(self) -> StreamBatch:
         assert self._stream is not None
         size = self._share.global_batch_size
         first = self._stream.num_samples

@@ -1,58 +1,64 @@
 """SampleWorkers: data.num_workers processes of a rank that read samples by their numbers.
 
-They are started anew (spawn), not forked: a fork of a rank would hold its connections open, so that the others would
-not notice when that rank is killed.
+Each process is driven by a thread, so that what is submitted is a Future as any other. They are started anew (spawn),
+not forked: a fork of a rank would hold its connections open, and the others would not notice that the rank is killed.
 """
-
-from __future__ import annotations
 
 import multiprocessing
 import pickle
+import queue
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.connection import wait
-from multiprocessing.context import SpawnContext, SpawnProcess
-from typing import Any, Final
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from meshwright import errors
 from meshwright.data.dataset import Sample
-from meshwright.data.workers.worker_process import ReadFailure, begin, read_samples
+from meshwright.data.workers.worker_process import ReadFailure, serve_samples
 from meshwright.errors import DataUnavailable, MeshwrightError
 from meshwright.spec.job.sections import DataSection
 
-_CLOSE_TIMEOUT_S: Final = 5.0
+_END_TIMEOUT_S = 5.0
 
 
 class SampleWorkers:
     """Worker processes, of which none outlives `close` or the process that has them."""
 
     def __init__(self, section: DataSection, seq_len: int) -> None:
-        """Prepare data.num_workers processes; each is started when there is work for it."""
+        """Start data.num_workers processes for the dataset of a job's [data]."""
         self._section = section
-        self._context = _RecordingContext()
-        self._pool = ProcessPoolExecutor(section.num_workers, self._context, begin, (section, seq_len))
+        self._workers = [_Worker(section, seq_len) for _ in range(section.num_workers)]
+        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        for worker in self._workers:
+            self._idle.put(worker)
+        self._threads = ThreadPoolExecutor(section.num_workers, thread_name_prefix="sample-worker")
 
-    def submit(self, indices: Sequence[int]) -> Callable[[], list[Sample]]:
+    @property
+    def pids(self) -> list[int]:
+        """Return the process ids of the workers."""
+        return [worker.process.pid or 0 for worker in self._workers]
+
+    def submit(self, numbers: Sequence[int]) -> Callable[[], list[Sample]]:
         """Begin to read samples in a worker, and return what waits for them and returns them in order.
 
-        That raises DataUnavailable where a worker has died, and MeshwrightError with its traceback where code of the
+        That raises DataUnavailable where the worker has died, and MeshwrightError with its traceback where code of the
         user's failed.
         """
-        try:
-            future = self._pool.submit(read_samples, [int(index) for index in indices])
-        except BrokenProcessPool as error:
-            raise self._lost_worker() from error
-        return lambda: self._received(future)
+        return self._threads.submit(self._read, [int(number) for number in numbers]).result
 
-    def _received(self, future: Future[bytes]) -> list[Sample]:
+    def _read(self, numbers: list[int]) -> list[Sample]:
+        # There are as many workers as threads.
+        worker = self._idle.get()
         try:
-            received: list[Sample] | ReadFailure = pickle.loads(future.result())
-        except BrokenProcessPool as error:
-            raise self._lost_worker() from error
+            received = pickle.loads(worker.read(numbers))
+        except (EOFError, OSError) as error:
+            worker.process.join(_END_TIMEOUT_S)
+            raise DataUnavailable(self._lost(worker.process)) from error
+        finally:
+            self._idle.put(worker)
         if isinstance(received, ReadFailure):
             raise self._error(received)
-        return received
+        samples: list[Sample] = received
+        return samples
 
     def _error(self, failure: ReadFailure) -> MeshwrightError:
         if failure.kind is not None:
@@ -65,39 +71,38 @@ class SampleWorkers:
             f"{failure.text.rstrip()}"
         )
 
-    def _lost_worker(self) -> DataUnavailable:
-        # The pool ends the others by SIGTERM before it says so.
-        ends = [f"pid {one.pid}: {_end(one.exitcode)}" for one in self._context.started if one.exitcode != -15]
-        return DataUnavailable(
-            f"a worker process of data.num_workers = {self._section.num_workers} died ({', '.join(ends) or 'SIGTERM'}) "
-            "while it read samples: the kernel kills processes where memory is short, so lower data.num_workers or "
-            "data.prefetch_batches if it does so again; start again with --resume, or let run.max_restarts do so"
+    def _lost(self, process: Any) -> str:
+        code = process.exitcode
+        how = "lost its connection" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
+        return (
+            f"worker process {process.pid} of data.num_workers = {self._section.num_workers} died ({how}) while it "
+            "read samples: where memory is short the kernel kills processes (signal 9), which fewer workers or smaller "
+            "data.prefetch_batches avoid; start again with --resume, or let run.max_restarts do so"
         )
 
     def close(self) -> None:
         """End the processes, also one that hangs in a read."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        for process in self._context.started:
-            process.kill()
-        sentinels = [process.sentinel for process in self._context.started]
-        while sentinels and (ended := wait(sentinels, _CLOSE_TIMEOUT_S)):
-            sentinels = [one for one in sentinels if one not in ended]
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for worker in self._workers:
+            worker.process.kill()
+        for worker in self._workers:
+            worker.process.join(_END_TIMEOUT_S)
 
 
-def _end(exit_code: int | None) -> str:
-    if exit_code is None:
-        return "still running"
-    return f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
+class _Worker:
+    """One process and the connection to it."""
 
+    def __init__(self, section: DataSection, seq_len: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self.process = context.Process(
+            target=serve_samples, args=(theirs, section, seq_len), name="sample-worker", daemon=True
+        )
+        self.process.start()
+        # The process has the only other end, so that the connection ends with it.
+        theirs.close()
 
-class _RecordingContext(SpawnContext):
-    """Keeps the processes that a pool starts, which it does not tell."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.started: list[SpawnProcess] = []
-
-    def Process(self, *args: Any, **kwargs: Any) -> SpawnProcess:  # type: ignore[override]
-        process = multiprocessing.get_context("spawn").Process(*args, **kwargs)
-        self.started.append(process)
-        return process
+    def read(self, numbers: list[int]) -> bytes:
+        """Return the answer of the process; raises EOFError or OSError where it is gone."""
+        self._connection.send(numbers)
+        return self._connection.recv_bytes()

@@ -1,19 +1,17 @@
 """A worker process: builds the dataset once, then reads the samples that it is asked for; imports no torch itself."""
 
-import functools
 import multiprocessing
 import os
 import pickle
 import signal
 import threading
 import traceback
+from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 from meshwright.data.dataset import Dataset, build_dataset
 from meshwright.errors import MeshwrightError
 from meshwright.spec.job.sections import DataSection
-
-_section: tuple[DataSection, int] | None = None
 
 
 class ReadFailure(NamedTuple):
@@ -27,15 +25,36 @@ class ReadFailure(NamedTuple):
     """The message, of the user's code the traceback."""
 
 
-def begin(section: DataSection, seq_len: int) -> None:
-    """Prepare this process to read the samples of a job's [data]."""
-    global _section
-    _section = section, seq_len
+def serve_samples(connection: Connection, section: DataSection, seq_len: int) -> None:
+    """Answer each list of sample numbers with their pickled samples, or a ReadFailure, until the rank closes."""
     # A Ctrl-C is for the rank, which ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Code of the user's may import torch: several workers with several threads each fight over the cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     threading.Thread(target=_end_with_rank, name="end_with_rank", daemon=True).start()
+    dataset: Dataset | None = None
+    while (numbers := _request(connection)) is not None:
+        number: int | None = None
+        try:
+            dataset = dataset or build_dataset(section, seq_len)
+            samples = []
+            for number in numbers:
+                samples.append(dataset.read(number))
+            # Pickled here, by value: a tensor that is sent by handle needs this process for as long as it is read.
+            answer = pickle.dumps(samples, pickle.HIGHEST_PROTOCOL)
+        except MeshwrightError as error:
+            answer = pickle.dumps(ReadFailure(number, type(error).__name__, str(error)))
+        except Exception:
+            answer = pickle.dumps(ReadFailure(number, None, traceback.format_exc()))
+        connection.send_bytes(answer)
+
+
+def _request(connection: Connection) -> list[int] | None:
+    try:
+        numbers: list[int] = connection.recv()
+    except EOFError:
+        return None
+    return numbers
 
 
 def _end_with_rank() -> None:
@@ -44,27 +63,3 @@ def _end_with_rank() -> None:
     assert rank is not None
     rank.join()
     os._exit(0)
-
-
-def read_samples(indices: list[int]) -> bytes:
-    """Return the pickled samples of `indices`, or a pickled ReadFailure.
-
-    Pickled here, by value: a tensor that is sent by handle needs this process for as long as it is read.
-    """
-    index: int | None = None
-    try:
-        dataset, samples = _dataset(), []
-        for index in indices:
-            samples.append(dataset.read(index))
-        return pickle.dumps(samples, pickle.HIGHEST_PROTOCOL)
-    except MeshwrightError as error:
-        failure = ReadFailure(index, type(error).__name__, str(error))
-    except Exception:
-        failure = ReadFailure(index, None, traceback.format_exc())
-    return pickle.dumps(failure)
-
-
-@functools.cache
-def _dataset() -> Dataset:
-    assert _section is not None
-    return build_dataset(*_section)
