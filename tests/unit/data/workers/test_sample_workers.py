@@ -1,5 +1,7 @@
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -108,3 +110,29 @@ def test_no_worker_outlives_close_even_if_it_hangs() -> None:
     assert all(map(is_alive, pids))
     workers.close()
     assert not any(map(is_alive, pids))
+
+
+def test_a_killed_rank_leaves_no_worker_behind(tmp_path: Path) -> None:
+    script = tmp_path / "reads.py"
+    script.write_text(
+        "import os, signal\n"
+        "from meshwright.data.workers.sample_workers import SampleWorkers\n"
+        "from meshwright.spec.job.sections import DataSection\n"
+        "if __name__ == '__main__':\n"
+        "    workers = SampleWorkers(DataSection(source='sample_sources:Numbered', num_workers=2), 32)\n"
+        "    workers.submit([1])()\n"
+        "    print(*workers.pids, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    paths = os.pathsep.join([*sys.path, os.environ.get("PYTHONPATH", "")])
+    # Workers have this pipe, too: it ends once they have.
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": paths},
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert len(done.stdout.split()) == 2
+    assert not any(map(is_alive, map(int, done.stdout.split())))
