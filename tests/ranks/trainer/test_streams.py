@@ -70,7 +70,7 @@ def test_kills_of_any_rank_in_any_phase_lose_and_repeat_no_sample(tmp_path: Path
     shutil.copy(JOB, tmp_path / "job.toml")
     phases = ("data", "forward", "agree", "checkpoint", "optimizer")
     faults = [
-        Fault(kind="terminate" if place == 2 else "crash", rank=place % 2, step=2 + 3 * place, phase=phase)
+        Fault(kind="terminate" if place == 2 else "crash", rank=place % 2, step=3 + 3 * place, phase=phase)
         for place, phase in enumerate(phases)
     ]
     words = (*KEYS, "train.steps=18", "data.source=streams_of_chaos:Counting", "data.options.length=30")
