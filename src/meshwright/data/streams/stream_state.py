@@ -1,6 +1,6 @@
 """A user's state_dict() as JSON and back, so that it is part of a checkpoint's metadata and nothing is unpickled.
 
-What JSON holds stands for itself. Anything else is {"type": ..., "value": ...}: a tuple, bytes, an array, a tensor, a
+What JSON holds is kept as it is. Anything else is {"type": ..., "value": ...}: a tuple, bytes, an array, a tensor, a
 dict with keys that are not text, or that itself has the keys type and value.
 """
 

@@ -1,6 +1,6 @@
 """SampleWorkers: data.num_workers processes of a rank that read samples by their numbers.
 
-Each process is driven by a thread, so that what is submitted is a Future as any other. They are started anew (spawn),
+Each process is driven by a thread, so that what is submitted is a Future as any other. They are new processes (spawn),
 not forked: a fork of a rank would hold its connections open, and the others would not notice that the rank is killed.
 """
 
