@@ -30,10 +30,10 @@ starts. This page is generated from the same sentences.
   prints how many, and `meshwright plan` chooses a larger size that fits.
 - **Counts of tokens** may be written with a decimal suffix, in quotes: `"4M"` is 4 000 000. Underscores group digits
   anywhere: `4_194_304`.
-- **Paths to read** (`model.source`, `model.initial_weights`, `adapter.initial`, `data.source`, `data.tokenizer`,
-  `evaluation.source`, `layout.schedule`) and Python modules (`my_module:MyModel`) are looked for in the job file's
-  folder, then in the working directory. Paths given on the command line, and the folders that are written (`run.dir`,
-  `data.cache_dir`), are relative to the working directory.
+- **Paths to read** (`model.source`, `model.initial_weights`, `adapter.initial`, `data.source`, sources of
+  `data.mixture`, `data.tokenizer`, `data.chat_template`, `evaluation.source`, `layout.schedule`) and Python modules
+  (`my_module:MyModel`) are looked for in the job file's folder, then in the working directory. Paths given on the
+  command line, and the folders that are written (`run.dir`, `data.cache_dir`), are relative to the working directory.
 - **Hub ids** such as `meta-llama/Llama-3.2-1B` name a model in the cache of `huggingface_hub` (`HF_HOME`), as source,
   initial weights or tokenizer. Nothing is downloaded: `hf download ID` puts it there.
 - **Editors** with Taplo or Even Better TOML complete and check a job whose first line names the schema:

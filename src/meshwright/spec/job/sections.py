@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from meshwright.spec.frozen import Frozen
+from meshwright.spec.job.mixture_source import MixtureSource
 from meshwright.spec.run.retention import RetentionRule
 from meshwright.spec.step.workload import FLOAT8_PRECISIONS, Precision
 
@@ -68,30 +69,63 @@ class DataSection(Frozen):
     """What it is trained on."""
 
     source: str = "stdlib"
-    """stdlib (Python's own library), a text, JSONL or Parquet file, a folder of them, or my_module:MyData."""
+    """stdlib (Python's library), a file, folder or URL of text, records or tokens, or my_module:MyData."""
     options: Options = Field(default_factory=dict)
-    """Keyword arguments for my_module:MyData."""
+    """Keyword arguments for my_module:MyData, which has numbered samples or is an iterable."""
     text_key: str = "text"
-    """The field of a JSONL record or Parquet row that holds the text."""
+    """The field of a record or row that holds the text; of a .tar also the extension of such members: ".txt"."""
+    messages_key: str = "messages"
+    """The field of a record that holds a conversation: a list of { role, content }; else prompt and completion."""
+    chat_template: str | None = Field(None, examples=["chatml.jinja"])
+    """A Jinja file, or plain (Meshwright's own); default: that of data.tokenizer's folder, plain for bytes."""
+    train_on: Literal["assistant", "last", "all"] = "assistant"
+    """Messages of a conversation whose tokens are targets: the assistant's, its last one, or all messages."""
     tokenizer: str = "bytes"
     """bytes (one token a byte), the path of a tokenizer.json, or a hub id."""
     max_bytes: PositiveInt = 16_000_000
-    """Bytes of text to read at most; the rest of the source is left out."""
+    """Bytes of text, or of stored tokens, to read at most; the rest of the source is left out."""
+    mixture: tuple[MixtureSource, ...] = Field((), strict=False)
+    """Tables { source, weight, name, weights, text_key, messages_key, max_bytes }, in exact shares; excludes source."""
+    stage_steps: tuple[PositiveInt, ...] = Field((), strict=False)
+    """Steps after which the next one of each table's weights counts."""
+    deduplicate: bool = False
+    """Whether documents equal to an earlier one, of this source or of one before it in the mixture, are left out."""
+    on_bad_document: Literal["stop", "skip"] = "stop"
+    """Whether a document that cannot be read ends the run or is left out and counted."""
     validation_fraction: float = Field(0.02, ge=0, lt=1)
-    """Share of the samples, the last ones, kept out of training for validation."""
+    """Share of the samples, the last ones, kept out of training for validation; of an iterable none are."""
+    packing: Literal["split", "whole", "none"] = "split"
+    """How documents fill sequences: joined and split, whole ones that fit together, or one in each; the rest padded."""
+    too_long: Literal["stop", "cut", "skip"] = "stop"
+    """What becomes of a document longer than a sequence that packing keeps whole: an error, cut off, or left out."""
     mask_documents: bool = False
     """Mask attention across documents that are packed into one sequence."""
     document_tokens: PositiveFloat | None = Field(None, examples=[900.0])
     """Mean tokens of a document, by which a plan prices attention that skips other documents; changes no training."""
     shuffle: bool = True
-    """Whether each epoch visits the samples in a new random order drawn from train.seed."""
+    """Whether each epoch visits the samples in a new random order drawn from train.seed; an iterable has its own."""
+    num_workers: NonNegativeInt = 0
+    """Processes of each rank that read samples; 0 reads in a thread. The samples and their order stay the same."""
+    prefetch_batches: PositiveInt = 2
+    """Global batches that are read ahead of the one in use."""
     cache_dir: str = "~/.cache/meshwright"
     """Folder of the token cache; files in it are named by content and shared between runs."""
+
+    @property
+    def restarts_positions(self) -> bool:
+        """Return whether each document of a sequence counts its positions from 0, as if it were alone."""
+        return self.packing == "whole" and self.mask_documents
+
+
+Task = Literal["pretrain", "sft"]
+"""What is learned."""
 
 
 class TrainSection(Frozen):
     """How long, on how much, and from which seed."""
 
+    task: Task = "pretrain"
+    """What is learned: the next token of all text (pretrain), or of the assistant's messages in conversations (sft)."""
     steps: PositiveInt = 100
     """Optimizer steps of the whole run."""
     stop_after: PositiveInt | None = Field(None, examples=[50])

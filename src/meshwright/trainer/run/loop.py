@@ -11,7 +11,7 @@ from torch.profiler import record_function
 
 from meshwright.checkpoint.parameter_hash import parameter_hash
 from meshwright.data.loader import Microbatch
-from meshwright.errors import DataUnavailable, ExitCode
+from meshwright.errors import DataError, DataUnavailable, ExitCode
 from meshwright.fault_tolerance.hangs.hang_watch import HangWatch
 from meshwright.fault_tolerance.injection.injector import under_faults
 from meshwright.fault_tolerance.run_findings import RunFindings
@@ -36,6 +36,7 @@ from meshwright.trainer.run.recording import Recording
 from meshwright.trainer.run.replica_training import agree, begin, join_others, watched_section
 from meshwright.trainer.run.run_checkpoints import RunCheckpoints
 from meshwright.trainer.run.run_recorder import RunRecorder, StepMetrics
+from meshwright.trainer.run.source_use import source_columns, source_lines
 from meshwright.trainer.step.training import Training
 
 
@@ -148,6 +149,9 @@ def finish(
         recording.save_before_kill(checkpoints, last.step, last.validation_loss, deadline_s)
     code = exit_code(job, last.step, last.asked)
     if recording.recorder is not None:
+        guard = training.step.guard
+        for line in source_lines(training, last.step + (guard.left_out_steps if guard else 0)):
+            logger.info("%s", line)
         recording.recorder.finish(last.step, code, parameter_hash=digest)
     return code
 
@@ -178,7 +182,8 @@ def take_step(
     with record_function(f"{STEP_MARK}{step}"):
         with record_function(DATA_MARK):
             # Data positions count from 0, steps from 1.
-            microbatches = read_batch(training, step, step - 1 + (guard.left_out_steps if guard else 0))
+            position = step - 1 + (guard.left_out_steps if guard else 0)
+            microbatches = read_batch(training, step, position)
         data_wait_s = time.perf_counter() - started_s
         if ledger is not None and training.step.replicas is not None:
             # Once the others have its part, the step may count whatever becomes of this rank.
@@ -209,6 +214,7 @@ def take_step(
             summed_bytes=None if training.replicas is None else training.summed_bytes - summed_bytes,
             decision=result.decision,
             experts=result.experts,
+            sources=source_columns(training, position + 1),
         )
     )
     return result.decision
@@ -218,8 +224,8 @@ def read_batch(training: Training, step: int, position: int) -> list[Microbatch]
     """Return this rank's microbatches at a position of the data; an error of reading names the step that needs them."""
     try:
         return training.loader.microbatches(position)
-    except DataUnavailable as error:
-        raise DataUnavailable(f"step {step}: {error}") from error.__cause__
+    except (DataError, DataUnavailable) as error:
+        raise type(error)(f"step {step}: {error}") from error.__cause__
 
 
 def roll_back(

@@ -18,9 +18,11 @@ from meshwright.checkpoint.checkpoint import (
 from meshwright.checkpoint.peers import GroupPeers
 from meshwright.checkpoint.saved_model import MODEL_FIELDS
 from meshwright.checkpoint.shards import flatten
-from meshwright.data.dataset import Dataset, build_dataset
-from meshwright.data.loader import Loader
+from meshwright.data.dataset import build_dataset
+from meshwright.data.numbered_samples import Dataset
+from meshwright.data.open_loader import open_loader
 from meshwright.data.order import Share, check_resumable
+from meshwright.data.streams.stream_dataset import StreamDataset
 from meshwright.errors import (
     CheckpointError,
     ConfigError,
@@ -31,10 +33,12 @@ from meshwright.errors import (
 )
 from meshwright.fault_tolerance.replicas.replica_group import ReplicaGroup
 from meshwright.log import logger
+from meshwright.models.contract import Loss
 from meshwright.parallelism.data.adapter_weights import set_magnitudes
 from meshwright.parallelism.data.fully_sharded import reshard_model
 from meshwright.parallelism.data.materialize import draw_weights
 from meshwright.parallelism.gradients import share_tied
+from meshwright.parallelism.loss import NextTokenLoss
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.pipeline.pipeline import Pipeline
 from meshwright.parallelism.torch_private.torch_compat import (
@@ -72,13 +76,7 @@ class Training:
         self.model = pipeline.stages
         self.layout = layout = meshes.layout
         share = Share(job.global_batch_size, layout.microbatch_size, meshes.dp_rank, layout.dp)
-        self.loader = Loader(
-            dataset,
-            share,
-            seed=job.train.seed,
-            shuffle=job.data.shuffle,
-            pin_memory=ranks.device.type == "cuda",
-        )
+        self.loader = open_loader(dataset, share, job, pin_memory=ranks.device.type == "cuda")
         self.replicas: ReplicaGroup | None = None
         self._has_weights = True
         self.step = build_train_step(job, meshes, pipeline)
@@ -94,8 +92,10 @@ class Training:
         """
         draws_weights = not awaits_state or bool(job.model.initial_weights or job.adapter.initial)
         meshes, pipeline, num_parameters = build_pipeline(job, ranks, draws_weights=draws_weights)
-        dataset = dataset or build_dataset(job.data, job.train.seq_len)
+        dataset = dataset or build_dataset(job.data, job.train.seq_len, job.train.task)
         require_vocabulary(job, dataset)
+        require_ignoring_loss(job, pipeline.loss)
+        require_validation(job, dataset)
         training = cls(job, ranks, meshes, dataset, pipeline)
         training.num_parameters = num_parameters
         training._has_weights = draws_weights or not all(hasattr(stage, "initial") for stage in pipeline.stages)
@@ -195,6 +195,7 @@ class Training:
         self._has_weights = True
         share_tied(self.model, self.meshes)
         check_resumable(metadata["position"], self.loader.position)
+        self.loader.restore(metadata["position"])
         if self.step.guard is not None:
             self.step.guard.restore(metadata.get("guard", {}))
         if self.step.replica_guard is not None:
@@ -258,6 +259,12 @@ class Training:
                 "a mixture of experts: the loads of its experts are not summed over independent replicas yet: set "
                 "replicas.independent to false"
             )
+        if isinstance(self.dataset, StreamDataset):
+            raise UnsupportedError(
+                f"data.source = {self.job.data.source!r} is an iterable, which one rank reads for all: replicas that "
+                "start and fail by themselves cannot read it: set replicas.independent to false, or give it numbered "
+                "samples (__len__ and __getitem__)"
+            )
         self.replicas = replicas
         if trains_locally:
             self.step.outer_sync = OuterSync(self.job, OuterOptimizer(self.model, self.job.replicas), replicas)
@@ -296,6 +303,16 @@ def _holds_outer(folder: Path) -> bool:
     return found
 
 
+def require_ignoring_loss(job: Job, loss: Loss) -> None:
+    """Raise ConfigError for padded samples with a loss of the model's own, which is no mean over targets that count."""
+    if job.data.packing == "split" or isinstance(loss, NextTokenLoss):
+        return
+    raise ConfigError(
+        f'data.packing = "{job.data.packing}" pads sequences, which takes the next-token loss, and model.source = '
+        f'{job.model.source!r} has a loss of its own: remove that method, or set data.packing to "split"'
+    )
+
+
 def require_vocabulary(job: Job, dataset: Dataset) -> None:
     """Raise ConfigError if the tokenizer has more tokens than the model's embedding has rows."""
     architecture = resolve_architecture(job.model)
@@ -305,4 +322,16 @@ def require_vocabulary(job: Job, dataset: Dataset) -> None:
         f'data.tokenizer = "{job.data.tokenizer}" has {dataset.vocab_size} tokens, more than vocab_size = '
         f"{architecture.vocab_size} of the model {job.model.source}: "
         f"set model.options.vocab_size to {dataset.vocab_size} or more"
+    )
+
+
+def require_validation(job: Job, dataset: Dataset) -> None:
+    """Raise ConfigError if a stream is to be validated on samples that it has not."""
+    interval = job.train.validation_interval
+    if not interval or not isinstance(dataset, StreamDataset) or dataset.num_validation_samples:
+        return
+    raise ConfigError(
+        f"train.validation_interval = {interval}, but data.source = {job.data.source!r} is an iterable, of which no "
+        "samples are held out: give it an attribute `validation` with __len__() and __getitem__(index), or set "
+        "train.validation_interval to 0"
     )
