@@ -12,6 +12,7 @@ from meshwright.spec.model.presets import PRESETS
 _KEYS = (
     ("model", "source"),
     ("model", "initial_weights"),
+    ("adapter", "initial"),
     ("data", "source"),
     ("data", "tokenizer"),
     ("layout", "schedule"),

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from meshwright.checkpoint.checkpoint import load_parameters
 from meshwright.checkpoint.format.find_checkpoint import is_hugging_face
 from meshwright.checkpoint.hf.side_files import GENERATION_CONFIG
 from meshwright.checkpoint.hf.weights import load_hf_parameters
+from meshwright.checkpoint.merged_reader import load_plain_parameters
 from meshwright.checkpoint.safetensors.weight_index import CONFIG, read_json
 from meshwright.checkpoint.saved_model import SavedModel, find_saved_model
 from meshwright.data.tokenizer import BYTES, Tokenizer, load_tokenizer
@@ -61,7 +61,7 @@ def load_model(source: Path, step: int | None = None, device: torch.device | Non
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not is_hugging_face(source):
         saved = find_saved_model(source, step)
-        model = build_with(saved.architecture, load_parameters(saved.checkpoint), device)
+        model = build_with(saved.architecture, load_plain_parameters(saved), device)
         return _with_tokens(model, saved.load_tokenizer(), saved.checkpoint, _hf_side(saved))
     if step is not None:
         raise ConfigError(f"{source} is a Hugging Face folder, which has no steps: omit --step {step}")
@@ -88,7 +88,7 @@ def build_with(architecture: LlamaArchitecture, parameters: Mapping[str, Tensor]
 
 def load_module(saved: SavedModel) -> nn.Module:
     """Return the model of a checkpoint in float32 on the CPU, for inference; a user's class is built as it is."""
-    parameters = load_parameters(saved.checkpoint)
+    parameters = load_plain_parameters(saved)
     if saved.built_in is not None:
         return build_with(saved.built_in, parameters, torch.device("cpu"))
     model = build_model(saved.section).requires_grad_(False).eval()

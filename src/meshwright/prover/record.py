@@ -70,7 +70,7 @@ def _record_once(job: Job, device: str, planted: PlantedAxis | None) -> Record:
         plant(planted, training)
     gradients: list[RecordedShards] = []
     training.step.observe_gradients = lambda model: gradients.append(_gradient_boxes(model))
-    initial_weights = _boxes(canonical_parameters(training.model))
+    initial_weights = _boxes(_parameters(training.model))
     results = [training.step(step, training.loader.microbatches(step - 1)) for step in range(1, job.train.steps + 1)]
     training.loader.close()
     return Record(
@@ -78,7 +78,7 @@ def _record_once(job: Job, device: str, planted: PlantedAxis | None) -> Record:
         losses=[result.loss for result in results],
         grad_norms=[result.grad_norm for result in results],
         gradients=gradients,
-        weights=_boxes(canonical_parameters(training.model)),
+        weights=_boxes(_parameters(training.model)),
         buffers=_boxes((name, _in_numpy(one)) for name, one in persistent_buffers(training.model).items()),
     )
 
@@ -101,6 +101,12 @@ def _gradient_boxes(model: nn.Module) -> RecordedShards:
 def _in_numpy(buffer: Tensor) -> Tensor:
     """Return a buffer in a type that NumPy has: it lacks bfloat16."""
     return buffer.double() if buffer.is_floating_point() else buffer
+
+
+def _parameters(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
+    """Yield the parameters, those of a frozen base in few bits in a type that NumPy can subtract."""
+    for name, parameter in canonical_parameters(model):
+        yield name, parameter if parameter.dtype in (torch.float32, torch.float64) else parameter.float()
 
 
 def _boxes(named: Iterable[tuple[str, Tensor]]) -> RecordedShards:

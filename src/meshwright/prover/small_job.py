@@ -17,7 +17,9 @@ from meshwright.spec.layout.layout import Layout, LayoutRequest
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.model.moe_architecture import LatentAttention, MoEArchitecture
+from meshwright.spec.model.weight_shapes import weight_shapes
 from meshwright.spec.run.proof import Change, ProofPrecision
+from meshwright.spec.step.adapter import ALL_LINEAR_LAYERS, Adapter
 
 _SEQ_LEN = 32
 _NUM_DOCUMENTS = 2000
@@ -77,6 +79,7 @@ def small_job(job: Job, layouts: Sequence[Layout], corpus: Path, num_steps: int,
         model=ModelSection(source=job.model.source, options={**job.model.options, **_options(architecture, smaller)}),
         data=_data(job.data, corpus),
         train=_train(job.train, layouts, num_steps),
+        adapter=_adapter(job.adapter, smaller),
         **common,
     )
     sizes = _differences("", architecture.to_dict(), smaller.to_dict())
@@ -86,6 +89,15 @@ def small_job(job: Job, layouts: Sequence[Layout], corpus: Path, num_steps: int,
 def _options(architecture: LlamaArchitecture, smaller: LlamaArchitecture) -> dict[str, Any]:
     original = architecture.to_dict()
     return {name: value for name, value in smaller.to_dict().items() if value != original[name]}
+
+
+def _adapter(adapter: Adapter, smaller: LlamaArchitecture) -> Adapter:
+    """Return the adapter of the small model, drawn at random; of all layers where it has none that `adapter` names."""
+    if not adapter.freezes_base:
+        return adapter
+    names = [name.removesuffix(".weight") for name in weight_shapes(smaller)]
+    targets = [target for target in adapter.targets if target not in adapter.idle_targets(names)]
+    return adapter.replace(initial=None, targets=tuple(targets) or ALL_LINEAR_LAYERS)
 
 
 def _train(train: TrainSection, layouts: Sequence[Layout], num_steps: int) -> TrainSection:
@@ -127,6 +139,7 @@ def _changes(job: Job, small: Job) -> tuple[Change, ...]:
         ("optimizer", tuple(type(job.optimizer).model_fields)),
         ("precision", ("compute", "reduce", "float8")),
         ("model", ("initial_weights",)),
+        ("adapter", ("initial", "targets")),
     ):
         before, after = ({key: getattr(getattr(one, section), key) for key in keys} for one in (job, small))
         changes += _differences(f"{section}.", before, after)

@@ -17,9 +17,9 @@ from meshwright.app.progress import elapsed
 from meshwright.app.results.result import Result
 from meshwright.checkpoint.hf.export import ExportDType, ExportFormat, ExportRequest, export_together
 from meshwright.checkpoint.peers import GroupPeers
-from meshwright.checkpoint.saved_model import SavedModel
+from meshwright.checkpoint.saved_model import SavedModel, find_saved_model
 from meshwright.checkpoint.torch_formats.dcp_export import export_dcp as _export_dcp
-from meshwright.errors import CheckpointError
+from meshwright.errors import CheckpointError, ConfigError
 from meshwright.extras import import_extra
 from meshwright.inference.generate import Sampling, TextStream
 from meshwright.inference.generate import generate as _generate
@@ -86,16 +86,20 @@ def export(
     dtype: ExportDType = "float32",
     verify: bool = False,
     overwrite: bool = False,
+    merge: bool = False,
     ranks: Positive = 1,
 ) -> Export:
     """Write the model of `run`, a run or checkpoint folder, as the new Hugging Face folder `out`.
+
+    Of a run that trains an adapter ([adapter]) that alone is written, in PEFT's format, or with `merge` the model with
+    the adapter added to its weights.
 
     `step` is a checkpoint; None takes the newest. With `overwrite` an older Hugging Face folder may be replaced. With
     `verify` the logits are compared with those that transformers computes from the written folder, before it gets its
     name. `ranks` processes share the work. Raises ConfigError if `out` exists, CheckpointError for a damaged source, a
     full disk or other logits, UnsupportedError where transformers, which `verify` needs, is not installed.
     """
-    request = ExportRequest(Path(run), Path(out), step, ExportFormat(dtype), overwrite)
+    request = ExportRequest(Path(run), Path(out), step, ExportFormat(dtype), overwrite, merge)
     with elapsed(f"writing {out}"):
         return share(export_as_peer, {"request": request, "verify": verify}, ranks, Path(out))
 
@@ -111,6 +115,11 @@ def export_as_peer(request: ExportRequest, verify: bool, peers: GroupPeers) -> E
         if verify:
             comparisons.append(_comparison(model, folder, out, dtype))
 
+    if verify and not request.merge and find_saved_model(request.source, request.step).job.adapter.freezes_base:
+        raise ConfigError(
+            "--verify compares logits of a whole model, and an adapter is written without its model: add --merge, or "
+            "leave out --verify"
+        )
     done = export_together(request, peers, compare)
     comparison = comparisons[0] if comparisons else None
     return Export(done.model.checkpoint, out, dtype, done.num_parameters, done.num_bytes, done.num_files, comparison)

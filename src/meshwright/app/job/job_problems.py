@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from meshwright.app.job.adapter_job_problems import adapter_job_problems, adapter_shapes
 from meshwright.app.job.float8_job_problems import NEEDS_TORCHAO, float8_job_problems
 from meshwright.app.job.initial_weights import weight_problems
 from meshwright.app.job.object_problems import object_problems
@@ -59,6 +60,7 @@ def check_job(
         *_export_problems(job),
         *_optimizer_problems(job),
         *float8_job_problems(job),
+        *adapter_job_problems(job),
         *run_folder_problems(run_folder(resolved), resume=resume, overwrite=overwrite),
     ]
     return [resolved.located(text) for text in distinct(problems)]
@@ -142,7 +144,10 @@ def _optimizer_problems(job: Job) -> list[str]:
         return problems
     # The parameters of a class of the user's own are known once it is built.
     if (architecture := resolve_architecture(job.model)) is not None:
-        problems += group_problems(job.optimizer, [*weight_shapes(architecture), *bias_names(architecture)])
+        names = [*weight_shapes(architecture), *bias_names(architecture)]
+        trained = [*adapter_shapes(job.adapter, architecture)] if job.adapter.freezes_base else names
+        # Patterns of layers that match none are told of already.
+        problems += group_problems(job.optimizer, trained) if trained else []
     return problems
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 
+from meshwright.app.job.adapter_job_problems import adapter_parameters
 from meshwright.app.job.cpu_training import int8_note
 from meshwright.app.job.initial_weights import tokenizer_note
 from meshwright.checkpoint.memory.memory_dir_notes import memory_dir_notes
@@ -27,6 +28,7 @@ from meshwright.units import counted, format_bytes, format_count
 
 # A checkpoint holds the float32 weights and AdamW's two float32 moments.
 _CHECKPOINT_BYTES_PER_PARAMETER = 12
+_WEIGHT_BYTES = 4
 _LEAST_RUN = 3
 _OUTER_BYTES_PER_PARAMETER = 8
 """An outer parameter and its momentum, where replicas sum every few steps."""
@@ -38,6 +40,8 @@ def summary(resolved: ResolvedJob, num_ranks: int | None) -> Iterator[tuple[str,
     layout = concrete_layout(job, num_ranks)
     yield "job", f"{resolved.path}: configuration valid"
     yield "model", _model_line(job)
+    if job.adapter.freezes_base:
+        yield "adapter", _adapter_line(job)
     yield "batch", _batch_line(resolved, layout)
     yield "layout", _layout_line(job, layout)
     if layout is not None and layout.pp > 1:
@@ -82,6 +86,15 @@ def _model_line(job: Job) -> str:
         f"{job.model.source}, {format_count(spec.num_parameters)} parameters, {format_count(flops)} FLOPs a token "
         f"forward and backward, {job.precision.matmuls}"
     )
+
+
+def _adapter_line(job: Job) -> str:
+    adapter = job.adapter
+    line = f"{adapter.kind} of rank {adapter.rank}, alpha {adapter.alpha:g}"
+    if (found := adapter_parameters(job)) is None:
+        return f"{line}: its layers are counted when training starts"
+    num_layers, num_parameters = found
+    return f"{line}, of {counted(num_layers, 'linear layer')}: {format_count(num_parameters)} parameters are trained"
 
 
 def _batch_line(resolved: ResolvedJob, layout: Layout | None) -> str:
@@ -210,6 +223,10 @@ def checkpoint_bytes(job: Job) -> int | None:
     architecture = resolve_architecture(job.model)
     if architecture is None:
         return None
+    if (adapted := adapter_parameters(job)) is not None:
+        # The base without states.
+        base_bytes = _WEIGHT_BYTES * model_spec(architecture).num_parameters
+        return base_bytes + _CHECKPOINT_BYTES_PER_PARAMETER * adapted[1]
     outer_bytes = _OUTER_BYTES_PER_PARAMETER * job.replicas.trains_locally
     return (_CHECKPOINT_BYTES_PER_PARAMETER + outer_bytes) * model_spec(architecture).num_parameters
 

@@ -16,14 +16,17 @@ from meshwright.checkpoint.background.helper_process import serve_steps
 from meshwright.checkpoint.format.durable import remove_stale
 from meshwright.checkpoint.format.find_checkpoint import is_hugging_face
 from meshwright.checkpoint.hf.find_hf_model import hf_model
+from meshwright.checkpoint.hf.hf_model import HfModel
 from meshwright.checkpoint.hf.output_folder import Replaceable, output_folder, require_target
 from meshwright.checkpoint.hf.side_files import SIDE_FILES, write_side_files
+from meshwright.checkpoint.merged_reader import plain_reader
 from meshwright.checkpoint.peers import GroupPeers
+from meshwright.checkpoint.peft.write_adapter import PEFT_FOLDER, SavedAdapter
 from meshwright.checkpoint.safetensors.rounding import warn_of_float64
 from meshwright.checkpoint.safetensors.weight_files import divide, output_tensors, write_files
 from meshwright.checkpoint.safetensors.weight_index import CONFIG, WEIGHT_FILES, read_json
 from meshwright.checkpoint.saved_model import SavedModel, find_saved_model
-from meshwright.checkpoint.section import SectionReader
+from meshwright.errors import ConfigError
 from meshwright.log import logger
 from meshwright.spec.model.hf.name_map import BUFFER
 from meshwright.spec.run.run import Run
@@ -65,7 +68,9 @@ class ExportRequest:
     """Checkpoint of the run; None is the newest."""
     weights: ExportFormat = ExportFormat()
     overwrite: bool = False
-    """Whether `out` may be a Hugging Face folder that holds nothing else, which is replaced."""
+    """Whether `out` may be a folder of the kind that is written and holds nothing else, which is replaced."""
+    merge: bool = False
+    """Whether an adapter is added to the weights of its model, which are all written; else it is written alone."""
 
 
 def export(
@@ -85,7 +90,7 @@ def export_together(
     peers: GroupPeers,
     verify: Callable[[SavedModel, Path], None] = lambda model, folder: None,
 ) -> Exported:
-    """Write a model as a new Hugging Face folder; a collective of `peers`, which share the work.
+    """Write a model as a new Hugging Face folder, or an adapter as PEFT's; a collective of `peers`, who share the work.
 
     A class of the user's is written by the table of its attribute `hugging_face`, whose errors are ConfigErrors.
     Memory of each is that of the largest fused tensor, or of some 64 MiB. The folder is created atomically, after
@@ -93,13 +98,20 @@ def export_together(
     source or a full disk, UnsupportedError for a model that transformers lacks.
     """
     out, weights = request.out, request.weights
-    require_target(out, "export", _REPLACEABLE if request.overwrite else None)
     model = find_saved_model(request.source, request.step)
+    has_adapter = model.job.adapter.freezes_base
+    if request.merge and not has_adapter:
+        raise ConfigError(f"{request.source} has no adapter ([adapter]) to merge: leave out --merge")
+    is_alone = has_adapter and not request.merge
+    replaceable = PEFT_FOLDER if is_alone else _REPLACEABLE
+    require_target(out, "export", replaceable if request.overwrite else None)
     described = hf_model(model.section)
+    if is_alone:
+        return _export_adapter(request, model, described, peers)
     # Raises for a model that transformers lacks.
     config, shapes = described.config(), described.shapes
     _remark_other_type(model, config["model_type"])
-    saved = SectionReader(model.checkpoint, "model")
+    saved = plain_reader(model)
     saved.require(shapes)
     if peers.rank == 0:
         warn_of_float64(saved.dtypes, model.checkpoint)
@@ -112,6 +124,16 @@ def export_together(
         num_bytes = write_files(files, saved, folder)
         folder.write(lambda: verify(model, folder.path), on_rank=0)
     return Exported(model, described.num_parameters, len(files), num_bytes)
+
+
+def _export_adapter(request: ExportRequest, model: SavedModel, described: HfModel, peers: GroupPeers) -> Exported:
+    adapter = SavedAdapter(model, described)
+    if peers.rank == 0:
+        warn_of_float64(adapter.dtypes, model.checkpoint)
+    dtype = DTYPES[request.weights.dtype]
+    with output_folder(request.out, adapter.num_parameters * dtype.itemsize, peers) as folder:
+        num_bytes = adapter.write(folder, dtype)
+    return Exported(model, adapter.num_parameters, 1, num_bytes)
 
 
 def _remark_other_type(model: SavedModel, written: str) -> None:

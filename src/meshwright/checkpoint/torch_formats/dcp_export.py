@@ -16,10 +16,10 @@ from meshwright.checkpoint.hf.export import DTYPES, ExportDType, Exported
 from meshwright.checkpoint.hf.hf_model import BuiltInModel
 from meshwright.checkpoint.hf.output_folder import Replaceable, output_folder, require_target
 from meshwright.checkpoint.hf.side_files import SIDE_FILES, write_side_files
+from meshwright.checkpoint.merged_reader import plain_reader
 from meshwright.checkpoint.peers import GroupPeers
 from meshwright.checkpoint.safetensors.rounding import rounded, warn_of_float64
 from meshwright.checkpoint.saved_model import find_saved_model
-from meshwright.checkpoint.section import SectionReader
 from meshwright.checkpoint.torch_formats.dcp_folder import FILE_NAME
 from meshwright.errors import CheckpointError
 from meshwright.spec.model.hf.hf_config import hf_obstacles
@@ -47,13 +47,13 @@ def export_dcp(
 ) -> Exported:
     """Write the model in `source` as the new folder `out`, which torch.distributed.checkpoint.load reads.
 
-    Names are those of the model's state_dict. `out` also holds config.json and the tokenizer where transformers has
-    such a model, so it can be imported again. With `overwrite` it may replace another such folder. Raises ConfigError
-    if `out` exists, CheckpointError for a damaged source or a full disk.
+    Names are those of the model's state_dict; an adapter is added to the weights. `out` also holds config.json and the
+    tokenizer where transformers has such a model, so it can be imported again. With `overwrite` it may replace another
+    such folder. Raises ConfigError if `out` exists, CheckpointError for a damaged source or a full disk.
     """
     require_target(out, "export", _REPLACEABLE if overwrite else None)
     model = find_saved_model(source, step)
-    saved = SectionReader(model.checkpoint, "model")
+    saved = plain_reader(model)
     described = BuiltInModel(model.architecture)
     shapes = described.shapes
     saved.require(shapes)

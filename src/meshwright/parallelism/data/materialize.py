@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from meshwright.models.adapted_linear import adapter_names, initial_of_part
 from meshwright.models.initial import fill
 from meshwright.models.moe import MixtureOfExperts
+from meshwright.parallelism.data.packed_shards import PackedShards
 from meshwright.parallelism.gradients import share_tied
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.pipeline.stages import Stages
@@ -51,16 +53,29 @@ def materialize_stages(stages: Stages, meshes: Meshes, seed: int, *, draws_weigh
 
 
 def draw_weights(model: nn.Module, device_type: str, seed: int) -> None:
-    """Fill the parameters of `model` as `materialize` does; those of one without `initial` stay as they are."""
+    """Fill the parameters of `model` as `materialize` does; those of one without `initial` stay as they are.
+
+    Magnitudes of an adapter (adapter_weights.py) follow from weights, and are zero until then.
+    """
     if hasattr(model, "initial"):
         _draw(model, canonical_parameters(model), device_type, seed)
 
 
 @torch.no_grad()
 def _draw(model: nn.Module, tensors: Iterable[tuple[str, Tensor]], device_type: str, seed: int) -> None:
+    of_adapter, packed = {canonical_fqn(name) for name in adapter_names(model)}, PackedShards(model)
     for name, tensor in tensors:
+        if name in packed.scales:
+            continue
+        if name in packed:
+            wide, offsets = packed.empty(name, device_type)
+            initial = model.initial(name)  # type: ignore[operator]
+            fill(wide, initial, seed=seed, name=name, global_shape=packed.shape(name), offsets=offsets)
+            packed.store(name, wide)
+            continue
         local, offsets = local_box(tensor)
-        initial = model.initial(name)  # type: ignore[operator]
+        is_part = name in of_adapter
+        initial = initial_of_part(name, tensor.shape) if is_part else model.initial(name)  # type: ignore[operator]
         # Drawn on the device, also where it is kept on the CPU, which takes a minute for half a billion numbers.
         drawn = local if local.device.type == device_type else torch.empty_like(local, device=device_type)
         fill(drawn, initial, seed=seed, name=name, global_shape=tensor.shape, offsets=offsets)
@@ -76,13 +91,22 @@ def move_buffers(model: nn.Module, device_type: str) -> None:
                 setattr(module, name, buffer.to(device_type))
 
 
-def fill_from(model: nn.Module, read: Callable[[str], Tensor]) -> None:
-    """Copy into each parameter this rank's shard of the full tensor that `read` returns for its name."""
-    with torch.no_grad():
-        for name, parameter in canonical_parameters(model):
-            local, offsets = local_box(parameter)
-            box = tuple(slice(start, start + size) for start, size in zip(offsets, local.shape, strict=True))
-            local.copy_(read(name)[box])
+def fill_from(model: nn.Module, named: Iterable[tuple[str, nn.Parameter]], read: Callable[[str], Tensor]) -> None:
+    """Copy into each parameter of `model` this rank's shard of the full tensor that `read` returns for its name."""
+    packed = PackedShards(model)
+    for name, parameter in named:
+        if name in packed:
+            packed.store(name, packed.shard_of(name, read(name)))
+        else:
+            copy_shard(parameter, read(name))
+
+
+@torch.no_grad()
+def copy_shard(parameter: nn.Parameter, whole: Tensor) -> None:
+    """Copy into `parameter` this rank's shard of a full tensor."""
+    local, offsets = local_box(parameter)
+    box = tuple(slice(start, start + size) for start, size in zip(offsets, local.shape, strict=True))
+    local.copy_(whole[box])
 
 
 _AXES_WITHIN_A_STAGE = ("dp_replicate", "fsdp", "tp")

@@ -227,7 +227,10 @@ class Pipeline:
         state = self._in_flight[stage, number]
         gradient = None if self.stages.is_last(stage) else self._take("B", stage, number)
         self._await_send("F", stage, number)
-        if action.kind == "B":
+        if isinstance(state.output, Tensor) and not state.output.requires_grad:
+            # A first stage that trains nothing, below the adapted layers.
+            del self._in_flight[stage, number]
+        elif action.kind == "B":
             torch.autograd.backward(state.output, gradient)
             del self._in_flight[stage, number]
         else:
@@ -239,7 +242,9 @@ class Pipeline:
             self._hand_over("B", stage, stage - 1, number, gradient)
 
     def _backward_to_weights(self, action: Action) -> None:
-        state = self._in_flight.pop((action.stage, action.microbatch))
+        state = self._in_flight.pop((action.stage, action.microbatch), None)
+        if state is None:
+            return
         assert state.pending is not None, f"{action} before the backward to the inputs"
         stage = self.stages[action.stage]
         # The first stage runs its whole backward here, whose hooks reduce.

@@ -21,9 +21,15 @@ from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
-from meshwright.parallelism.collectives import all_gather_autograd, reduce_scatter_autograd, start_all_gather
+from meshwright.parallelism.collectives import (
+    all_gather_autograd,
+    all_reduce_sum,
+    reduce_scatter_autograd,
+    start_all_gather,
+)
 from meshwright.parallelism.saved_tensors import BlockActivations
 from meshwright.parallelism.torch_private.torch_dispatch import storage_identity
+from meshwright.spec.step.adapter import LORA_A
 
 
 class ShardedModule(nn.Module):
@@ -75,6 +81,10 @@ class RowwiseLinearPartial(ShardedModule):
         shard = super().local_shard(name)
         return shard / self.tp_group.size() if name == "bias" else shard
 
+    def whole_rows(self, sums_O: Tensor) -> Tensor:
+        """Return sums over all inputs from those over this rank's, for the norms of rows (models/adapted_linear.py)."""
+        return all_reduce_sum(sums_O, self.tp_group)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return this rank's partial sum."""
         if torch.compiler.is_compiling():
@@ -108,7 +118,8 @@ class SharedHeadLinear(ShardedModule):
 
     def local_shard(self, name: str) -> Tensor:
         """Return the whole head; backward reduce-scatters its gradient over the ranks that share it."""
-        return all_gather_autograd(super().local_shard(name), 0, self.head_group)
+        shard = super().local_shard(name)
+        return shard if name == LORA_A else all_gather_autograd(shard, 0, self.head_group)
 
 
 class VocabParallelEmbedding(ShardedModule):

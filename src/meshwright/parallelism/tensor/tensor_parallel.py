@@ -37,15 +37,18 @@ from meshwright.parallelism.tensor.sequence_roles import require_gathered_once
 from meshwright.parallelism.tensor.sharding_plan import ShardingPlan, ShardingRole, sharding_plan_of
 from meshwright.parallelism.torch_private.torch_compiler import has_symmetric_memory, pipeline_matmuls
 from meshwright.parallelism.torch_private.torch_nccl import new_group_like
+from meshwright.spec.step.adapter import LORA_A, LORA_B, MAGNITUDE, PACKED_SCALE
 from meshwright.spec.trace.timeline import SHARED_HEADS
 
+_OUTPUTS: Mapping[str, int] = {"weight": 0, "bias": 0, PACKED_SCALE: 0, LORA_B: 0, MAGNITUDE: 0}
+_INPUTS: Mapping[str, int] = {"weight": 1, PACKED_SCALE: 1, LORA_A: 1}
 _SHARD_DIMS: Mapping[ShardingRole, Mapping[str, int]] = {
-    "column": {"weight": 0, "bias": 0},
-    "kv": {"weight": 0, "bias": 0},
+    "column": _OUTPUTS,
+    "kv": _OUTPUTS,
     "per_head": {"weight": 0},
     "head": {"weight": 0, "bias": 0},
-    "row": {"weight": 1},
-    "row_part": {"weight": 1},
+    "row": _INPUTS,
+    "row_part": _INPUTS,
     "vocabulary": {"weight": 0},
 }
 """The sharded dim of each sharded parameter; all others are replicated."""

@@ -11,6 +11,7 @@ from meshwright.spec.frozen import Frozen
 from meshwright.spec.job.guards_section import GuardsSection, guards_problems
 from meshwright.spec.job.memory_section import MemorySection
 from meshwright.spec.job.replicas_section import ReplicasSection, replicas_problems
+from meshwright.spec.job.rules.adapter_rules import adapter_problems
 from meshwright.spec.job.rules.exact_rules import exact_problems
 from meshwright.spec.job.rules.optimizer_rules import optimizer_problems
 from meshwright.spec.job.rules.run_rules import budget_problems, checkpoint_problems, hang_problems, step_problems
@@ -31,6 +32,7 @@ from meshwright.spec.job.validity import broken_rules, has_wrong_degree, with_fi
 from meshwright.spec.layout.layout import Layout, LayoutRequest
 from meshwright.spec.layout.schedule.schedule_rules import name_problems
 from meshwright.spec.problem import Fix, Problem, fix_of_all, multiples_near, nearest_first, with_working_fixes
+from meshwright.spec.step.adapter import Adapter
 from meshwright.spec.step.workload import Workload
 from meshwright.units import counted
 
@@ -55,6 +57,7 @@ class Job(Frozen):
     schema_version: int = Field(SCHEMA_VERSION, ge=1, le=SCHEMA_VERSION)
     """Version of the job format; a file without it is read as the newest."""
     model: ModelSection = ModelSection()
+    adapter: Adapter = Adapter()
     data: DataSection = DataSection()
     train: TrainSection = TrainSection()
     optimizer: OptimizerSection = OptimizerSection()
@@ -143,6 +146,7 @@ class Job(Frozen):
                 *optimizer_problems(job.optimizer, job.precision),
                 *guards_problems(job.guards, job.optimizer, job.checkpoint),
                 *exact_problems(job),
+                *adapter_problems(job),
                 *replicas_problems(job),
                 *hang_problems(job),
                 *checkpoint_problems(job),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from meshwright.errors import MeshwrightError
 from meshwright.spec.job.even_layouts import even_layouts
 from meshwright.spec.job.guards_section import replica_problems
+from meshwright.spec.job.rules.adapter_rules import adapter_layout_problems
 from meshwright.spec.job.rules.attention_rules import attention_problems
 from meshwright.spec.job.rules.compile_rules import (
     compiled_optimizer_problems,
@@ -97,7 +98,7 @@ def broken_rules(job: Job, layout: Layout) -> list[Problem]:
     ]
     of_model += [*memory_problems(job.memory, job.optimizer, layout), *_own_model_problems(job.model, layout)]
     of_model += exact_layout_problems(layout, sums_exactly=job.train.exact_elastic)
-    of_model += replica_problems(job.guards, layout)
+    of_model += [*replica_problems(job.guards, layout), *adapter_layout_problems(job.adapter, layout)]
     return [*batch, *split, *schedule, *float8_problems(job, layout), *of_optimizer, *of_model]
 
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from meshwright.errors import ConfigError
 from meshwright.memory.managed_pool import ManagedPool
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters
 from meshwright.parallelism.torch_private.torch_dispatch import tensors_in
@@ -107,14 +106,10 @@ def build_optimizer(
     With in_backward each parameter has an optimizer of its own. With `is_exact` an element's update does not depend on
     its shard. States are in `state_pool` where one is given.
 
-    Weight decay is for matrices, not for norms and biases, unless a group says otherwise.
+    Weight decay is for matrices, not for norms and biases, unless a group says otherwise. A pipeline stage may have
+    nothing to update (update_groups.require_updatable: of the whole model).
     """
     trainable = [(name, parameter) for name, parameter in canonical_parameters(model) if parameter.requires_grad]
-    if not trainable:
-        raise ConfigError(
-            "the model has no trainable parameters, but the optimizer needs one: assign an nn.Parameter, or modules "
-            "that hold some, to the model in its constructor"
-        )
     names = {parameter: name for name, parameter in trainable}
     groups: dict[str, list[dict[str, Any]]] = {}
     for rule, parameters in update_groups(trainable, section):
@@ -124,7 +119,8 @@ def build_optimizer(
             "learning_rate_ratio": rule.learning_rate_ratio,
         }
         groups.setdefault(rule.optimizer, []).append(group)
-    adamw = partial(_adamw, fused=not (is_exact and trainable[0][1].device.type == "cpu"))
+    is_on_cpu = any(parameter.device.type == "cpu" for _, parameter in trainable)
+    adamw = partial(_adamw, fused=not (is_exact and is_on_cpu))
     if compile_backend is not None:
         adamw = partial(_compiled_adamw, backend=compile_backend)
     build: dict[str, _Build] = {"muon": _muon, "adamw": adamw}

@@ -37,8 +37,16 @@ def is_matrix(name: str, parameter: nn.Parameter) -> bool:
 
 
 def require_updatable(section: OptimizerSection, model: nn.Module) -> None:
-    """Raise ConfigError if a pattern of optimizer.groups has no parameters of the whole model, or Muon no matrix."""
-    named = dict(model.named_parameters())
+    """Raise ConfigError if the whole model has nothing to train, a pattern of optimizer.groups no parameters of it, or
+    Muon no matrix.
+    """
+    # Frozen ones are updated by none.
+    named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if not named:
+        raise ConfigError(
+            "the model has no trainable parameters, but the optimizer needs one: assign an nn.Parameter, or modules "
+            "that hold some, to the model in its constructor"
+        )
     if section.name == "muon" and not any(is_block_matrix(name, parameter) for name, parameter in named.items()):
         raise ConfigError(
             'optimizer.name = "muon" updates the matrices of blocks, and the model has none: name the repeated layers '

@@ -16,7 +16,15 @@ from meshwright.spec.job.job import Job
 from meshwright.spec.run.run import Attempt, Manifest, Run, manifest_fault
 
 # Keys that must not change between attempts of one run.
-_IDENTITY = ("model", "data", "train.seed", "train.seq_len", "train.global_batch_size", "train.global_batch_tokens")
+_IDENTITY = (
+    "model",
+    "adapter",
+    "data",
+    "train.seed",
+    "train.seq_len",
+    "train.global_batch_size",
+    "train.global_batch_tokens",
+)
 # Keys that say what a checkpoint's optimizer states are, and in which format.
 _STATES = ("optimizer.name", "optimizer.state_dtype")
 # Keys that do not affect numerics, whose changes are not logged.

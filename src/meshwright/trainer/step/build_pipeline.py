@@ -2,20 +2,28 @@
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from meshwright.checkpoint.hf.hf_model import BuiltInModel, HfModel
 from meshwright.checkpoint.hf.own_model import OwnModel, has_format
 from meshwright.checkpoint.hf.weights import load_hf_weights
 from meshwright.checkpoint.peers import GroupPeers
+from meshwright.checkpoint.peft.read_adapter import read_peft_folder
 from meshwright.errors import ConfigError, InfeasibleLayout
 from meshwright.memory.memory_pools import memory_pools
+from meshwright.models.adapted_linear import adapter_names, add_adapter
 from meshwright.models.build import build_model
 from meshwright.models.contract import blocks_of, require_shardable
 from meshwright.parallelism.apply import parallelize
+from meshwright.parallelism.data.adapter_weights import (
+    base_parameters,
+    copy_adapter,
+    set_magnitudes,
+)
 from meshwright.parallelism.data.fully_sharded import TORCH_DTYPES
 from meshwright.parallelism.data.materialize import fill_from, materialize_stages
 from meshwright.parallelism.data.place_in_pools import place_in_pools
@@ -24,7 +32,8 @@ from meshwright.parallelism.gradients import share_tied
 from meshwright.parallelism.loss import make_loss
 from meshwright.parallelism.mesh import Meshes, build_meshes
 from meshwright.parallelism.pipeline.pipeline import Pipeline
-from meshwright.parallelism.torch_private.torch_compat import canonical_parameters, persistent_buffers
+from meshwright.parallelism.pipeline.stages import Stages
+from meshwright.parallelism.torch_private.torch_compat import persistent_buffers
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import ModelSection
 from meshwright.spec.job.user_object import import_object
@@ -52,12 +61,14 @@ def build_pipeline(
     """
     whole = build_unsharded(job)
     require_positions(job, whole)
-    require_updatable(job.optimizer, whole)
     num_parameters = sum(parameter.numel() for parameter in whole.parameters())
+    described = described_for_hf(job, whole)
+    add_adapter(whole, job.adapter, job.train.seed)
+    adapter = initial_adapter(job, whole, described)
+    require_updatable(job.optimizer, whole)
     layout = with_stage_boundaries(job, ranks.layout_of(job), whole)
     require_valid(job, layout)
     require_attention(job, layout, ranks.device.type)
-    described = described_for_hf(job, whole)
     meshes = build_meshes(
         layout, ranks.device.type, has_outer_replicas=ranks.is_replica and job.replicas.sums_gradients
     )
@@ -72,6 +83,8 @@ def build_pipeline(
         sum_exactly(model, num_terms, num_terms * job.train.validation_batches)
     place_in_pools(model, memory_pools(job.memory, ranks.device), meshes)
     fill_from_hf(model, job.model, described)
+    set_magnitudes(model, meshes)
+    copy_adapter(model, adapter)
     share_tied(model, meshes)
     compute_dtype, loss = TORCH_DTYPES[job.precision.compute], make_loss(whole, meshes, model.last)
     return meshes, Pipeline(model, schedule, loss, meshes, compute_dtype), num_parameters
@@ -143,24 +156,34 @@ def described_for_hf(job: Job, whole: nn.Module) -> HfModel | None:
 
     Raises ConfigError for a user's table that does not fit, with which no export would follow the training.
     """
-    is_read, architecture = job.model.initial_weights is not None, resolve_architecture(job.model)
+    is_read = job.model.initial_weights is not None or job.adapter.initial is not None
+    architecture = resolve_architecture(job.model)
     if architecture is not None:
         return BuiltInModel(architecture) if is_read else None
     is_needed = is_read or job.checkpoint.export != "none"
     return OwnModel(job.model.source, whole) if is_needed or has_format(whole) else None
 
 
-def fill_from_hf(model: nn.Module, section: ModelSection, described: HfModel | None) -> None:
+def fill_from_hf(model: Stages, section: ModelSection, described: HfModel | None) -> None:
     """Copy the weights of model.initial_weights, if set, into this rank's shards of `model`; a collective."""
     if section.initial_weights is None or described is None:
         return
-    names, buffers = [name for name, _ in canonical_parameters(model)], persistent_buffers(model)
-    names += [f"{BUFFER}{name}" for name in buffers]
+    base, buffers = base_parameters(model), persistent_buffers(model)
+    names = [*(name for name, _ in base), *(f"{BUFFER}{name}" for name in buffers)]
     weights = load_hf_weights(local_path(section.initial_weights), described, names)
-    fill_from(model, weights.__getitem__)
+    fill_from(model, base, weights.__getitem__)
     for name, buffer in buffers.items():
         buffer.copy_(weights[f"{BUFFER}{name}"])
     weights.warn_of_not_finite(GroupPeers())
+
+
+def initial_adapter(job: Job, whole: nn.Module, described: HfModel | None) -> dict[str, Tensor]:
+    """Return the tensors of the adapter in adapter.initial by our names; none where it is not set."""
+    if job.adapter.initial is None or described is None:
+        return {}
+    parameters = dict(whole.named_parameters())
+    shapes = {name: tuple(parameters[name].shape) for name in adapter_names(whole)}
+    return read_peft_folder(Path(job.adapter.initial).expanduser(), job.adapter, described, shapes)
 
 
 def require_positions(job: Job, model: nn.Module) -> None:

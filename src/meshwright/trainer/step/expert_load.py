@@ -46,7 +46,9 @@ class ExpertLoad:
             return {}
         load_LE, others = self._sum_over_ranks()
         for number, mixture in self._mixtures.items():
-            if is_taken and mixture.router.bias is not None:
+            # A router that is frozen, below an adapter, keeps its bias too.
+            is_trained = any(parameter.requires_grad for parameter in mixture.router.parameters())
+            if is_taken and is_trained and mixture.router.bias is not None:
                 mixture.router.update_bias(load_LE[number])
             mixture.reset_statistics()
         return _metrics(np.array(load_LE.tolist()), np.array(others.tolist()))

@@ -31,6 +31,7 @@ from meshwright.errors import (
 )
 from meshwright.fault_tolerance.replicas.replica_group import ReplicaGroup
 from meshwright.log import logger
+from meshwright.parallelism.data.adapter_weights import set_magnitudes
 from meshwright.parallelism.data.fully_sharded import reshard_model
 from meshwright.parallelism.data.materialize import draw_weights
 from meshwright.parallelism.gradients import share_tied
@@ -91,7 +92,7 @@ class Training:
         `dataset` replaces the one that the job names. One that `awaits_state`, which it loads or receives, draws its
         weights only if there is none.
         """
-        draws_weights = not awaits_state or job.model.initial_weights is not None
+        draws_weights = not awaits_state or bool(job.model.initial_weights or job.adapter.initial)
         meshes, pipeline, num_parameters = build_pipeline(job, ranks, draws_weights=draws_weights)
         dataset = dataset or build_dataset(job.data, job.train.seq_len)
         require_vocabulary(job, dataset)
@@ -178,6 +179,7 @@ class Training:
                 local_box(copy)[0].zero_()
         for stage in self.model:
             draw_weights(stage, self.meshes.device_type, self.job.train.seed)
+        set_magnitudes(self.model, self.meshes)
         share_tied(self.model, self.meshes)
         if self.step.outer_sync is not None:
             self.step.outer_sync.optimizer.restart()

@@ -29,6 +29,7 @@ from meshwright.cli.result_command import print_result, result_command
     show_default=True,
     help="Hugging Face, or a DCP folder with the names of the model's state_dict.",
 )
+@click.option("--merge", is_flag=True, help="Add an adapter to the weights of its model; default: the adapter alone.")
 @click.option("--verify", is_flag=True, help="Compare the logits with those that transformers computes from OUT.")
 @click.option("--ranks", type=click.IntRange(min=1), default=1, help="Processes that share the work; default: 1.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it is a folder of this format and holds nothing else.")
@@ -38,12 +39,15 @@ def command(
     step: int | None,
     dtype: Literal["float32", "bfloat16"],
     format_: Literal["hf", "dcp"],
+    merge: bool,
     verify: bool,
     ranks: int,
     overwrite: bool,
     as_json: bool,
 ) -> None:
     """Write the model of RUN, a run folder or one of its checkpoints, as the new folder OUT.
+
+    An adapter that RUN trained is written alone, as PEFT reads it, or with --merge as part of its model's weights.
 
     Tensors are read, verified and written one after the other, so memory does not grow with the model. OUT appears only
     when it is complete. Started by torchrun, all of its ranks share the work, on one machine or several.
@@ -65,10 +69,10 @@ def command(
         if format_ == "dcp":
             done = export_dcp(run, out, **arguments)
         elif is_under_torchrun():
-            request = ExportRequest(run, out, step, ExportFormat(dtype), overwrite)
+            request = ExportRequest(run, out, step, ExportFormat(dtype), overwrite, merge)
             done = share_under_torchrun(export_as_peer, {"request": request, "verify": verify}, ranks)
         else:
-            done = export(run, out, verify=verify, ranks=ranks, **arguments)
+            done = export(run, out, merge=merge, verify=verify, ranks=ranks, **arguments)
     if done is None:  # rank 0 says it
         return
     print_result(done, as_json)

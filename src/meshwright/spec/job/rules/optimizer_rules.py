@@ -71,14 +71,16 @@ def group_problems(optimizer: OptimizerSection, names: Sequence[str]) -> Iterato
         matched = {name for name in names if fnmatchcase(name, group.match)}
         given = f'optimizer.groups matches "{group.match}" in group {number}'
         if not matched:
-            near = did_you_mean(group.match, _alike(group.match, names)) or f": names are such as {_examples(names)}"
+            near = (
+                did_you_mean(group.match, names_like(group.match, names)) or f": names are such as {_examples(names)}"
+            )
             yield Problem(f"{given}, which none of the model's {len(names)} parameters is named{near}")
         elif matched <= taken:
             yield Problem(f"{given}, but groups above take all of these, and the first that matches counts: move it up")
         taken |= matched
 
 
-def _alike(pattern: str, names: Sequence[str]) -> Sequence[str]:
+def names_like(pattern: str, names: Sequence[str]) -> Sequence[str]:
     """Return what `pattern` may have meant: a name, or of one with wildcards the patterns of parts of the model."""
     if not _WILDCARD.search(pattern):
         return names

@@ -1,0 +1,1 @@
+"""Adapters in the files of Hugging Face's PEFT: written, and read as a start."""

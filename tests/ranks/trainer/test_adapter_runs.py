@@ -1,0 +1,61 @@
+"""Runs that train an adapter: resumed to the bit, on other ranks, and refused where the adapter is another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.checkpoint.checkpoint import saved_tensors
+from meshwright.spec.run.run import Run
+from training_runs import tiny_job, train_on_ranks
+
+DORA = {"kind": "dora", "rank": 4}
+
+
+def job_of(folder: Path, **sections: Any) -> dict[str, Any]:
+    return tiny_job(folder, **{"adapter": DORA, "run": {"parameter_hash": True}, **sections})
+
+
+def test_a_stopped_run_resumes_to_the_bit_and_on_other_ranks(tmp_path: Path) -> None:
+    adapter = {**DORA, "dropout": 0.2}
+    layout = {"activation_checkpoint": "full"}
+    job = job_of(tmp_path, adapter=adapter, layout=layout)
+    whole = train_on_ranks(job, tmp_path / "whole", 2)
+    stopped = job_of(tmp_path, adapter=adapter, layout=layout, train={"stop_after": 3})
+    for name in ("same", "other"):
+        train_on_ranks(stopped, tmp_path / name, 2)
+    same = train_on_ranks(job, tmp_path / "same", 2, resume=True)
+    assert same.parameter_hash == whole.parameter_hash
+    assert same.losses == whole.losses
+    other = train_on_ranks(job, tmp_path / "other", 1, resume=True)
+    for step in (4, 5, 6):
+        assert other.losses[step] == pytest.approx(whole.losses[step], rel=1e-5)
+
+
+def test_a_checkpoint_holds_the_base_and_the_states_of_the_adapter_alone(tmp_path: Path) -> None:
+    """A resume reads no other folder: the base in the checkpoint is that of the run."""
+    train_on_ranks(job_of(tmp_path, train={"steps": 3}), tmp_path / "run", 2)
+    names = saved_tensors(Run(tmp_path / "run").checkpoint(3))
+    of_optimizer = {name.split("/")[1] for name in names if name.startswith("optimizer/")}
+    of_model = {name.split("/")[1] for name in names if name.startswith("model/")}
+    assert of_optimizer == {name for name in of_model if name.endswith(("lora_a", "lora_b", "magnitude"))}
+    assert "blocks.0.attention.query.weight" in of_model
+    assert "embedding.weight" in of_model
+
+
+def test_bfloat16_trains_an_adapter_close_to_float32(tmp_path: Path) -> None:
+    wide, narrow = (
+        train_on_ranks(job_of(tmp_path, precision={"compute": compute}), tmp_path / compute, 2)
+        for compute in ("float32", "bfloat16")
+    )
+    assert narrow.losses[6] == pytest.approx(wide.losses[6], rel=5e-3)
+    assert narrow.losses[1] != wide.losses[1]
+
+
+def test_a_run_keeps_its_adapter(tmp_path: Path) -> None:
+    train_on_ranks(job_of(tmp_path, train={"stop_after": 3}), tmp_path / "run", 1)
+    other = job_of(tmp_path, adapter={**DORA, "alpha": 8.0})
+    with pytest.raises(AssertionError, match=r"adapter\.alpha was 32\.0, is 8\.0"):
+        train_on_ranks(other, tmp_path / "run", 1, resume=True)
