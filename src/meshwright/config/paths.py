@@ -15,6 +15,7 @@ _KEYS = (
     ("adapter", "initial"),
     ("data", "source"),
     ("data", "tokenizer"),
+    ("data", "chat_template"),
     ("layout", "schedule"),
 )
 """Keys that may name a file or folder to read; their defaults name something else."""
