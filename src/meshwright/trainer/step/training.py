@@ -31,8 +31,8 @@ from meshwright.errors import (
 )
 from meshwright.fault_tolerance.replicas.replica_group import ReplicaGroup
 from meshwright.log import logger
-from meshwright.parallelism.data.adapter_weights import set_magnitudes
 from meshwright.models.contract import Loss
+from meshwright.parallelism.data.adapter_weights import set_magnitudes
 from meshwright.parallelism.data.fully_sharded import reshard_model
 from meshwright.parallelism.data.materialize import draw_weights
 from meshwright.parallelism.gradients import share_tied
