@@ -5,11 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from meshwright.checkpoint.checkpoint import saved_tensors
+from meshwright.inference.loaded_model import load_model
+from meshwright.spec.job.job import Job
 from meshwright.spec.run.run import Run
-from training_runs import tiny_job, train_on_ranks
+from meshwright.trainer.launch.ranks import Ranks
+from meshwright.trainer.step.training import Training
+from run_ranks import run_ranks
+from training_runs import TINY_MODEL, tiny_job, train_on_ranks
+
+TOKENS = torch.arange(32)[None] * 5
 
 DORA = {"kind": "dora", "rank": 4}
 
@@ -59,3 +68,23 @@ def test_a_run_keeps_its_adapter(tmp_path: Path) -> None:
     other = job_of(tmp_path, adapter={**DORA, "alpha": 8.0})
     with pytest.raises(AssertionError, match=r"adapter\.alpha was 32\.0, is 8\.0"):
         train_on_ranks(other, tmp_path / "run", 1, resume=True)
+
+
+@pytest.mark.parametrize("base_dtype", ["compute", "bfloat16", "int8", "nf4"])
+def test_generation_computes_what_training_did(tmp_path: Path, base_dtype: str) -> None:
+    """A checkpoint holds the base in its bits; it is read as a plain model with the adapter added to its weights."""
+    adapter = {**DORA, "base_dtype": base_dtype}
+    options = {**TINY_MODEL["options"], "dim": 64, "ffn_dim": 128, "head_dim": 16}
+    job = job_of(tmp_path, adapter=adapter, model={"options": options}, optimizer={"learning_rate": 0.03})
+    train_on_ranks(job, tmp_path / "run", 2)
+    (theirs,) = run_ranks(logits_of_training, 1, job, str(tmp_path / "run"))
+    with torch.inference_mode():
+        ours = load_model(tmp_path / "run", device=torch.device("cpu")).model(TOKENS).numpy()
+    np.testing.assert_allclose(ours, theirs, atol=2e-5)
+
+
+def logits_of_training(job: dict[str, Any], folder: str) -> np.ndarray[Any, Any]:
+    training = Training.build(Job.from_dict(job), Ranks(0, 1, torch.device("cpu")), awaits_state=True)
+    assert training.load_newest(Run(folder)) == 6
+    with torch.no_grad():
+        return np.asarray(training.model[0].eval()(TOKENS))

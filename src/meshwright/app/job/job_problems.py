@@ -146,7 +146,7 @@ def _optimizer_problems(job: Job) -> list[str]:
     if (architecture := resolve_architecture(job.model)) is not None:
         names = [*weight_shapes(architecture), *bias_names(architecture)]
         trained = [*adapter_shapes(job.adapter, architecture)] if job.adapter.freezes_base else names
-        # Patterns of layers that match none are told of already.
+        # Patterns of layers that match none are reported already.
         problems += group_problems(job.optimizer, trained) if trained else []
     return problems
 

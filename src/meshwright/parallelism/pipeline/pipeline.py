@@ -33,6 +33,7 @@ from meshwright.parallelism.pipeline.stage_input import StageInput
 from meshwright.parallelism.pipeline.stages import Stages, reductions_of
 from meshwright.parallelism.torch_private.torch_split_backward import (
     PendingWeights,
+    backward_to_all,
     backward_to_inputs,
     backward_to_weights,
 )
@@ -227,11 +228,8 @@ class Pipeline:
         state = self._in_flight[stage, number]
         gradient = None if self.stages.is_last(stage) else self._take("B", stage, number)
         self._await_send("F", stage, number)
-        if isinstance(state.output, Tensor) and not state.output.requires_grad:
-            # A first stage that trains nothing, below the adapted layers.
-            del self._in_flight[stage, number]
-        elif action.kind == "B":
-            torch.autograd.backward(state.output, gradient)
+        if action.kind == "B":
+            backward_to_all(state.output, gradient)
             del self._in_flight[stage, number]
         else:
             assert isinstance(state.output, Tensor)
@@ -242,9 +240,7 @@ class Pipeline:
             self._hand_over("B", stage, stage - 1, number, gradient)
 
     def _backward_to_weights(self, action: Action) -> None:
-        state = self._in_flight.pop((action.stage, action.microbatch), None)
-        if state is None:
-            return
+        state = self._in_flight.pop((action.stage, action.microbatch))
         assert state.pending is not None, f"{action} before the backward to the inputs"
         stage = self.stages[action.stage]
         # The first stage runs its whole backward here, whose hooks reduce.

@@ -30,6 +30,12 @@ class PendingWeights:
     """Reference that keeps alive the part of the autograd graph that `groups` needs."""
 
 
+def backward_to_all(output: Tensor | GradientEdge, gradient: Tensor | None) -> None:
+    """Run a whole backward; nothing for a first stage below all layers with an adapter, which trains nothing."""
+    if isinstance(output, GradientEdge) or output.requires_grad:
+        torch.autograd.backward(output, gradient)
+
+
 def backward_to_inputs(
     output: Tensor, gradient: Tensor | None, received: Tensor | None, stage: nn.Module
 ) -> PendingWeights:
@@ -45,7 +51,7 @@ def backward_to_inputs(
 def backward_to_weights(pending: PendingWeights, stage: nn.Module) -> None:
     """Accumulate the gradients of the stage's parameters."""
     if pending.groups is None:
-        torch.autograd.backward(pending.output, pending.gradient)
+        backward_to_all(pending.output, pending.gradient)
     else:
         _accumulate(pending.groups, _trained(stage))
 
