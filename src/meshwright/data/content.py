@@ -30,7 +30,7 @@ _FORMAT = 3
 """Raised when the hash or the parts of the same files change, as with another reader of a format."""
 
 Read = Callable[[DataSection], Iterator[Piece]]
-"""Returns the documents of data.source, up to data.max_bytes."""
+"""Returns the documents of data.source, up to data.max_bytes; has a name that stands for how it reads."""
 
 CountBytes = Callable[[int], None]
 """Takes the bytes of text as they are done, to show how far a long pass is."""
@@ -69,7 +69,7 @@ def content_of(section: DataSection, read: Read = pieces, count: CountBytes | No
 
 def _identity(section: DataSection, read: Read) -> str:
     """Return a hash of what the content follows from: the files as they are now, and how they are read."""
-    parts = [_FORMAT, PART_BYTES, source_identity(section), "" if read is pieces else read.__name__]
+    parts = [_FORMAT, PART_BYTES, source_identity(section), read.__name__]
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
 

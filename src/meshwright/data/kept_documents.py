@@ -25,6 +25,11 @@ class LeftOut:
     first_broken: list[str] = field(default_factory=list)
     """Messages about the first few."""
 
+    def add_broken(self, document: Broken) -> None:
+        """Count one that cannot be read."""
+        self.num_broken += 1
+        self.first_broken += [document.message] if len(self.first_broken) < MOST_NAMED else []
+
     def lines(self) -> list[str]:
         """Return what to log of broken documents and of copies."""
         found = []
@@ -68,8 +73,7 @@ def kept_documents(
         if isinstance(item, Broken):
             if on_bad == "stop":
                 raise DataError(item.message)
-            left_out.num_broken += 1
-            left_out.first_broken += [item.message] if len(left_out.first_broken) < MOST_NAMED else []
+            left_out.add_broken(item)
             held.clear()
             is_inside = False
             continue

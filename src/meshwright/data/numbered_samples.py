@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 from meshwright.data.order import Indices, SampleOrder
 
-Sample = tuple[Any, Any]
+Sample = tuple[Any, Any] | tuple[Any, Any, Any]
+"""(inputs, targets), or with the document of each input."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class TrainingOrder(Protocol):
 
 
 class Dataset(ABC):
-    """Numbered samples (inputs, targets)."""
+    """Numbered samples."""
 
     vocab_size: int | None
     """One more than the largest token; None for samples without tokens."""
@@ -41,24 +42,37 @@ class Dataset(ABC):
     """The token that ends a document, with data.mask_documents."""
 
     notes: Sequence[str] = ()
-    """What to log of the data, such as documents that were left out."""
+    """What a run says of its data before the first step."""
+    left_out: Sequence[str] = ()
+    """What a run warns of: documents that were left out since they are broken, or copies."""
     may_ignore_targets = False
     """Whether targets may be -100, which the next-token loss ignores."""
+    pads_validation = False
+    """Whether validation samples after the last are padding, without a target, in place of the first ones again."""
 
-    def __init__(self, num_samples: int, validation_fraction: float, fingerprint: dict[str, Any]) -> None:
-        self.num_validation_samples = num_validation(num_samples, validation_fraction)
+    def __init__(
+        self,
+        num_samples: int,
+        validation_fraction: float,
+        fingerprint: dict[str, Any],
+        num_validation_samples: int | None = None,
+    ) -> None:
+        """The last samples are for validation: a fraction of them, or `num_validation_samples`."""
+        if num_validation_samples is None:
+            num_validation_samples = num_validation(num_samples, validation_fraction)
+        self.num_validation_samples = num_validation_samples
         self.num_training_samples = num_samples - self.num_validation_samples
         counts = {key: getattr(self, key) for key in ("num_training_samples", "num_validation_samples")}
         self.fingerprint: dict[str, Any] = {**fingerprint, **counts}
         """Identity of the data, as JSON for manifests and checkpoints."""
 
     def sample(self, index: int) -> Sample:
-        """Return (inputs, targets) of training sample `index`."""
+        """Return training sample `index`."""
         assert 0 <= index < self.num_training_samples, f"sample {index} of {self.num_training_samples}"
         return self.read(index)
 
     def validation_sample(self, index: int) -> Sample:
-        """Return (inputs, targets) of validation sample `index`."""
+        """Return validation sample `index`."""
         assert 0 <= index < self.num_validation_samples, f"sample {index} of {self.num_validation_samples}"
         return self.read(self.num_training_samples + index)
 
@@ -68,7 +82,7 @@ class Dataset(ABC):
 
     @abstractmethod
     def read(self, index: int) -> Sample:
-        """Return sample `index` of all samples, training first."""
+        """Return sample `index` of all samples, training first; with `pads_validation` padding after the last."""
 
 
 def num_validation(num_samples: int, fraction: float) -> int:

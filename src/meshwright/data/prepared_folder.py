@@ -3,6 +3,7 @@
     prepared.json          counts, hash of the text, and the tokenizer's identity
     tokens.bin             a token file, with its checksum
     tokenizer.json         the tokenizer, and in tokenizer_config.json its end of text, unless it is bytes
+    chat_template.jinja    the template of conversations
 
 A folder is written under a temporary name, then renamed: it is complete or not there. Reading it loads no tokenizer.
 """
@@ -17,6 +18,9 @@ import numpy as np
 
 from meshwright.data.cache import NO_SPACE, TokenCache
 from meshwright.data.content import Content, content_from_dict
+from meshwright.data.conversations.chat_template import TEMPLATE_FILE, TOKENIZER_CONFIG
+from meshwright.data.conversations.encode import ConversationEncoder
+from meshwright.data.encoding import Encoding
 from meshwright.data.token_file import Tokens, map_tokens, write_tokens
 from meshwright.data.tokenizer import BYTES, Tokenizer, identity_of
 from meshwright.data.tokenizer_files import TOKENIZER
@@ -46,13 +50,15 @@ class PreparedFolder:
     content: Content
     tokenizer: PreparedTokenizer
     num_tokens: int
+    conversations: dict[str, str] | None
+    """What tokens of conversations follow from besides, as `ConversationEncoder.learned`; None for text."""
 
     @property
     def tokens_path(self) -> Path:
         """Return the token file."""
         return self.folder / _TOKENS
 
-    def problem(self, section: DataSection) -> str | None:
+    def problem(self, section: DataSection, encoding: Encoding) -> str | None:
         """Return why the job's other keys do not fit; None if they do."""
         if self.content.num_bytes > section.max_bytes:
             return (
@@ -65,11 +71,29 @@ class PreparedFolder:
                 f"data.source = {section.source!r} was prepared with another tokenizer than data.tokenizer = "
                 f"{section.tokenizer!r}: set data.tokenizer to {own!r}"
             )
-        return None
+        return self._task_problem(section, encoding)
+
+    def _task_problem(self, section: DataSection, encoding: Encoding) -> str | None:
+        """Return why the tokens are not those of the job's task."""
+        held = "sft" if self.conversations else "pretrain"
+        if held != encoding.task:
+            what = "conversations" if self.conversations else "text"
+            return (
+                f'data.source = {section.source!r} was prepared from {what}, not for train.task = "{encoding.task}": '
+                f"set train.task to {held}, or prepare the source again"
+            )
+        if encoding.conversations is None or self.conversations == encoding.conversations.learned:
+            return None
+        assert self.conversations is not None
+        return (
+            f"data.source = {section.source!r} was prepared with another chat template or data.train_on: set "
+            f"data.chat_template to {str(self.folder / TEMPLATE_FILE)!r} and data.train_on to "
+            f"{self.conversations['train_on']}, or prepare the source again"
+        )
 
     def read(self) -> Tokens:
         """Return the mapped tokens; raises DataError if they are damaged."""
-        tokens = map_tokens(self.tokens_path, _key(self.content, self.tokenizer.identity))
+        tokens = map_tokens(self.tokens_path, _key(self.content, self.tokenizer.identity, self.conversations))
         if tokens is None or len(tokens) != self.num_tokens:
             raise DataError(
                 f"{self.tokens_path} is missing, or not what `meshwright data prepare --out` wrote: copy the folder "
@@ -94,7 +118,8 @@ def find_prepared(section: DataSection) -> PreparedFolder | None:
                 f"{manifest} is of format {record['format']}, and this version reads {_FORMAT}: prepare it again"
             )
         tokenizer = PreparedTokenizer(**record["tokenizer"])
-        return PreparedFolder(folder, content_from_dict(record["content"]), tokenizer, record["num_tokens"])
+        content = content_from_dict(record["content"])
+        return PreparedFolder(folder, content, tokenizer, record["num_tokens"], record["conversations"])
     except (KeyError, TypeError) as error:
         raise DataError(
             f"{manifest} is no manifest of prepared tokens ({error!r}): prepare the folder again"
@@ -117,7 +142,9 @@ def write_prepared(folder: Path, cache: TokenCache, tokenizer: Tokenizer) -> Non
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=parent) as name:
             partial = Path(name, "folder")
             partial.mkdir()
-            _write(partial, tokens, cache.content, tokenizer)
+            encoder = cache.encoder
+            conversations = encoder if isinstance(encoder, ConversationEncoder) else None
+            _write(partial, tokens, cache.content, tokenizer, conversations)
             partial.rename(folder)
     except OSError as error:
         remedy = "free some space there" if error.errno in NO_SPACE else "change its permissions"
@@ -126,14 +153,20 @@ def write_prepared(folder: Path, cache: TokenCache, tokenizer: Tokenizer) -> Non
         ) from error
 
 
-def _write(folder: Path, tokens: Tokens, content: Content, tokenizer: Tokenizer) -> None:
+def _write(
+    folder: Path, tokens: Tokens, content: Content, tokenizer: Tokenizer, conversations: ConversationEncoder | None
+) -> None:
+    learned = None if conversations is None else conversations.learned
     runs = (tokens[start : start + _TOKENS_AT_ONCE] for start in range(0, len(tokens), _TOKENS_AT_ONCE))
     with (folder / _TOKENS).open("w+b") as file:
-        write_tokens(file, _key(content, tokenizer.identity), np.dtype(tokens.dtype), runs)
+        write_tokens(file, _key(content, tokenizer.identity, learned), np.dtype(tokens.dtype), runs)
+    special_tokens = {"eos_token": tokenizer.end_of_text_token}
+    if conversations is not None:
+        special_tokens = conversations.template.special_tokens
+        (folder / TEMPLATE_FILE).write_text(conversations.template.source, encoding="utf-8")
     if tokenizer.identity != BYTES:
         (folder / TOKENIZER).write_text(tokenizer.to_tokenizer_json(), encoding="utf-8")
-        config = json.dumps({"eos_token": tokenizer.end_of_text_token})
-        (folder / "tokenizer_config.json").write_text(config, encoding="utf-8")
+        (folder / TOKENIZER_CONFIG).write_text(json.dumps(special_tokens), encoding="utf-8")
     needed = PreparedTokenizer(tokenizer.identity, tokenizer.vocab_size, tokenizer.end_of_text)
     manifest = {
         "format": _FORMAT,
@@ -141,9 +174,10 @@ def _write(folder: Path, tokens: Tokens, content: Content, tokenizer: Tokenizer)
         # Its parts say how to make the tokens, which is done.
         "content": asdict(replace(content, parts=())),
         "tokenizer": asdict(needed),
+        "conversations": learned,
     }
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
 
-def _key(content: Content, tokenizer_identity: str) -> str:
-    return f"{content.content_hash} {tokenizer_identity}"
+def _key(content: Content, tokenizer_identity: str, learned: dict[str, str] | None) -> str:
+    return " ".join([content.content_hash, tokenizer_identity, *(learned or {}).values()])

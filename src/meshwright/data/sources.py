@@ -10,12 +10,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from meshwright.data.document_form import DocumentForm, TextForm
 from meshwright.data.document_hashes import DocumentHashes
 from meshwright.data.formats.dataset_folder import dataset_files
-from meshwright.data.formats.read_documents import READ_SUFFIXES, SUFFIX_WORDS, read_documents
+from meshwright.data.formats.read_documents import READ_SUFFIXES, SUFFIX_WORDS, holds_records, read_documents
 from meshwright.data.formats.source_file import SourceFile, file_identity, is_url, list_url
 from meshwright.data.kept_documents import CountedPieces, LeftOut, kept_documents
-from meshwright.data.readers import Piece, utf8_cut
+from meshwright.data.readers import Broken, Piece, utf8_cut
 from meshwright.errors import DataError
 from meshwright.spec.job.sections import DataSection
 
@@ -51,31 +52,74 @@ def list_files(section: DataSection) -> Sequence[SourceFile]:
 
 def source_identity(section: DataSection) -> list[Any]:
     """Return what the text of a source follows from, as JSON: the files as they are now, and how they are read."""
-    how = [section.max_bytes, section.text_key, section.on_bad_document, section.deduplicate]
+    how = [section.max_bytes, section.text_key, section.messages_key, section.on_bad_document, section.deduplicate]
     return [*how, *(file_identity(file) for file in list_files(section))]
 
 
-def pieces(section: DataSection) -> CountedPieces:
-    """Return the text of a source up to data.max_bytes; raises DataError if there is none."""
-    is_new = DocumentHashes().add if section.deduplicate else None
-    return CountedPieces(lambda left_out: kept_pieces(section, left_out, is_new))
+class SourceReader:
+    """Callable: the documents of a source up to data.max_bytes, for the token cache, which knows it by its name."""
+
+    def __init__(self, form_of: Callable[[DataSection], DocumentForm], name: str) -> None:
+        """`name` differs where the same files have other documents for another reader."""
+        self._form_of, self.__name__ = form_of, name
+
+    def __call__(self, section: DataSection) -> CountedPieces:
+        """Return the documents, without copies if they are left out; raises DataError if there are none."""
+        is_new = DocumentHashes().add if section.deduplicate else None
+        return CountedPieces(lambda left_out: self.kept(section, left_out, is_new))
+
+    def takes_text(self, section: DataSection) -> bool:
+        """Return whether files of plain text are documents, too."""
+        return self._form_of(section).takes_text
+
+    def files(self, section: DataSection) -> Sequence[SourceFile]:
+        """Return the files of a source that may hold documents, in order; raises DataError if there are none."""
+        if self.takes_text(section):
+            return list_files(section)
+        found = [] if section.source == STDLIB else [file for file in list_files(section) if holds_records(file)]
+        if not found:
+            raise DataError(
+                f"data.source = {section.source!r} holds no records: set it to a JSONL or Parquet file, or a folder of "
+                f"them, whose records hold {self._form_of(section).what}"
+            )
+        return found
+
+    def documents(self, file: SourceFile, section: DataSection) -> Iterator[Piece | Broken]:
+        """Yield the documents of one file, and those that cannot be read as Broken, as `read_documents` does."""
+        return read_documents(file, self._form_of(section))
+
+    def kept(
+        self, section: DataSection, left_out: LeftOut, is_new: Callable[[bytes], bool] | None = None
+    ) -> Iterator[Piece]:
+        """Yield what a call does; documents that are not kept are counted in `left_out`.
+
+        `is_new` says of a document's hash whether it is no copy; None takes copies, too.
+        """
+        files = self.files(section)
+        found = chain.from_iterable(self.documents(file, section) for file in files)
+        kept = kept_documents(found, section.on_bad_document, left_out, is_new)
+        is_empty = True
+        for piece in self.limited(kept, section):
+            is_empty = False
+            yield piece
+        if is_empty:
+            raise DataError(no_text(section, len(files), left_out))
+
+    def limited(self, stream: Iterable[Piece], section: DataSection) -> Iterator[Piece]:
+        """Yield the first data.max_bytes bytes of a stream; of records that are no text only whole ones."""
+        if self.takes_text(section):
+            yield from first_bytes(stream, section)
+            return
+        left = section.max_bytes
+        for piece in stream:
+            left -= len(piece.utf8)
+            if left < 0:
+                return
+            yield piece
 
 
-def kept_pieces(
-    section: DataSection, left_out: LeftOut, is_new: Callable[[bytes], bool] | None = None
-) -> Iterator[Piece]:
-    """Yield what `pieces` does; documents that are not kept are counted in `left_out`.
-
-    `is_new` says of a document's hash whether it is no copy; None takes copies, too.
-    """
-    files = list_files(section)
-    found = chain.from_iterable(read_documents(file, section.text_key) for file in files)
-    is_empty = True
-    for piece in first_bytes(kept_documents(found, section.on_bad_document, left_out, is_new), section):
-        is_empty = False
-        yield piece
-    if is_empty:
-        raise DataError(no_text(section, len(files)))
+pieces = SourceReader(TextForm, "text")
+"""Reads the text of a source."""
 
 
 def first_bytes(stream: Iterable[Piece], section: DataSection) -> Iterator[Piece]:
@@ -96,11 +140,12 @@ def first_bytes(stream: Iterable[Piece], section: DataSection) -> Iterator[Piece
         yield replace(held, ends_document=True)
 
 
-def no_text(section: DataSection, num_files: int) -> str:
+def no_text(section: DataSection, num_files: int, left_out: LeftOut | None = None) -> str:
     """Return the message about a source without text in the first data.max_bytes bytes."""
+    broken = "" if left_out is None or not left_out.num_broken else f"; {'; '.join(left_out.lines())}"
     return (
         f"data.source = {section.source!r} holds no text in {num_files} file(s) and the first {section.max_bytes} "
-        "bytes: set data.source to a corpus that has some"
+        f"bytes: set data.source to a corpus that has some{broken}"
     )
 
 

@@ -15,16 +15,17 @@ from meshwright.data.document_hashes import DocumentHashes
 from meshwright.data.kept_documents import CountedPieces, LeftOut
 from meshwright.data.measured_once import write_whole
 from meshwright.data.readers import Piece
-from meshwright.data.sources import kept_pieces, source_identity
+from meshwright.data.sources import SourceReader, pieces, source_identity
 from meshwright.spec.job.sections import DataSection
 
 
 class UniqueDocuments:
     """Reader of a source, without copies of documents of `earlier` ones, in their order."""
 
-    def __init__(self, earlier: Sequence[DataSection]) -> None:
-        self._earlier = tuple(earlier)
-        self.__name__ = json.dumps(["unique", *(source_identity(one) for one in self._earlier)])
+    def __init__(self, earlier: Sequence[DataSection], reader: SourceReader = pieces) -> None:
+        """`reader` reads the documents of each source."""
+        self._earlier, self._reader = tuple(earlier), reader
+        self.__name__ = json.dumps(["unique", reader.__name__, *(source_identity(one) for one in self._earlier)])
         """Differs where another reader makes another text of a source; a name, as functions that read have one."""
 
     def __call__(self, section: DataSection) -> CountedPieces:
@@ -44,14 +45,14 @@ class UniqueDocuments:
         """Yield what is kept, and append the hash of each document to `new`."""
         seen = DocumentHashes()
         for number, one in enumerate(self._earlier):
-            seen.update(UniqueDocuments(self._earlier[:number])._hashes(one))
+            seen.update(UniqueDocuments(self._earlier[:number], self._reader)._hashes(one))
 
         def is_new(digest: bytes) -> bool:
             is_first = seen.add(digest)
             new.extend(digest if is_first else b"")
             return is_first
 
-        return kept_pieces(section, left_out, is_new)
+        return self._reader.kept(section, left_out, is_new)
 
     def _hashes(self, section: DataSection) -> bytes:
         """Return the hashes of the documents that are kept of a source, joined."""

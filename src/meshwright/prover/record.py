@@ -14,9 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from meshwright.data.dataset import Dataset, Sample, TokenDataset, build_dataset
+from meshwright.data.dataset import build_dataset
 from meshwright.data.loader import Loader
+from meshwright.data.numbered_samples import Dataset, Sample
 from meshwright.data.order import Share
+from meshwright.data.token_dataset import TokenDataset
 from meshwright.parallelism.context.context_parallel import sequence_indices
 from meshwright.parallelism.expert.expert_parallel import TokenExchange
 from meshwright.parallelism.torch_private.torch_compat import (
@@ -84,8 +86,8 @@ def _record_once(job: Job, device: str, planted: PlantedAxis | None) -> Record:
 
 
 def _dataset(job: Job) -> Dataset:
-    """Return the job's dataset; token samples ignore some targets, user data is unchanged."""
-    dataset = build_dataset(job.data, job.train.seq_len)
+    """Return the job's dataset; samples of a stream ignore some targets, rows of documents and user data do already."""
+    dataset = build_dataset(job.data, job.train.seq_len, job.train.task)
     return WithIgnoredTargets(dataset, job.train.seq_len) if isinstance(dataset, TokenDataset) else dataset
 
 

@@ -63,9 +63,9 @@ def test_bad_documents_are_left_out_counted_and_named(tmp_path: Path) -> None:
         "2.txt", "4.jsonl:2", "4.jsonl:3", "4.jsonl:4", "4.jsonl:5:",
     ]  # fmt: skip
     dataset = build_dataset(section.replace(validation_fraction=0.0), 4)
-    assert dataset.notes[0] == "left out 10 documents that cannot be read, the first 5 of them:"
+    assert dataset.left_out[0] == "left out 10 documents that cannot be read, the first 5 of them:"
     # Known from the cache as well.
-    assert build_dataset(section.replace(validation_fraction=0.0), 4).notes == dataset.notes
+    assert build_dataset(section.replace(validation_fraction=0.0), 4).left_out == dataset.left_out
     assert problems(section, 4, None) == []
 
 
@@ -101,7 +101,7 @@ def test_copies_are_left_out_over_the_sources_of_a_mixture(tmp_path: Path) -> No
         dataset = build_dataset(section, 4)
         for table, words in zip(dataset.fingerprint["mixture"], expected.values(), strict=True):
             assert table["num_documents"] == len(words)
-        assert list(dataset.notes) == [
+        assert list(dataset.left_out) == [
             "a: left out 1 document equal to an earlier one",
             "b: left out 2 documents equal to an earlier one",
             "c: left out 2 documents equal to an earlier one",

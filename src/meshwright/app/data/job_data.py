@@ -2,14 +2,14 @@
 
 from meshwright.data.cache import TokenCache
 from meshwright.data.content import CountBytes
-from meshwright.data.dataset import Dataset, build_dataset, token_caches
-from meshwright.data.numbered_samples import TrainingOrder
+from meshwright.data.dataset import build_dataset, token_caches
+from meshwright.data.numbered_samples import Dataset, TrainingOrder
 from meshwright.spec.job.job import Job
 
 
 def dataset_of(job: Job) -> Dataset:
     """Return the dataset, its text tokenised if needed; raises DataError or ConfigError as training would."""
-    return build_dataset(job.data, job.train.seq_len)
+    return build_dataset(job.data, job.train.seq_len, job.train.task)
 
 
 def order_of(dataset: Dataset, job: Job) -> TrainingOrder:
@@ -19,4 +19,4 @@ def order_of(dataset: Dataset, job: Job) -> TrainingOrder:
 
 def caches_of(job: Job, count_read: CountBytes | None = None) -> list[TokenCache]:
     """Return a token cache for each source of text, filled or not; `count_read` takes bytes that are read for that."""
-    return token_caches(job.data, count_read)
+    return token_caches(job.data, job.train.task, count_read)

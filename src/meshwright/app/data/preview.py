@@ -9,10 +9,11 @@ from meshwright.app.data.job_data import caches_of, dataset_of, order_of
 from meshwright.app.job.jobs import as_job
 from meshwright.app.progress import elapsed
 from meshwright.app.results.data_results import PreviewResult
-from meshwright.data.dataset import Dataset, TokenDataset
 from meshwright.data.examine.document_places import document_numbers, document_places
 from meshwright.data.examine.sample_arrays import arrays_of, shapes_of
 from meshwright.data.examine.sample_text import IGNORED, segments_of
+from meshwright.data.numbered_samples import Dataset
+from meshwright.data.token_dataset import TokenDataset
 from meshwright.data.tokenizer import load_tokenizer
 from meshwright.errors import ConfigError
 from meshwright.spec.data_findings import SamplePreview

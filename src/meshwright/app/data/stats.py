@@ -14,9 +14,9 @@ from meshwright.app.progress import elapsed
 from meshwright.app.results.data_results import StatisticsResult
 from meshwright.data.cache import TokenCache
 from meshwright.data.content import Content
-from meshwright.data.dataset import Dataset
 from meshwright.data.examine.document_lengths import DocumentLengths, document_lengths
 from meshwright.data.examine.sample_arrays import shapes_of
+from meshwright.data.numbered_samples import Dataset
 from meshwright.data.prepared_folder import find_prepared
 from meshwright.data.token_file import Tokens
 from meshwright.spec.data_findings import LengthBin, SourceStatistics

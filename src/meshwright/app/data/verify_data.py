@@ -10,9 +10,9 @@ from meshwright.app.job.jobs import as_job
 from meshwright.app.progress import elapsed
 from meshwright.app.results.data_results import DataVerificationResult
 from meshwright.data.corpus import corpora
-from meshwright.data.dataset import Dataset
 from meshwright.data.examine.sample_arrays import digest_of
 from meshwright.data.examine.source_check import SourceCheck, check_source
+from meshwright.data.numbered_samples import Dataset
 from meshwright.errors import MeshwrightError
 from meshwright.spec.job.job import Job
 
@@ -27,8 +27,9 @@ def verify(job: JobSource, *overrides: str, samples: Positive = 100) -> DataVeri
     found, start_s, total = as_job(job, overrides).job, time.perf_counter(), SourceCheck()
     text = f"reading {found.data.source}"
     with elapsed(text) as show:
-        for section in (one.section for one in corpora(found.data) if one.is_text):
-            check_source(section, total, byte_counter(text, None, show))
+        for corpus in corpora(found.data, found.train.task):
+            if corpus.is_text:
+                check_source(corpus.section, total, byte_counter(text, None, show), corpus.encoding.reader)
         caches = [] if total.num_problems else _check_caches(found, total, show)
         is_ready = not total.num_problems and "absent" not in caches
         num_samples = _compare_reads(found, samples, total, show) if is_ready else 0

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from meshwright.data.document_hashes import DocumentHashes
-from meshwright.data.formats.read_documents import holds_records, read_documents
+from meshwright.data.formats.read_documents import holds_records
 from meshwright.data.kept_documents import LeftOut, kept_documents
-from meshwright.data.sources import list_files
+from meshwright.data.sources import SourceReader, pieces
 from meshwright.data.token_file import Tokens
 from meshwright.spec.job.sections import DataSection
 
@@ -25,19 +25,19 @@ def document_numbers(tokens: Tokens, start: int, end: int, end_of_text: int) -> 
     return range(before, before + inside + 1)
 
 
-def document_places(section: DataSection, last: int) -> list[str]:
+def document_places(section: DataSection, last: int, reader: SourceReader = pieces) -> list[str]:
     """Return file, and in files of records the document in it, of documents 0 to `last`.
 
     Shorter where that would take reading more than MAX_BYTES. Raises DataError where the source cannot be read.
     """
-    return [place for place, _ in zip(_places(section), range(last + 1), strict=False)]
+    return [place for place, _ in zip(_places(section, reader), range(last + 1), strict=False)]
 
 
-def _places(section: DataSection) -> Iterator[str]:
+def _places(section: DataSection, reader: SourceReader) -> Iterator[str]:
     left = min(section.max_bytes, MAX_BYTES)
     is_new = DocumentHashes().add if section.deduplicate else None
-    for file in list_files(section):
-        number, found = 0, read_documents(file, section.text_key)
+    for file in reader.files(section):
+        number, found = 0, reader.documents(file, section)
         for piece in kept_documents(found, section.on_bad_document, LeftOut(), is_new):
             left -= len(piece.utf8)
             if piece.ends_document or left <= 0:

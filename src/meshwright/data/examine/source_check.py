@@ -1,12 +1,11 @@
 """check_source(): reads all text of a source and collects each document that cannot be read."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from meshwright.data.content import CountBytes
-from meshwright.data.formats.read_documents import read_documents
-from meshwright.data.formats.source_file import SourceFile
-from meshwright.data.readers import Broken
-from meshwright.data.sources import list_files, no_text
+from meshwright.data.readers import Broken, Piece
+from meshwright.data.sources import SourceReader, no_text, pieces
 from meshwright.errors import MeshwrightError
 from meshwright.spec.data_findings import DataProblem
 from meshwright.spec.job.sections import DataSection
@@ -36,10 +35,12 @@ class SourceCheck:
             self.problems.append(DataProblem(where=where, reason=reason))
 
 
-def check_source(section: DataSection, found: SourceCheck, count: CountBytes | None = None) -> None:
+def check_source(
+    section: DataSection, found: SourceCheck, count: CountBytes | None = None, reader: SourceReader = pieces
+) -> None:
     """Add what is wrong with data.source, up to data.max_bytes of good text; raises nothing about its files."""
     try:
-        files = list_files(section)
+        files = reader.files(section)
     except MeshwrightError as error:
         found.add_problem(section.source, str(error))
         return
@@ -47,20 +48,33 @@ def check_source(section: DataSection, found: SourceCheck, count: CountBytes | N
     for file in files:
         if left <= 0:
             break
-        left -= _check_file(file, section.replace(max_bytes=left), found, count)
+        documents = _counted(reader.documents(file, section), left, count)
+        left -= _check_file(str(file), documents, found)
     if left == section.max_bytes and found.num_problems == num_problems:
         found.add_problem(section.source, no_text(section, len(files)))
 
 
-def _check_file(file: SourceFile, section: DataSection, found: SourceCheck, count: CountBytes | None) -> int:
+def _counted(documents: Iterator[Piece | Broken], left: int, count: CountBytes | None) -> Iterator[Piece | Broken]:
+    """Yield documents until `left` bytes of good ones are there, which `count` takes."""
+    for one in documents:
+        yield one
+        if isinstance(one, Piece):
+            left -= len(one.utf8)
+            if count is not None:
+                count(len(one.utf8))
+            if left <= 0:
+                return
+
+
+def _check_file(name: str, documents: Iterator[Piece | Broken], found: SourceCheck) -> int:
     """Return the bytes of text that were read."""
     found.num_files += 1
     num_bytes, document_bytes, is_empty = 0, 0, True
     try:
-        for one in read_documents(file, section.text_key):
+        for one in documents:
             if isinstance(one, Broken):
                 is_empty = False
-                found.add_problem(str(file), one.message)
+                found.add_problem(name, one.message)
                 continue
             num_bytes += len(one.utf8)
             document_bytes += len(one.utf8)
@@ -68,13 +82,9 @@ def _check_file(file: SourceFile, section: DataSection, found: SourceCheck, coun
                 # An empty document is left out.
                 is_empty, document_bytes = False, 0
                 found.num_documents += 1
-            if count is not None:
-                count(len(one.utf8))
-            if num_bytes >= section.max_bytes:
-                break
     except MeshwrightError as error:
         is_empty = False
-        found.add_problem(str(file), str(error))
+        found.add_problem(name, str(error))
     if is_empty:
         found.num_empty_files += 1
     found.num_bytes += num_bytes

@@ -7,15 +7,16 @@ import tarfile
 from collections.abc import Iterator
 from typing import BinaryIO, cast
 
-from meshwright.data.readers import Broken, Piece, json_document, read_text
+from meshwright.data.document_form import DocumentForm, json_document
+from meshwright.data.readers import Broken, Piece, read_text
 
 _BLOCK_BYTES = 512
 _MAX_JSON_BYTES = 2**28
 _MOST_NAMED = 5
 
 
-def read_tar(name: str, stream: BinaryIO, text_key: str) -> Iterator[Piece | Broken]:
-    """Yield the members of extension `text_key`, such as ".txt"; else that field of the objects in .json members.
+def read_tar(name: str, stream: BinaryIO, form: DocumentForm) -> Iterator[Piece | Broken]:
+    """Yield the members of the form's suffix, such as ".txt"; without one, the documents in .json members.
 
     Reads forward only. Raises tarfile.ReadError where the archive is damaged or truncated.
     """
@@ -30,8 +31,8 @@ def read_tar(name: str, stream: BinaryIO, text_key: str) -> Iterator[Piece | Bro
                 continue
             extension = _extension(member.name)
             extensions[extension] = None
-            is_text = text_key.startswith(".") and extension == text_key
-            if not is_text and (extension != ".json" or text_key.startswith(".")):
+            is_text = form.member_suffix is not None
+            if extension != (form.member_suffix or ".json"):
                 continue
             num_documents += 1
             content = archive.extractfile(member)
@@ -42,14 +43,14 @@ def read_tar(name: str, stream: BinaryIO, text_key: str) -> Iterator[Piece | Bro
             elif member.size > _MAX_JSON_BYTES:
                 yield Broken(f"{where} has {member.size} bytes of JSON, more than {_MAX_JSON_BYTES}: leave it out")
             else:
-                yield json_document(content.read(), where, text_key)
+                yield json_document(content.read(), where, form)
     if not watched.has_end():
         raise tarfile.ReadError("it has no end-of-archive block")
     if not num_documents:
         found = ", ".join([*extensions][:_MOST_NAMED]) or "none"
         yield Broken(
-            f"{name} has no member with the text {text_key!r} (extensions of its members: {found}): set data.text_key "
-            'to one of these, such as ".txt", or to a field of its .json members'
+            f"{name} has no member with {form.columns[0]!r} (extensions of its members: {found}): set data.text_key to "
+            'one of these, such as ".txt", or to a field of its .json members'
         )
 
 

@@ -16,8 +16,9 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from meshwright.data.document_form import DocumentForm
 from meshwright.data.formats.source_file import SourceFile
-from meshwright.data.readers import Broken, Piece, missing_key
+from meshwright.data.readers import Broken, Piece
 from meshwright.data.token_file import Tokens
 from meshwright.errors import DataError
 
@@ -72,17 +73,21 @@ def holds_tokens(folder: Path, text_key: str) -> bool:
     return text_key in columns and columns[text_key].encoding.partition(":")[0] in (_ARRAY, _BYTES)
 
 
-def read_mds_text(file: SourceFile, text_key: str) -> Iterator[Piece | Broken]:
-    """Yield the rows of one shard, whose column `text_key` is text."""
+def read_mds_text(file: SourceFile, form: DocumentForm) -> Iterator[Piece | Broken]:
+    """Yield the rows of one shard, whose column of that name is text; other forms of documents are not read."""
     with file.open("rb") as stream:
         try:
             offsets, columns = _read_header(stream)
         except ValueError as error:
             yield Broken(f"{file} is no MDS shard ({error}): replace it, or leave it out of data.source")
             return
-        if text_key not in columns:
-            yield missing_key(f"{file}", text_key, [*columns])
+        if not form.takes_text:
+            yield Broken(f"{file}: rows of MDS are read as text only: write JSONL or Parquet that holds {form.what}")
             return
+        if (missing := form.missing([*columns], f"{file}")) is not None:
+            yield missing
+            return
+        (text_key,) = form.columns
         column = columns[text_key]
         if column.encoding != "str":
             yield Broken(f"{file}: column {text_key!r} is {column.encoding}, not str: set data.text_key to a text")

@@ -5,11 +5,12 @@ import zlib
 from collections.abc import Iterator
 from contextlib import nullcontext
 
+from meshwright.data.document_form import DocumentForm, json_document
 from meshwright.data.formats.archive_readers import read_tar
 from meshwright.data.formats.mds import read_mds_text
 from meshwright.data.formats.source_file import COMPRESSED_SUFFIXES, RemoteFile, SourceFile, explained, open_stream
 from meshwright.data.formats.table_readers import read_arrow, read_parquet
-from meshwright.data.readers import Broken, Piece, read_jsonl, read_text
+from meshwright.data.readers import Broken, Piece, read_text
 from meshwright.errors import DataError
 
 TEXT_SUFFIXES = frozenset(
@@ -37,7 +38,7 @@ SUFFIX_WORDS = (
 )
 
 
-def read_documents(file: SourceFile, text_key: str) -> Iterator[Piece | Broken]:
+def read_documents(file: SourceFile, form: DocumentForm) -> Iterator[Piece | Broken]:
     """Yield the documents of a file as pieces, in bounded memory, and those that cannot be read as Broken.
 
     A document is a text file, a JSON line, a row of a table, or a member of an archive. Raises DataError where the file
@@ -45,7 +46,7 @@ def read_documents(file: SourceFile, text_key: str) -> Iterator[Piece | Broken]:
     """
     with explained(file.url) if isinstance(file, RemoteFile) else nullcontext():
         try:
-            yield from _documents(file, text_key)
+            yield from _documents(file, form)
         except (EOFError, zlib.error, tarfile.ReadError) as error:
             yield _damaged(file, error)
         except FileNotFoundError as error:
@@ -69,23 +70,25 @@ def holds_records(file: SourceFile) -> bool:
     )
 
 
-def _documents(file: SourceFile, text_key: str) -> Iterator[Piece | Broken]:
+def _documents(file: SourceFile, form: DocumentForm) -> Iterator[Piece | Broken]:
     name = file.name.lower()
     if name.endswith(".parquet"):
-        yield from read_parquet(file, text_key)
+        yield from read_parquet(file, form)
         return
     if name.endswith(".arrow"):
-        yield from read_arrow(file, text_key)
+        yield from read_arrow(file, form)
         return
     if name.endswith(".mds"):
-        yield from read_mds_text(file, text_key)
+        yield from read_mds_text(file, form)
         return
     content = name.removesuffix(".gz").removesuffix(".zst")
     with open_stream(file) as stream:
         if content.endswith(_TAR):
-            yield from read_tar(f"{file}", stream, text_key)
+            yield from read_tar(f"{file}", stream, form)
         elif content.endswith(_JSONL) or name.endswith(_JSON_LINES):
-            yield from read_jsonl(f"{file}", stream, text_key)
+            for number, line in enumerate(stream, start=1):
+                if line.strip():
+                    yield json_document(line, f"{file}:{number}", form)
         else:
             yield from read_text(f"{file}", stream)
 

@@ -107,23 +107,18 @@ def hash_of_tokens(stored: StoredTokens, source: str) -> tuple[str, int]:
     return total.hexdigest(), highest
 
 
-def no_documents(section: DataSection) -> str:
-    """Return that data.deduplicate has no documents to compare in a source of tokens."""
-    return (
-        f"data.deduplicate = true compares documents of text, and data.source = {section.source!r} is stored tokens: "
-        "set data.deduplicate to false, or name the text"
-    )
-
-
 def missing_ends(section: DataSection, stored: StoredTokens, tokenizer: Tokenizer) -> str | None:
-    """Return that no document ends with the tokenizer's end of text, by which data.mask_documents separates them."""
+    """Return that no document ends with the tokenizer's end of text, where the job separates documents by it."""
+    separates = 'data.packing = "split" and ' * (section.packing != "split") + "data.mask_documents = false"
     first = stored[: min(len(stored), _BLOCK_TOKENS)]
-    if not section.mask_documents or stored.num_documents < 2 or (first == tokenizer.end_of_text).any():
+    is_split = section.packing == "split" and not section.mask_documents
+    if is_split or stored.num_documents < 2 or (first == tokenizer.end_of_text).any():
         return None
+    key = "data.mask_documents = true" if section.packing == "split" else f'data.packing = "{section.packing}"'
     return (
-        f"data.mask_documents = true separates documents at token {tokenizer.end_of_text}, the end of text of "
-        f"data.tokenizer, which none of the first {len(first)} tokens of data.source = {section.source!r} is: set "
-        "data.mask_documents to false, or write the tokens with an end after each document (--append-eod)"
+        f"{key} separates documents at token {tokenizer.end_of_text}, the end of text of data.tokenizer, which none of "
+        f"the first {len(first)} tokens of data.source = {section.source!r} is: set {separates}, or write the tokens "
+        "with an end after each document (--append-eod)"
     )
 
 

@@ -4,33 +4,35 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from meshwright.data.document_form import DocumentForm
 from meshwright.data.formats.source_file import SourceFile
-from meshwright.data.readers import Broken, Piece, document, missing_key
+from meshwright.data.readers import Broken, Piece
 from meshwright.extras import import_extra
 
 _ROWS = 1024
 _ARROW_FILE = b"ARROW1"
 
 
-def read_parquet(file: SourceFile, text_key: str) -> Iterator[Piece | Broken]:
+def read_parquet(file: SourceFile, form: DocumentForm) -> Iterator[Piece | Broken]:
     """Yield the rows of a Parquet file, in bounded memory."""
     parquet = import_extra("pyarrow.parquet", f"reading {file}")
     arrow = import_extra("pyarrow", f"reading {file}")
     row = 0
     try:
         with file.open("rb") as stream, parquet.ParquetFile(stream) as table:
-            columns = table.schema_arrow.names
-            if text_key not in columns:
-                yield missing_key(f"{file}", text_key, columns)
+            present = table.schema_arrow.names
+            if (missing := form.missing(present, f"{file}")) is not None:
+                yield missing
                 return
-            for batch in table.iter_batches(batch_size=_ROWS, columns=[text_key]):
-                yield from _rows(batch.column(0), file, row, text_key)
+            chosen = [column for column in form.columns if column in present]
+            for batch in table.iter_batches(batch_size=_ROWS, columns=chosen):
+                yield from _rows(batch, file, row, form)
                 row += batch.num_rows
     except (arrow.ArrowException, ValueError, OverflowError) as error:
         yield _damaged(file, "Parquet", row, error)
 
 
-def read_arrow(file: SourceFile, text_key: str) -> Iterator[Piece | Broken]:
+def read_arrow(file: SourceFile, form: DocumentForm) -> Iterator[Piece | Broken]:
     """Yield the rows of an Arrow IPC file or stream; one of this machine is mapped, not read into memory."""
     arrow = import_extra("pyarrow", f"reading {file}")
     row = 0
@@ -39,13 +41,14 @@ def read_arrow(file: SourceFile, text_key: str) -> Iterator[Piece | Broken]:
             is_file = stream.read(len(_ARROW_FILE)) == _ARROW_FILE
             stream.seek(0)
             with arrow.ipc.open_file(stream) if is_file else arrow.ipc.open_stream(stream) as table:
-                columns = table.schema.names
-                if text_key not in columns:
-                    yield missing_key(f"{file}", text_key, columns)
+                present = table.schema.names
+                if (missing := form.missing(present, f"{file}")) is not None:
+                    yield missing
                     return
+                chosen = [column for column in form.columns if column in present]
                 batches = (table.get_batch(i) for i in range(table.num_record_batches)) if is_file else iter(table)
                 for batch in batches:
-                    yield from _rows(batch.column(columns.index(text_key)), file, row, text_key)
+                    yield from _rows(batch.select(chosen), file, row, form)
                     row += batch.num_rows
     except (arrow.ArrowException, ValueError, OverflowError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
@@ -61,12 +64,12 @@ def _open_arrow(file: SourceFile, arrow: Any) -> Any:
     return arrow.PythonFile(file.open("rb"), mode="r")
 
 
-def _rows(column: Any, file: SourceFile, first_row: int, text_key: str) -> Iterator[Piece | Broken]:
+def _rows(batch: Any, file: SourceFile, first_row: int, form: DocumentForm) -> Iterator[Piece | Broken]:
     # Offsets of a damaged file may point beyond its bytes, at which Arrow would crash.
-    column.validate(full=True)
-    for start in range(0, len(column), _ROWS):
-        for number, value in enumerate(column.slice(start, _ROWS).to_pylist(), start=first_row + start + 1):
-            yield document(value, f"{file}, row {number}", text_key)
+    batch.validate(full=True)
+    for start in range(0, batch.num_rows, _ROWS):
+        for number, record in enumerate(batch.slice(start, _ROWS).to_pylist(), start=first_row + start + 1):
+            yield form.document(record, f"{file}, row {number}")
 
 
 def _damaged(file: SourceFile, kind: str, num_rows: int, error: Exception) -> Broken:

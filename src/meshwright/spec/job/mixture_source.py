@@ -25,6 +25,8 @@ class MixtureSource(Frozen):
     """Its weight in each stage of data.stage_steps, in place of weight; 0 reads nothing of it in a stage."""
     text_key: str | None = None
     """Its data.text_key, if it differs."""
+    messages_key: str | None = None
+    """Its data.messages_key, if it differs."""
     max_bytes: PositiveInt | None = None
     """Its data.max_bytes, if it differs."""
 

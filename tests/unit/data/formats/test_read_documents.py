@@ -121,7 +121,7 @@ def test_a_tar_has_members_of_an_extension_or_a_field_of_json(tmp_path: Path) ->
     assert documents(path, text_key=".txt") == ["one", "two"]
     assert documents(path) == ["uno"]
     assert documents(path, text_key=".json") == ['{"text": "uno"}']
-    with pytest.raises(DataError, match=r"no member with the text '.text' \(extensions of its members: .txt, .json, "):
+    with pytest.raises(DataError, match=r"no member with '.text' \(extensions of its members: .txt, .json, "):
         documents(path, text_key=".text")
 
 
