@@ -30,8 +30,8 @@ starts. This page is generated from the same sentences.
   prints how many, and `meshwright plan` chooses a larger size that fits.
 - **Counts of tokens** may be written with a decimal suffix, in quotes: `"4M"` is 4 000 000. Underscores group digits
   anywhere: `4_194_304`.
-- **Paths to read** (`model.source`, `model.initial_weights`, `adapter.initial`, `data.source`, `data.tokenizer`,
-  `layout.schedule`) and
+- **Paths to read** (`model.source`, `model.initial_weights`, `adapter.initial`, `data.source`, sources of
+  `data.mixture`, `data.tokenizer`, `layout.schedule`) and
   Python modules (`my_module:MyModel`) are looked for in the job file's folder, then in the working directory. Paths
   given on the command line, and the folders that are written (`run.dir`, `data.cache_dir`), are relative to the
   working directory.

@@ -2,8 +2,9 @@
 
 Commands are functions here: `import meshwright as mw; mw.plan(model="llama3-8b", cluster="h100:64", ...)`. Each is
 imported when it is first used, so that this import takes no time and no torch. `mw.checkpoints` is a module: `ls`,
-`verify`, `inspect`, `diff`, `gc`, `reshard`; so is `mw.hf`: the table that stores a model of your own for Hugging Face.
-`mw.CheckpointFolder` saves and loads in a training loop of your own.
+`verify`, `inspect`, `diff`, `gc`, `reshard`; so is `mw.datasets`: `prepare`, `stats`, `preview`, `verify`; and so is
+`mw.hf`: the table that stores a model of your own for Hugging Face. `mw.CheckpointFolder` saves and loads in a training
+loop of your own.
 """
 
 from importlib import import_module
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from meshwright.app.conversion import checkpoints as checkpoints
     from meshwright.app.conversion.exchange import export, generate
     from meshwright.app.conversion.import_weights import import_weights
+    from meshwright.app.data import datasets as datasets
     from meshwright.app.job.jobs import load_job
     from meshwright.app.join import join
     from meshwright.app.plan import plan
@@ -77,6 +79,8 @@ def __getattr__(name: str) -> Any:
     """Return one of the functions, imported now."""
     if name == "checkpoints":
         return import_module("meshwright.app.conversion.checkpoints")
+    if name == "datasets":
+        return import_module("meshwright.app.data.datasets")
     if name == "CheckpointFolder":
         return import_module("meshwright.checkpoint.loop.checkpoint_folder").CheckpointFolder
     if name == "hf":
@@ -90,4 +94,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__", "checkpoints", "hf"])
+    return sorted([*__all__, "__version__", "checkpoints", "datasets", "hf"])

@@ -81,6 +81,13 @@ def test_examining_checkpoints_loads_no_torch(tmp_path: Path) -> None:
     assert "torch" not in modules_loaded_by(code)
 
 
+def test_examining_data_loads_no_torch(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("some text\n" * 200)
+    keys = [f"data.source={tmp_path / 'text.txt'}", f"data.cache_dir={tmp_path / 'cache'}"]
+    for verb in ("verify", "prepare", "stats", "preview"):
+        assert "torch" not in run_command_line("data", verb, str(ROOT / "examples" / "tiny.toml"), *keys)
+
+
 def test_help_loads_neither_torch_nor_numpy() -> None:
     assert run_command_line("--help") & {"torch", "numpy", "pydantic"} == set()
 

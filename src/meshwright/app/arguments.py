@@ -17,6 +17,7 @@ from meshwright.errors import ConfigError, MeshwrightError
 JobSource = Path | str | ResolvedJob
 """A job file or a run folder, or a job that is already loaded."""
 Positive = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
 NotNegative = Annotated[int, Field(ge=0)]
 
 Parameters = ParamSpec("Parameters")

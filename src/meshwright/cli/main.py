@@ -40,6 +40,7 @@ VERBS: dict[str, tuple[str, str]] = {
         "meshwright.cli.verbs.reports.diagnose",
         "Find why a run hangs: which rank did not reach which collective.",
     ),
+    "data": ("meshwright.cli.verbs.data", "Prepare the data of a job ahead of training, and examine it."),
     "checkpoint": (
         "meshwright.cli.verbs.conversion.checkpoint",
         "List, verify, compare, clean up or rewrite checkpoints.",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from meshwright.config.keys import SECTIONS, Key, job_keys, section_meaning
 from meshwright.config.names import advice_for_key, meant_section
@@ -17,6 +17,7 @@ from meshwright.config.positions import KeyPath
 from meshwright.config.write import shown, toml_path
 from meshwright.spec.job.field_docs import field_rule
 from meshwright.spec.job.job import SCHEMA_VERSION
+from meshwright.spec.job.mixture_source import MixtureSource
 from meshwright.spec.job.sections import ParameterGroup
 from meshwright.units import parse_count
 
@@ -33,7 +34,11 @@ class KeyProblem:
     """The section that an unknown one most probably means: what it says is missing there."""
 
 
-_GROUPS = ("optimizer", "groups")
+_TABLES: dict[tuple[str, ...], tuple[str, type[BaseModel]]] = {
+    ("optimizer", "groups"): ("group", ParameterGroup),
+    ("data", "mixture"): ("table", MixtureSource),
+}
+"""Keys that are lists of tables, with what one of them is called."""
 _LOW_PRECISION = ("float8", "fp8", "mxfp8", "float4", "fp4", "nvfp4", "mxfp4", "int8")
 """How names of formats begin that other trainers compute in."""
 
@@ -56,8 +61,8 @@ def _problems(error: ValidationError, values: dict[str, Any]) -> Iterator[KeyPro
             yield _broken_rule(path, value, str(detail["ctx"]["error"]))
         elif len(path) == 1:
             yield KeyProblem(path, _no_table_text(path[0], value))
-        elif path[:2] == _GROUPS and len(path) > 3:
-            yield KeyProblem(_GROUPS, _group_value_text(int(path[2]), path[3], detail["type"] == "missing", value))
+        elif path[:2] in _TABLES and len(path) > 3:
+            yield KeyProblem(path[:2], _table_value_text(path, detail["type"] == "missing", value))
         else:
             yield KeyProblem(path[:2], value_text(".".join(path[:2]), values[path[0]][path[1]]))
 
@@ -104,24 +109,26 @@ def _unknown(path: KeyPath, value: Any) -> Iterator[KeyProblem]:
 
 
 def _unknown_key_text(path: KeyPath, value: Any) -> str:
-    if path[:2] == _GROUPS:
-        names = ", ".join(ParameterGroup.model_fields)
-        return f"{_group(int(path[2]))} has {path[-1]} = {shown(value, 40)}, an unknown key: a group's are {names}"
+    if path[:2] in _TABLES:
+        noun, data_type = _TABLES[path[:2]]
+        names = ", ".join(data_type.model_fields)
+        return f"{_table(path)} has {path[-1]} = {shown(value, 40)}, an unknown key: a {noun}'s are {names}"
     dotted = ".".join(path)
     given = toml_path(path) if isinstance(value, dict) else f"{toml_path(path)} = {shown(value, 40)}"
     return f"{given} is an unknown key: {advice_for_key(dotted)}"
 
 
-def _group(index: int) -> str:
-    return f"optimizer.groups, group {index + 1}"
+def _table(path: KeyPath) -> str:
+    return f"{path[0]}.{path[1]}, {_TABLES[path[:2]][0]} {int(path[2]) + 1}"
 
 
-def _group_value_text(index: int, name: str, is_missing: bool, value: Any) -> str:
-    rule = field_rule(ParameterGroup, [name])
+def _table_value_text(path: KeyPath, is_missing: bool, value: Any) -> str:
+    data_type, name = _TABLES[path[:2]][1], path[3]
+    rule = field_rule(data_type, [name])
     if is_missing:
-        return f"{_group(index)} has no {name}: add it; it must be {rule}"
-    advice = "change it" if ParameterGroup.model_fields[name].is_required() else "change it, or leave it out"
-    return f"{_group(index)}: {name} = {shown(value, 40)} must be {rule}: {advice}"
+        return f"{_table(path)} has no {name}: add it; it must be {rule}"
+    advice = "change it" if data_type.model_fields[name].is_required() else "change it, or leave it out"
+    return f"{_table(path)}: {name} = {shown(value, 40)} must be {rule}: {advice}"
 
 
 def _version_text(value: Any) -> str:

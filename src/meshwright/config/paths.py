@@ -5,10 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from meshwright.spec.job.job import Job
+from meshwright.spec.job.sections import DataSection
 from meshwright.spec.job.user_object import is_object_source
 from meshwright.spec.model.hf.hub_cache import is_hub_id
 from meshwright.spec.model.presets import PRESETS
 
+_STDLIB = DataSection().source
 _KEYS = (
     ("model", "source"),
     ("model", "initial_weights"),
@@ -29,12 +31,14 @@ def with_paths_of(folder: Path, job: Job, is_in_file: Callable[[str], bool]) -> 
     if folder.resolve() == Path.cwd():
         return job
     found = {(section, name): path for section, name, path in relative_paths(job) if is_in_file(f"{section}.{name}")}
+    job = _with_mixture_paths(job, lambda path: str(folder / path)) if is_in_file("data.mixture") else job
     return _with_values(job, {key: str(folder / path) for key, path in found.items() if os.path.exists(folder / path)})
 
 
 def with_absolute_paths(job: Job) -> Job:
     """Return the job with absolute paths in place of relative ones that exist, so that it holds in any folder."""
     found = {(section, name): path for section, name, path in relative_paths(job) if os.path.exists(path)}
+    job = _with_mixture_paths(job, os.path.abspath)
     return _with_values(job, {key: os.path.abspath(path) for key, path in found.items()})
 
 
@@ -57,6 +61,26 @@ def searched(folder: Path, job: Job, path: Sequence[str]) -> str:
     if is_name or os.path.exists(value) or folder.resolve() == Path.cwd():
         return ""
     return f" (looked for in the job file's folder {folder.resolve()}, then in the working directory {Path.cwd()})"
+
+
+def _with_mixture_paths(job: Job, join: Callable[[str], str]) -> Job:
+    """Return the job with the sources of [[data.mixture]] joined where that is a file."""
+    if not job.data.mixture:
+        return job
+    joined = [
+        table.replace(source=join(table.source))
+        if table.source != _STDLIB
+        and not os.path.isabs(os.path.expanduser(table.source))
+        and _exists(join(table.source))
+        else table
+        for table in job.data.mixture
+    ]
+    return job.replace(data=job.data.replace(mixture=joined))
+
+
+def _exists(source: str) -> bool:
+    """Return whether a source is there: a file, a folder, or the prefix of Megatron's two files."""
+    return os.path.exists(source) or os.path.exists(f"{source}.idx")
 
 
 def _with_values(job: Job, values: dict[tuple[str, str], str]) -> Job:

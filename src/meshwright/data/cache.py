@@ -1,250 +1,193 @@
 """Token cache: tokens on disk, written once per content and tokenizer and memory-mapped by every process.
 
-A file is written under a temporary name, then renamed, so that readers see it complete or not at all. The temporary
-file is also the lock, so that several processes write it once, and leftovers of a killed process are reused.
-
-Size and hash of a corpus, measured once by one process and then known from a file in the cache.
-The file is found by the names, sizes and modification times of the corpus, so a corpus of which none has changed is
-not read again, neither by the other ranks of a host nor at the next start.
+A corpus is tokenised part by part. Each part is a file under the hash of its own text, so that what is finished is kept
+when a process is killed, and other processes or machines can make other parts. The finished parts are joined to one
+file under the hash of the whole text, and removed.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Protocol
 
 import numpy as np
 
+from meshwright.data.content import Content, CountBytes, PartMeasure, Read, content_of, parts_of
+from meshwright.data.encode import Encoder, encoded
 from meshwright.data.readers import Piece
-from meshwright.data.sources import list_files, pieces
-from meshwright.data.token_file import FORMAT_VERSION, Tokens, map_tokens, write_tokens
+from meshwright.data.sources import pieces
+from meshwright.data.token_file import FORMAT_VERSION, TokenFile, Tokens
 from meshwright.errors import DataError
 from meshwright.log import logger
 from meshwright.spec.job.sections import DataSection
 from meshwright.units import format_bytes, format_count
 
-Read = Callable[[DataSection], Iterator[Piece]]
-"""Returns the documents of data.source, up to data.max_bytes."""
-
-
-class Encoder(Protocol):
-    """What the cache needs of a tokenizer, of text or of conversations."""
-
-    vocab_size: int
-    end_of_text: int
-    identity: str
-    version: str
-
-    def encode_batch(self, texts: Sequence[str]) -> list[Tokens]:
-        """Return the ids of each text."""
-        ...
-
-
-_BATCH_BYTES = 8 * 2**20
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_TOKENS_AT_ONCE = 2**21
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Codes of a full disk, of a quota and of a limit on file sizes."""
 
 
 def cached_tokens(section: DataSection, tokenizer: Encoder, read: Read = pieces) -> tuple[Tokens, Content]:
     """Return the tokens of what `read` makes of data.source, with end of text after each document, and the content.
 
-    Tokenises only if the cache has no entry for the hash of the content.
+    Tokenises only if the cache has no entry for the hash of the content, and only the parts that it lacks.
     Raises DataError when the source cannot be read or data.cache_dir cannot be written.
     """
-    content = content_of(section, read)
-    cache = _Cache(section, tokenizer, content, read)
-    try:
-        tokens = cache.open()
-        return (cache.build() if tokens is None else tokens), content
-    except OSError as error:
-        reason = f"{error.strerror or error}: {error.filename or cache.path}"
-        if error.errno in _NO_SPACE:
-            rule, remedy = f"has no room for about {format_bytes(cache.size_bytes)} of tokens", "free some space there"
-        else:
-            rule, remedy = "cannot hold the token cache", "change its permissions"
-        raise DataError(
-            f"data.cache_dir = {section.cache_dir!r} {rule} ({reason}): {remedy}, "
-            "or set data.cache_dir to another folder"
-        ) from error
+    cache = TokenCache(section, tokenizer, read)
+    return cache.tokens(), cache.content
 
 
-class _Cache:
-    """The cache file of one content and tokenizer."""
+class TokenCache:
+    """The cache files of one content and tokenizer."""
 
-    def __init__(self, section: DataSection, tokenizer: Encoder, content: Content, read: Read) -> None:
-        parts = [FORMAT_VERSION, content.content_hash, tokenizer.identity, tokenizer.version, tokenizer.end_of_text]
-        self._key = hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
-        folder = Path(os.path.expanduser(section.cache_dir))
-        self.path = folder / f"tokens-{self._key}.bin"
-        self._partial = folder / f"tokens-{self._key}.partial"
-        self._section, self._tokenizer, self._content, self._read = section, tokenizer, content, read
+    def __init__(
+        self, section: DataSection, tokenizer: Encoder, read: Read = pieces, count_read: CountBytes | None = None
+    ) -> None:
+        """Measure the content, unless that has been done before: `count_read` takes the bytes that are read for it."""
+        self.content = content_of(section, read, count_read)
+        self._section, self._tokenizer, self._read = section, tokenizer, read
         self._dtype = np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<u4")
-        self.size_bytes = content.num_bytes * self._dtype.itemsize
-
-    def open(self) -> Tokens | None:
-        """Return the mapped tokens, or None if the file is missing or damaged."""
-        return map_tokens(self.path, self._key)
-
-    def build(self) -> Tokens:
-        """Return the mapped tokens after this or another process has written the file."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        while True:
-            with open(os.open(self._partial, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as partial:
-                self._lock(partial)
-                # The previous owner of the lock has renamed the file, or failed and removed it.
-                tokens = self.open()
-                if tokens is None and self._is_in_place(partial):
-                    tokens = self._write(partial)
-                if tokens is not None:
-                    return tokens
-
-    def _lock(self, partial: BinaryIO) -> None:
-        try:
-            fcntl.flock(partial, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            logger.info("waiting for another process to tokenise %s", self._section.source)
-            fcntl.flock(partial, fcntl.LOCK_EX)
-
-    def _is_in_place(self, partial: BinaryIO) -> bool:
-        try:
-            return os.path.samestat(os.fstat(partial.fileno()), os.stat(self._partial))
-        except FileNotFoundError:
-            return False
-
-    def _write(self, partial: BinaryIO) -> Tokens:
-        if self.path.exists():
-            logger.warning("the token cache %s is damaged and is rebuilt", self.path)
-        logger.info("tokenising %s of %s", format_bytes(self._content.num_bytes), self._section.source)
-        try:
-            num_tokens = write_tokens(partial, self._key, self._dtype, self._runs())
-            # Not synced: after a power cut the checksum fails, and the file is rebuilt.
-            os.rename(self._partial, self.path)
-        except BaseException:
-            self._partial.unlink(missing_ok=True)
-            raise
-        tokens = self.open()
-        if tokens is None:
-            raise OSError(errno.EIO, "data read back differs from data written", str(self.path))
-        logger.info("%s holds %s tokens", self._section.source, format_count(num_tokens))
-        return tokens
-
-    def _runs(self) -> Iterator[Tokens]:
-        """Yield the tokens piece by piece, with end of text after each document."""
-        seen = Measure()
-        end_of_text = np.array([self._tokenizer.end_of_text])
-        for batch in _batches(self._read(self._section)):
-            for piece, tokens in zip(batch, self._tokenizer.encode_batch([p.text for p in batch]), strict=True):
-                seen.add(piece)
-                yield tokens
-                if piece.ends_document:
-                    yield end_of_text
-        if seen.content != self._content:
-            raise DataError(
-                f"data.source = {self._section.source!r} changed while it was read: "
-                "restart when no process writes to it"
-            )
-
-
-def _batches(stream: Iterator[Piece]) -> Iterator[list[Piece]]:
-    """Yield lists of pieces of a few MiB: enough for a tokenizer's threads, bounded in memory."""
-    batch: list[Piece] = []
-    size_bytes = 0
-    for piece in stream:
-        batch.append(piece)
-        size_bytes += len(piece.utf8)
-        if size_bytes >= _BATCH_BYTES:
-            yield batch
-            batch, size_bytes = [], 0
-    if batch:
-        yield batch
-
-
-_FORMAT = 1
-"""Raised when the hash of the same files changes, as with another reader of a format."""
-
-
-@dataclass(frozen=True)
-class Content:
-    """Size and identity of a corpus, up to data.max_bytes."""
-
-    num_bytes: int
-    num_documents: int
-    content_hash: str
-    """BLAKE2b of the documents' text in order, in hex; independent of file names and formats."""
-
-
-def content_of(section: DataSection, read: Read = pieces) -> Content:
-    """Return size and hash of what `read` makes of data.source up to data.max_bytes; raises DataError if it cannot.
-
-    Reads it unless a process has measured the same files before. A cache that cannot be written is no error here.
-    """
-    path = Path(os.path.expanduser(section.cache_dir)) / "contents" / f"{_identity(section, read)}.json"
-    if (known := _read(path)) is not None:
-        return known
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o666), "r+b") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            # Another process may have measured it while this one waited.
-            if (known := _read(path)) is None:
-                known = measure(read(section))
-                partial = path.with_suffix(f".{os.getpid()}")
-                partial.write_text(json.dumps(asdict(known)), encoding="utf-8")
-                partial.rename(path)
-            return known
-    except OSError:
-        return measure(read(section))
-
-
-def _identity(section: DataSection, read: Read) -> str:
-    """Return a hash of what the content follows from: the files as they are now, and how they are read."""
-    parts: list[object] = [_FORMAT, section.max_bytes, section.text_key]
-    parts += [] if read is pieces else [read.__name__, section.messages_key]
-    for file in list_files(section):
-        found = file.stat()
-        parts.append([str(file.absolute()), found.st_size, found.st_mtime_ns, found.st_ino])
-    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
-
-
-def _read(path: Path) -> Content | None:
-    try:
-        return Content(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-class Measure:
-    """Running count and hash of pieces."""
-
-    def __init__(self) -> None:
-        self._hash = hashlib.blake2b(digest_size=16)
-        self._num_bytes = 0
-        self._num_documents = 0
-
-    def add(self, piece: Piece) -> None:
-        """Add a piece."""
-        self._num_bytes += len(piece.utf8)
-        self._hash.update(piece.utf8)
-        if piece.ends_document:
-            self._num_documents += 1
-            # Not a UTF-8 byte: marks document ends in the hash.
-            self._hash.update(b"\xff")
+        self._folder = Path(os.path.expanduser(section.cache_dir))
+        self._whole = self._file(self._folder, self.content.content_hash)
+        self.num_parts_made = 0
+        """Parts that this process has tokenised."""
+        self._parts = [self._file(self._folder / "parts", part.text_hash) for part in self.content.parts]
 
     @property
-    def content(self) -> Content:
-        """Return size and hash of all pieces so far."""
-        return Content(self._num_bytes, self._num_documents, self._hash.hexdigest())
+    def encoder(self) -> Encoder:
+        """Return what makes the tokens."""
+        return self._tokenizer
 
+    def pieces(self) -> Iterator[Piece]:
+        """Return the text of the source, read again."""
+        return self._read(self._section)
 
-def measure(stream: Iterable[Piece]) -> Content:
-    """Return size and hash of a whole stream."""
-    total = Measure()
-    for piece in stream:
-        total.add(piece)
-    return total.content
+    @property
+    def source(self) -> str:
+        """Return data.source."""
+        return self._section.source
+
+    @property
+    def path(self) -> Path:
+        """Return where all tokens lie once they are there."""
+        return self._whole.path
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether all tokens are there, judged by header and size."""
+        with self._explained():
+            return self._whole.is_complete
+
+    def open(self) -> Tokens | None:
+        """Return the mapped tokens, or None where they are not all there; raises DataError if they cannot be read."""
+        with self._explained():
+            return self._whole.open()
+
+    def tokens(self, count: CountBytes | None = None) -> Tokens:
+        """Return the mapped tokens, made and joined if needed; `count` takes the bytes of text that are done."""
+        with self._explained():
+            found = self._whole.open()
+            if found is None:
+                found = self._whole.build(lambda: self._runs(count), self._section.source)
+                for part in self._parts:
+                    part.path.unlink(missing_ok=True)
+            return found
+
+    def build_parts(self, numbers: Iterable[int], count: CountBytes | None = None) -> None:
+        """Make those parts of `numbers` that are missing or damaged, unless all tokens are there already."""
+        with self._explained():
+            if self._whole.open() is None:
+                self._build_parts(numbers, count)
+
+    def damaged(self) -> list[Path]:
+        """Return the files that are there and not what was written; all of them are read."""
+        with self._explained():
+            return [file.path for file in (self._whole, *self._parts) if file.path.exists() and file.open() is None]
+
+    @property
+    def num_parts_missing(self) -> int:
+        """Return the number of parts that are still to be made, judged by headers and sizes."""
+        with self._explained():
+            return 0 if self._whole.is_complete else sum(not part.is_complete for part in self._parts)
+
+    def _file(self, folder: Path, text_hash: str) -> TokenFile:
+        tokenizer = self._tokenizer
+        parts = [FORMAT_VERSION, text_hash, tokenizer.identity, tokenizer.version, tokenizer.end_of_text]
+        key = hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
+        return TokenFile(folder / f"tokens-{key}.bin", key, self._dtype)
+
+    def _runs(self, count: CountBytes | None) -> Iterator[Tokens]:
+        """Yield the tokens of all parts, having made those that are missing."""
+        logger.info("tokenising %s of %s", format_bytes(self.content.num_bytes), self._section.source)
+        self._build_parts(range(len(self._parts)), count)
+        num_tokens = 0
+        for number, part in enumerate(self._parts):
+            while (tokens := part.open()) is None:
+                # Removed by a process that has joined another corpus with the same part.
+                self._build_parts([number], None)
+            num_tokens += len(tokens)
+            for start in range(0, len(tokens), _TOKENS_AT_ONCE):
+                yield tokens[start : start + _TOKENS_AT_ONCE]
+        logger.info("%s holds %s tokens", self._section.source, format_count(num_tokens))
+
+    def _build_parts(self, numbers: Iterable[int], count: CountBytes | None) -> None:
+        missing = set()
+        for number in numbers:
+            if self._parts[number].open() is None:
+                missing.add(number)
+            elif count is not None:
+                count(self.content.parts[number].num_bytes)
+        if not missing:
+            return
+        last = max(missing)
+        for number, part_pieces in parts_of(self._read(self._section)):
+            if number in missing:
+                runs = partial(self._part_runs, number, part_pieces, count)
+                self._parts[number].build(runs, self._section.source)
+            if number == last:
+                return
+        raise self._changed()
+
+    def _part_runs(self, number: int, part_pieces: Iterable[Piece], count: CountBytes | None) -> Iterator[Tokens]:
+        seen = PartMeasure()
+
+        def measured() -> Iterator[Piece]:
+            for piece in part_pieces:
+                seen.add(piece)
+                if count is not None:
+                    count(len(piece.utf8))
+                yield piece
+
+        yield from encoded(measured(), self._tokenizer)
+        if seen.content != self.content.parts[number]:
+            raise self._changed()
+        self.num_parts_made += 1
+
+    def _changed(self) -> DataError:
+        return DataError(
+            f"data.source = {self._section.source!r} changed while it was read: restart when no process writes to it"
+        )
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Raise DataError for what the cache's folder cannot do."""
+        try:
+            yield
+        except OSError as error:
+            reason = f"{error.strerror or error}: {error.filename or self._whole.path}"
+            if error.errno in NO_SPACE:
+                size = format_bytes(self.content.num_bytes * self._dtype.itemsize)
+                rule = f"has no room for about {size} of tokens"
+                remedy = "free some space there, twice that until the parts are joined (finished ones are kept)"
+            else:
+                rule, remedy = "cannot hold the token cache", "change its permissions"
+            raise DataError(
+                f"data.cache_dir = {self._section.cache_dir!r} {rule} ({reason}): {remedy}, "
+                "or set data.cache_dir to another folder"
+            ) from error

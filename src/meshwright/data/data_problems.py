@@ -1,21 +1,20 @@
 """Check of [data] before any process starts, without torch and without reading a large corpus."""
 
-from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
 
-from meshwright.data.conversations.conversation_problems import conversation_problems
-from meshwright.data.dataset import token_shortage, unmaskable
-from meshwright.data.readers import Piece, read_file
-from meshwright.data.sources import first_bytes, list_files, no_text
-from meshwright.data.tokenizer import Tokenizer, load_tokenizer
-from meshwright.data.whole_documents import shortage_of_documents, too_long_problem
+from meshwright.data.corpus import no_documents
+from meshwright.data.corpus_check import READ_BYTES, CorpusCheck
+from meshwright.data.dataset import unmaskable
+from meshwright.data.encoding import Encoding
+from meshwright.data.formats.stored_tokens import foreign_tokens, hash_of_tokens, missing_ends, open_stored, token_files
+from meshwright.data.mixing.mixture_sections import mixture_sections, of_table
+from meshwright.data.prepared_folder import PreparedTokenizer, find_prepared
+from meshwright.data.token_dataset import token_shortage
+from meshwright.data.tokenizer import Tokenizer
 from meshwright.errors import MeshwrightError
 from meshwright.spec.job.sections import DataSection, Task
 from meshwright.spec.job.user_object import is_object_source
-
-READ_BYTES = 32_000_000
-"""Bytes of a corpus that are checked; training checks the rest, with the same messages."""
-
-_MAX_FILE_PROBLEMS = 5
 
 
 def problems(section: DataSection, seq_len: int, vocab_size: int | None, task: Task = "pretrain") -> list[str]:
@@ -26,91 +25,78 @@ def problems(section: DataSection, seq_len: int, vocab_size: int | None, task: T
     if is_object_source(section.source):
         problem = unmaskable(section)
         return [problem] if problem else []
+    check = _JobCheck(Encoding(section, task), section, seq_len, vocab_size)
     found: list[str] = []
-    tokenizer = _tokenizer(section, found)
-    if tokenizer and vocab_size is not None and tokenizer.vocab_size > vocab_size:
-        found.append(
-            f"data.tokenizer = {section.tokenizer!r} has {tokenizer.vocab_size} tokens but the model's vocab_size is "
-            f"{vocab_size}: set model.options.vocab_size to {tokenizer.vocab_size} or more, or change data.tokenizer"
-        )
-    if task == "sft":
-        return found + (conversation_problems(section, seq_len, tokenizer, READ_BYTES) if tokenizer else [])
-    corpus = _CorpusCheck(section)
-    if section.packing != "split":
-        lengths = corpus.document_lengths(tokenizer, seq_len)
-        return [*found, *corpus.problems, *_packing_problems(section, seq_len, [] if corpus.problems else lengths)]
-    num_tokens = corpus.count_tokens(tokenizer, enough=2 * seq_len + 1)
-    found += corpus.problems
-    if num_tokens is not None and not corpus.problems:
-        shortage = token_shortage(num_tokens, seq_len, section.validation_fraction)
-        found += [f"data.source = {section.source!r} {shortage}"] if shortage else []
-    return found
-
-
-def _packing_problems(section: DataSection, seq_len: int, lengths: list[int]) -> Iterator[str]:
-    """Yield why documents of these lengths cannot be packed; nothing for none, where others are the problem."""
-    if not lengths:
-        return
-    long = too_long_problem(lengths, section, seq_len)
-    if long is not None and section.too_long == "stop":
-        yield long
-        return
-    most = seq_len + 1 if section.too_long == "skip" else max(lengths)
-    if shortage := shortage_of_documents(sum(1 < number <= most for number in lengths), section):
-        yield shortage
-
-
-def _tokenizer(section: DataSection, found: list[str]) -> Tokenizer | None:
-    try:
-        return load_tokenizer(section.tokenizer)
-    except MeshwrightError as error:
-        found.append(str(error))
-        return None
-
-
-class _CorpusCheck:
-    """Reads the start of a corpus and collects the problems of all files."""
-
-    def __init__(self, section: DataSection) -> None:
-        self.problems: list[str] = []
-        self._section = section.replace(max_bytes=min(section.max_bytes, READ_BYTES))
-
-    def count_tokens(self, tokenizer: Tokenizer | None, enough: int) -> int | None:
-        """Return the number of tokens, counted only until `enough` is reached; None without a tokenizer."""
-        num_tokens = num_pieces = 0
-        for piece in first_bytes(self._pieces(), self._section):
-            num_pieces += 1
-            if tokenizer and num_tokens < enough:
-                num_tokens += len(tokenizer.encode(piece.text)) + piece.ends_document
-        if not num_pieces and not self.problems:
-            self.problems.append(no_text(self._section, len(list_files(self._section))))
-        return num_tokens if tokenizer else None
-
-    def document_lengths(self, tokenizer: Tokenizer | None, seq_len: int) -> list[int]:
-        """Return the tokens of each document, end of text included; an upper bound for those that fit a sequence."""
-        lengths, num_tokens = [], 0
-        for piece in first_bytes(self._pieces(), self._section) if tokenizer else ():
-            assert tokenizer is not None
-            # A token is a byte or more, so that short pieces need no encoding.
-            fits = num_tokens + len(piece.utf8) <= seq_len
-            num_tokens += len(piece.utf8) if fits else len(tokenizer.encode(piece.text))
-            if piece.ends_document:
-                lengths.append(num_tokens + 1)
-                num_tokens = 0
-        if not lengths and not self.problems:
-            self.problems.append(no_text(self._section, len(list_files(self._section))))
-        return lengths
-
-    def _pieces(self) -> Iterator[Piece]:
+    for number, one in enumerate(mixture_sections(section) or [section]):
         try:
-            files = list_files(self._section)
+            of_source = check.source_problems(one)
         except MeshwrightError as error:
-            self.problems.append(str(error))
-            return
-        for path in files:
-            try:
-                yield from read_file(path, self._section.text_key)
-            except MeshwrightError as error:
-                self.problems.append(str(error))
-                if len(self.problems) == _MAX_FILE_PROBLEMS:
-                    return
+            of_source = [str(error)]
+        found += [of_table(section, number, text) for text in of_source] if section.mixture else of_source
+    return [*check.tokenizer_problems, *found]
+
+
+class _JobCheck:
+    """Checks the sources of a job, whose tokenizer is loaded once, and not where all tokens are prepared."""
+
+    def __init__(self, encoding: Encoding, section: DataSection, seq_len: int, vocab_size: int | None) -> None:
+        self.tokenizer_problems: list[str] = []
+        self._encoding, self._section, self._seq_len, self._vocab_size = encoding, section, seq_len, vocab_size
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer | None:
+        try:
+            tokenizer = self._encoding.tokenizer
+            self.tokenizer_problems += self._vocab_problems(tokenizer)
+            # The chat template, too, of conversations.
+            return tokenizer if self._encoding.encoder else None
+        except MeshwrightError as error:
+            self.tokenizer_problems.append(str(error))
+            return None
+
+    def _vocab_problems(self, tokenizer: Tokenizer | PreparedTokenizer) -> list[str]:
+        if self._vocab_size is None or tokenizer.vocab_size <= self._vocab_size:
+            return []
+        return [
+            f"data.tokenizer = {self._section.tokenizer!r} has {tokenizer.vocab_size} tokens but the model's "
+            f"vocab_size is {self._vocab_size}: set model.options.vocab_size to {tokenizer.vocab_size} or more, or "
+            "change data.tokenizer"
+        ]
+
+    def source_problems(self, section: DataSection) -> list[str]:
+        """Return the problems of one source; without a tokenizer its tokens are not counted."""
+        if problem := no_documents(section, self._encoding.task):
+            return [problem]
+        prepared, files = find_prepared(section), token_files(section)
+        if prepared is not None:
+            # Not read: training compares the tokens with their checksum.
+            problem = prepared.problem(section, self._encoding)
+            found = [problem] if problem else self._vocab_problems(prepared.tokenizer)
+            return [*found, *self._shortage(section, prepared.num_tokens)]
+        if files is not None:
+            return self._stored_problems(section, files)
+        if self._encoding.task == "sft" and self._tokenizer is None:
+            return []  # its form takes the chat template
+        corpus = CorpusCheck(section, self._encoding.reader)
+        if section.packing != "split":
+            return [] if self._tokenizer is None else corpus.packing_problems(self._encoding, self._seq_len)
+        num_tokens = corpus.count_tokens(self._tokenizer, enough=2 * self._seq_len + 1)
+        return corpus.problems or ([] if num_tokens is None else self._shortage(section, num_tokens))
+
+    def _stored_problems(self, section: DataSection, files: list[Path]) -> list[str]:
+        """Return the problems of stored tokens, of which the first are read."""
+        stored = open_stored(section, files)
+        if shortage := self._shortage(section, len(stored)):
+            return shortage
+        if self._tokenizer is None:
+            return []
+        first = open_stored(section.replace(max_bytes=min(section.max_bytes, READ_BYTES)), files)
+        _, highest = hash_of_tokens(first, section.source)
+        problem = foreign_tokens(section, highest, self._tokenizer) or missing_ends(section, stored, self._tokenizer)
+        return [problem] if problem else []
+
+    def _shortage(self, section: DataSection, num_tokens: int) -> list[str]:
+        if section.packing != "split":
+            return []  # which of its documents fit is known when they are read
+        problem = token_shortage(num_tokens, self._seq_len, section.validation_fraction)
+        return [f"data.source = {section.source!r} {problem}"] if problem else []

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meshwright.data.dataset import Dataset, Sample
-from meshwright.data.order import Indices, SampleOrder, Share
+from meshwright.data.numbered_samples import Dataset, Sample, SourceUse
+from meshwright.data.order import Indices, Share
 from meshwright.errors import DataError
 
 _CLOSE_TIMEOUT_S = 5.0
@@ -47,7 +47,8 @@ class Loader:
     ) -> None:
         self._dataset = dataset
         self._share = share
-        self._order = SampleOrder(dataset.num_training_samples, seed, shuffle)
+        self._seed, self._shuffle = seed, shuffle
+        self._order = dataset.order(seed, shuffle, share.global_batch_size)
         self._pin_memory = pin_memory
         self._is_closed = False
         self._ahead: tuple[int, Future[list[Microbatch]]] | None = None
@@ -63,10 +64,14 @@ class Loader:
         """Return everything that determines the sample order, as JSON, for `resume.check_resumable`."""
         return {
             "data": self._dataset.fingerprint,
-            "seed": self._order.seed,
-            "shuffle": self._order.shuffle,
+            "seed": self._seed,
+            "shuffle": self._shuffle,
             "global_batch_size": self._share.global_batch_size,
         }
+
+    def use(self, num_steps: int) -> Sequence[SourceUse]:
+        """Return what the first steps of the run read of each source of a mixture; none of another dataset."""
+        return self._order.use(num_steps * self._share.global_batch_size)
 
     def set_share(self, share: Share) -> None:
         """Take other slots of every global batch from the next request on."""

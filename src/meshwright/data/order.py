@@ -6,8 +6,9 @@ finite domains", 2002), so that no permutation is stored. `check_resumable` comp
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +42,10 @@ class SampleOrder:
             here = epochs == epoch
             samples[here] = permute(offsets[here], self.num_samples, _round_keys(self.seed, int(epoch)))
         return samples
+
+    def use(self, num_positions: int) -> Sequence[Never]:
+        """Return nothing: there are no sources to compare."""
+        return ()
 
 
 @dataclass(frozen=True)
@@ -136,6 +141,7 @@ _FIELDS = {
     "data.class": "data.source",
     "data.options": "data.options",
     "data.sample_hash": "the samples of data.source",
+    "data.stage_steps": "data.stage_steps",
     "seed": "train.seed",
     "shuffle": "data.shuffle",
     "global_batch_size": "train.global_batch_size",
@@ -146,19 +152,40 @@ Not the path of a corpus, which may be moved.
 """
 
 
+_FIELDS_OF_TABLE = {"name": "name", "weights": "weight or weights"}
+_KEYS_OF_TABLE = {"data.source": "source", "data.max_bytes": "max_bytes"}
+
+
 def check_resumable(saved: dict[str, Any], current: dict[str, Any]) -> None:
     """Raise DataError that lists the differences of two `Loader.position`s, if any."""
     old, new = _flat(saved), _flat(current)
-    changes = [
-        f"{key.removeprefix('data.')} was {old.get(key)} and is now {new.get(key)} (set by {origin})"
-        for key, origin in _FIELDS.items()
-        if old.get(key) != new.get(key)
-    ]
+    changes = [_change(key, old, new, origin) for key, origin in _FIELDS.items() if old.get(key) != new.get(key)]
+    changes += _changed_tables(*(one.get("data", {}).get("mixture", []) for one in (saved, current)))
     if changes:
         raise DataError(
             f"the checkpoint was trained on other samples: {'; '.join(changes)}. Resuming would repeat some samples "
             "and leave out others: put the old values back, or start a new run in another run.dir"
         )
+
+
+def _change(key: str, old: dict[str, Any], new: dict[str, Any], origin: str) -> str:
+    return f"{key.removeprefix('data.')} was {old.get(key)} and is now {new.get(key)} (set by {origin})"
+
+
+def _changed_tables(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[str]:
+    """Return the differences of the tables of a mixture."""
+    if len(old) != len(new):
+        names = (", ".join(table["name"] for table in tables) or "none" for tables in (old, new))
+        return ["the tables of data.mixture were {} and are now {}".format(*names)]
+    found = []
+    for number, (before, after) in enumerate(zip(old, new, strict=True), start=1):
+        origins = {**_FIELDS_OF_TABLE, **{key.removeprefix("data."): origin for key, origin in _FIELDS.items()}}
+        for key, origin in origins.items():
+            if before.get(key) != after.get(key):
+                for word, of_table in _KEYS_OF_TABLE.items():
+                    origin = origin.replace(word, of_table)
+                found.append(f"data.mixture, table {number} ({before['name']}): {_change(key, before, after, origin)}")
+    return found
 
 
 def _flat(position: dict[str, Any]) -> dict[str, Any]:

@@ -1,20 +1,10 @@
-"""Readers of text, JSONL and Parquet files as pieces of documents, in bounded memory."""
+"""Documents as pieces of text in bounded memory, and the reader of plain text."""
 
-import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, BinaryIO
-
-from meshwright.errors import DataError
-from meshwright.extras import import_extra
+from typing import BinaryIO
 
 _PIECE_BYTES = 4 * 2**20
-_PARQUET_ROWS = 1024
-
-JSONL_SUFFIXES = frozenset({".jsonl", ".ndjson"})
-PARQUET_SUFFIXES = frozenset({".parquet"})
 
 
 @dataclass(frozen=True)
@@ -30,29 +20,11 @@ class Piece:
         return self.utf8.decode()
 
 
-def read_file(path: Path, text_key: str) -> Iterator[Piece]:
-    """Yield the pieces of one file, by its suffix; raises DataError with the file and the location.
+@dataclass(frozen=True)
+class Broken:
+    """A document that cannot be read, with what was read of it before; the message names file and place."""
 
-    A document is a text file, a JSONL line or a Parquet row; empty documents are skipped.
-    """
-    suffix = path.suffix.lower()
-    if suffix in PARQUET_SUFFIXES:
-        yield from _parquet(path, text_key)
-        return
-    with reading(path), path.open("rb") as file:
-        yield from _jsonl(path, file, text_key) if suffix in JSONL_SUFFIXES else _text(path, file)
-
-
-@contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Raise DataError in place of an OSError of reading `path`."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise DataError(f"{path} does not exist: set data.source to a file or folder that does") from error
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise DataError(f"{path} cannot be read ({reason}): change its permissions, or data.source") from error
+    message: str
 
 
 def utf8_cut(utf8: bytes, end: int) -> int:
@@ -64,11 +36,14 @@ def utf8_cut(utf8: bytes, end: int) -> int:
     return end
 
 
-def _text(path: Path, file: BinaryIO) -> Iterator[Piece]:
+def read_text(name: str, stream: BinaryIO) -> Iterator[Piece | Broken]:
+    """Yield a text as one document, which may be empty; `name` is for messages."""
     rest, offset = b"", 0
-    chunk = file.read(_PIECE_BYTES)
+    chunk = stream.read(_PIECE_BYTES)
+    if not chunk:
+        yield Piece(b"", ends_document=True)
     while chunk:
-        following = file.read(_PIECE_BYTES)
+        following = stream.read(_PIECE_BYTES)
         rest += chunk
         # Pieces are tokenized separately, so a long document is split after a line if possible.
         end = len(rest) if not following else rest.rfind(b"\n") + 1 or _last_character(rest)
@@ -76,10 +51,11 @@ def _text(path: Path, file: BinaryIO) -> Iterator[Piece]:
         try:
             piece.decode()
         except UnicodeDecodeError as error:
-            raise DataError(
-                f"{path} is no UTF-8 text: byte {offset + error.start} ({piece[error.start : error.start + 1]!r}) "
+            yield Broken(
+                f"{name} is no UTF-8 text: byte {offset + error.start} ({piece[error.start : error.start + 1]!r}) "
                 "starts no character: convert the file to UTF-8, or leave it out of data.source"
-            ) from error
+            )
+            return
         yield Piece(piece, ends_document=not following)
         offset += end
         chunk = following
@@ -91,80 +67,3 @@ def _last_character(utf8: bytes) -> int:
     while start > 0 and utf8[start] & 0xC0 == 0x80:
         start -= 1
     return start or len(utf8)
-
-
-def _jsonl(path: Path, file: BinaryIO, text_key: str) -> Iterator[Piece]:
-    holds = f'its text under data.text_key, such as {{"{text_key}": "..."}}'
-    for where, record in json_objects(path, file, holds):
-        if text_key not in record:
-            raise DataError(_missing_key(where, text_key, list(record)))
-        yield from _document(record[text_key], where, text_key)
-
-
-def json_objects(path: Path, file: BinaryIO, holds: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the place and the object of each line of a JSONL file; raises DataError that says what each `holds`."""
-    for number, line in enumerate(file, start=1):
-        if not line.strip():
-            continue
-        where = f"{path}:{number}"
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise DataError(
-                f"{where} is no JSON ({error}): each line of a JSONL file is one JSON object; "
-                "fix or remove the line, or change data.source"
-            ) from error
-        if not isinstance(record, dict):
-            raise DataError(
-                f"{where} is a JSON {type(record).__name__}, not an object: each line of a JSONL file is one object "
-                f"with {holds}"
-            )
-        yield where, record
-
-
-def _parquet(path: Path, text_key: str) -> Iterator[Piece]:
-    for where, record in parquet_rows(path, [text_key], needed=text_key):
-        yield from _document(record[text_key], where, text_key)
-
-
-def parquet_rows(path: Path, columns: Sequence[str], needed: str | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the place and those of `columns` that there are of each row; raises DataError without one that is `needed`.
-
-    Where there is none of them, all columns are read.
-    """
-    parquet = import_extra("pyarrow.parquet", f"reading {path}")
-    arrow = import_extra("pyarrow", f"reading {path}")
-    try:
-        with reading(path), parquet.ParquetFile(path) as file:
-            present, row = file.schema_arrow.names, 0
-            if needed is not None and needed not in present:
-                raise DataError(_missing_key(f"{path}", needed, present))
-            chosen = [column for column in columns if column in present] or present
-            for batch in file.iter_batches(batch_size=_PARQUET_ROWS, columns=chosen):
-                for record in batch.to_pylist():
-                    row += 1
-                    yield f"{path}, row {row}", record
-    except arrow.ArrowInvalid as error:
-        raise DataError(f"{path} is no Parquet file ({error}): rename or replace it, or change data.source") from error
-
-
-def _document(text: Any, where: str, text_key: str) -> Iterator[Piece]:
-    if not isinstance(text, str):
-        raise DataError(
-            f"{where}: field {text_key!r} is {json.dumps(text, default=str)[:80]}, not text: "
-            "remove the record, or set data.text_key to a field of text"
-        )
-    try:
-        utf8 = text.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"{where}: field {text_key!r} holds half of a surrogate pair ({text[error.start]!a}), "
-            "which UTF-8 cannot express: fix or remove the record"
-        ) from error
-    if utf8:
-        yield Piece(utf8, ends_document=True)
-
-
-def _missing_key(where: str, text_key: str, present: list[str]) -> str:
-    keys = ", ".join(repr(key) for key in present) or "none"
-    return f"{where} has no field {text_key!r} (its fields: {keys}): set data.text_key to the one that holds the text"

@@ -150,8 +150,7 @@ class JsonTokenizer:
         self.vocab_size = max(vocab.values(), default=-1) + 1
         self.end_of_text_token = _end_of_text(path, vocab)
         self.end_of_text = vocab[self.end_of_text_token]
-        digest = hashlib.blake2b(self._json.encode(), digest_size=16).hexdigest()
-        self.identity = f"tokenizer.json {digest}"
+        self.identity = _identity(self._json)
         self.version = str(library.__version__)
 
     def encode(self, text: str) -> Tokens:
@@ -187,10 +186,24 @@ def load_tokenizer(source: str) -> Tokenizer:
 
     Raises DataError about the file, UnsupportedError without the tokenizers library.
     """
-    if source == BYTES:
-        return ByteTokenizer()
+    return ByteTokenizer() if source == BYTES else JsonTokenizer(_file(source))
+
+
+def identity_of(source: str) -> str:
+    """Return the identity of the tokenizer that data.tokenizer names, without the tokenizers library.
+
+    Raises DataError about the file.
+    """
+    return ByteTokenizer.identity if source == BYTES else _identity(_read(_file(source)))
+
+
+def _file(source: str) -> Path:
     path = local_path(source)
-    return JsonTokenizer(path / "tokenizer.json" if path.is_dir() else path)
+    return path / "tokenizer.json" if path.is_dir() else path
+
+
+def _identity(tokenizer_json: str) -> str:
+    return f"tokenizer.json {hashlib.blake2b(tokenizer_json.encode(), digest_size=16).hexdigest()}"
 
 
 def _read(path: Path) -> str:

@@ -104,13 +104,13 @@ def sample_hash(data: UserData, source: str) -> str:
 def _pair_digest(pair: tuple[Any, Any]) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
     for value in pair:
-        array = _array(value)
+        array = as_array(value)
         digest.update(f"{array.dtype.str} {array.shape} ".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.digest()
 
 
-def _array(value: Any) -> npt.NDArray[Any]:
+def as_array(value: Any) -> npt.NDArray[Any]:
     """Return numbers, arrays and tensors as an array, without importing torch."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from meshwright.data.formats.stored_tokens import TokenStream
 from meshwright.data.order import Indices
 from meshwright.data.token_file import Tokens
 from meshwright.errors import DataError
@@ -17,28 +18,29 @@ IGNORED = -100
 """Target that the next-token loss ignores, as in torch."""
 TARGET_BIT = np.uint32(1 << 31)
 """Bit of a token of a conversation that is a target."""
+_TOKENS_AT_ONCE = 2**24
 
 
 @dataclass(frozen=True)
 class WholeDocuments:
     """Ranges of one token stream."""
 
-    tokens: Tokens
+    tokens: TokenStream
     starts: Indices
     ends: Indices
     has_targets_marked: bool
     """Whether targets have TARGET_BIT; else all tokens are targets."""
 
     @classmethod
-    def of_text(cls, tokens: Tokens, end_of_text: int) -> "WholeDocuments":
+    def of_text(cls, tokens: TokenStream, end_of_text: int) -> "WholeDocuments":
         """Return the documents that end with `end_of_text`, which is of each."""
-        ends = np.flatnonzero(tokens == end_of_text) + 1
+        ends = _places_of(tokens, end_of_text) + 1
         return cls(tokens, np.concatenate(([0], ends[:-1])), ends, has_targets_marked=False)
 
     @classmethod
-    def of_conversations(cls, tokens: Tokens, separator: int) -> "WholeDocuments":
+    def of_conversations(cls, tokens: TokenStream, separator: int) -> "WholeDocuments":
         """Return the conversations that `separator` follows, which is of none."""
-        ends = np.flatnonzero(tokens == separator)
+        ends = _places_of(tokens, separator)
         return cls(tokens, np.concatenate(([0], ends[:-1] + 1)), ends, has_targets_marked=True)
 
     @property
@@ -58,11 +60,18 @@ class WholeDocuments:
         """Return which documents have a target among so many of their tokens after the first."""
         if not self.has_targets_marked:
             return num_inputs > 0
-        is_target = np.concatenate((self.tokens & TARGET_BIT != 0, [False]))
+        is_target = np.concatenate((self.tokens[:] & TARGET_BIT != 0, [False]))
         # From the second token up to the last of the chosen: every other sum is of what is in between.
         bounds = np.stack((self.starts + 1, self.starts + 1 + num_inputs), axis=1).ravel()
         sums = np.add.reduceat(is_target, np.minimum(bounds, len(is_target) - 1), dtype=np.int64)[::2]
         return (sums > 0) & (num_inputs > 0)
+
+
+def _places_of(tokens: TokenStream, token: int) -> Indices:
+    """Return where a token is, ascending."""
+    starts = range(0, len(tokens), _TOKENS_AT_ONCE)
+    found = [start + np.flatnonzero(tokens[start : start + _TOKENS_AT_ONCE] == token) for start in starts]
+    return np.concatenate([np.empty(0, np.int64), *found])
 
 
 @dataclass(frozen=True)

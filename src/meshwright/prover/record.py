@@ -14,9 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from meshwright.data.dataset import Dataset, Sample, TokenDataset, build_dataset
+from meshwright.data.dataset import build_dataset
 from meshwright.data.loader import Loader
+from meshwright.data.numbered_samples import Dataset, Sample
 from meshwright.data.order import Share
+from meshwright.data.token_dataset import TokenDataset
 from meshwright.parallelism.context.context_parallel import sequence_indices
 from meshwright.parallelism.expert.expert_parallel import TokenExchange
 from meshwright.parallelism.torch_private.torch_compat import (

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from full_disk import no_file_larger_than
-from meshwright.data import cache, readers
+from meshwright.data import encode, readers
 from meshwright.data.cache import cached_tokens
 from meshwright.data.tokenizer import ByteTokenizer, Tokenizer
 from meshwright.errors import DataError
@@ -97,7 +97,7 @@ def test_pieces_and_batches_leave_no_trace(tmp_path: Path, monkeypatch: pytest.M
     section = make_corpus(tmp_path, "line one\nline two\n" * 20, "short", "é" * 100)
     whole = tokens_of(section)
     monkeypatch.setattr(readers, "_PIECE_BYTES", 16)
-    monkeypatch.setattr(cache, "_BATCH_BYTES", 50)
+    monkeypatch.setattr(encode, "_BATCH_BYTES", 50)
     assert tokens_of(section.replace(cache_dir=str(tmp_path / "other"))) == whole
 
 

@@ -38,7 +38,7 @@ def encoder_of(section: DataSection) -> ConversationEncoder:
 
 def learned(section: DataSection, record: dict[str, Any]) -> str:
     """Return the text of the targets of a record."""
-    (ids,) = encoder_of(section).encode([as_conversation(record, "here", section)])
+    (ids,) = encoder_of(section).encode([as_conversation(record, "here", "messages")])
     targets = [int(token & ~TARGET_BIT) for token in ids if token & TARGET_BIT]
     tokenizer = load_tokenizer(section.tokenizer)
     end = tokenizer.end_of_text
@@ -127,7 +127,7 @@ def test_prompts_and_completions() -> None:
 
 def test_nulls_of_other_parquet_rows_are_no_fields() -> None:
     record = {"messages": [{**one, "tool_calls": None} for one in turns("a", "b")], "prompt": None}
-    assert as_conversation(record, "here", DataSection()) == {"messages": turns("a", "b"), "num_given": 0}
+    assert as_conversation(record, "here", "messages") == {"messages": turns("a", "b"), "num_given": 0}
 
 
 def test_a_template_is_data_and_runs_no_code(tmp_path: Path) -> None:
@@ -151,4 +151,4 @@ def test_a_template_is_data_and_runs_no_code(tmp_path: Path) -> None:
 )
 def test_what_is_no_conversation_is_named(record: dict[str, Any], expected: str) -> None:
     with pytest.raises(DataError, match=expected):
-        as_conversation(record, "line", DataSection())
+        as_conversation(record, "line", "messages")

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.data.dataset import Dataset, build_dataset, num_validation, num_windows, token_shortage
+from meshwright.data.dataset import build_dataset
+from meshwright.data.numbered_samples import Dataset, num_validation
+from meshwright.data.token_dataset import num_windows, token_shortage
 from meshwright.errors import ConfigError, DataError, DataUnavailable, ExitCode
 from meshwright.spec.job.sections import DataSection
 

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.data.dataset import Dataset, Sample
 from meshwright.data.loader import Loader, Microbatch, stack
+from meshwright.data.numbered_samples import Dataset, Sample
 from meshwright.data.order import Share
 from meshwright.errors import DataError
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.data import readers
-from meshwright.data.cache import measure
+from meshwright.data.content import measure
 from meshwright.data.readers import Piece
 from meshwright.data.sources import first_bytes, list_files, pieces
 from meshwright.errors import DataError, UnsupportedError

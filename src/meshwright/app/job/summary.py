@@ -14,6 +14,7 @@ from meshwright.hardware.choice import cluster_of_section, named_cluster
 from meshwright.hardware.machine import free_disk_bytes, nearest_existing
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.rules.memory_rules import idle_group_keys
+from meshwright.spec.job.rules.mixture_rules import stage_weights
 from meshwright.spec.job.user_object import is_object_source
 from meshwright.spec.layout.layout import AXES, Layout
 from meshwright.spec.layout.layout_text import checkpoint_words
@@ -47,10 +48,8 @@ def summary(resolved: ResolvedJob, num_ranks: int | None) -> Iterator[tuple[str,
     if layout is not None and layout.pp > 1:
         yield "stages", _stages_line(job, layout)
     own = is_object_source(job.data.source)
-    yield (
-        "data",
-        f"{job.data.source}, samples of its own" if own else f"{job.data.source}, tokenizer {job.data.tokenizer}",
-    )
+    source = _mixture_words(job) if job.data.mixture else job.data.source
+    yield "data", f"{source}, samples of its own" if own else f"{source}, tokenizer {job.data.tokenizer}"
     yield "run", _run_line(resolved)
     yield from _notes(resolved, layout)
 
@@ -74,6 +73,14 @@ def concrete_layout(job: Job, num_ranks: int | None) -> Layout | None:
     if job.layout.search or (num_ranks is None and job.layout.rest_axis is not None):
         return None
     return job.layout.resolve(num_ranks or job.layout.num_ranks)
+
+
+def _mixture_words(job: Job) -> str:
+    """Return the sources of a mixture with their shares in each stage."""
+    stages = [[100 * weight / sum(weights) for weight in weights] for weights in stage_weights(job.data)]
+    of_sources = zip(job.data.mixture, zip(*stages, strict=True), strict=True)
+    words = (f"{table.label} {', then '.join(f'{share:.3g}' for share in shares)} %" for table, shares in of_sources)
+    return f"mixture of {'; '.join(words)}"
 
 
 def _model_line(job: Job) -> str:

@@ -52,7 +52,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, name: str, special_tokens: dict[str, str]) -> None:
         """`name` says in messages where the template is from. Raises DataError where it is not valid Jinja."""
-        self.source, self.name, self._special_tokens = source, name, special_tokens
+        self.source, self.name, self.special_tokens = source, name, special_tokens
         parts = json.dumps([source, sorted(special_tokens.items())])
         self.identity = hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
         """Equal for templates that render equal texts."""
@@ -80,7 +80,7 @@ class ChatTemplate:
         """Return the messages as text; raises DataError with the template's own words where it refuses them."""
         given = {"messages": list(messages), "tools": tools, "add_generation_prompt": add_generation_prompt}
         try:
-            return _unmarked(self._template.render(**self._special_tokens, **given))
+            return _unmarked(self._template.render(**self.special_tokens, **given))
         except (self._error, _Refused, TypeError, ValueError, LookupError, AttributeError) as error:
             raise DataError(f"the chat template {self.name} does not take these messages: {error}") from error
 

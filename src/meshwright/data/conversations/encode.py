@@ -34,7 +34,10 @@ class ConversationEncoder:
     end_of_text = END_OF_CONVERSATION
 
     def __init__(self, section: DataSection, tokenizer: Tokenizer, template: ChatTemplate) -> None:
-        self._tokenizer, self._template, self._train_on = tokenizer, template, section.train_on
+        self.template = template
+        self.learned = {"chat_template": template.identity, "train_on": section.train_on}
+        """What ids and targets follow from besides the tokenizer, by the keys of a job that set it."""
+        self._tokenizer, self._train_on = tokenizer, section.train_on
         self.identity = f"{tokenizer.identity}, template {template.identity}, trains on {section.train_on}"
         self.version = f"{_VERSION} {tokenizer.version}"
 
@@ -51,6 +54,10 @@ class ConversationEncoder:
             for (ids, starts, ends), (text, spans) in zip(encoded, rendered, strict=True)
         ]
 
+    def require_rendered(self, conversation: Conversation) -> None:
+        """Raise DataError for a conversation that the template refuses, or of which no one knows what is learned."""
+        self._with_spans(conversation)
+
     def _with_spans(self, conversation: Conversation) -> tuple[str, list[Span]]:
         """Return the text of a conversation and the characters that are learned."""
         if MESSAGES not in conversation:
@@ -58,7 +65,7 @@ class ConversationEncoder:
             text = f"{prompt}{conversation[COMPLETION]}{self._tokenizer.end_of_text_token}"
             return text, [(0 if self._train_on == "all" else len(prompt), len(text))]
         messages, tools = conversation[MESSAGES], conversation.get(TOOLS)
-        text, generated = self._template.render(messages, tools)
+        text, generated = self.template.render(messages, tools)
         if self._train_on == "all":
             return text, [(0, len(text))]
         turns = [turn for turn, one in enumerate(messages) if one["role"] == "assistant"]
@@ -66,7 +73,7 @@ class ConversationEncoder:
         turns = [turn for turn in turns if turn >= conversation[GIVEN]]
         if not turns:
             return text, []
-        if self._template.marks_generation:
+        if self.template.marks_generation:
             before = messages[: turns[0]]
             has_earlier = any(one["role"] == "assistant" for one in before)
             start = len(self._prefix(text, before, tools)) if has_earlier else 0
@@ -85,10 +92,10 @@ class ConversationEncoder:
         self, text: str, messages: Sequence[dict[str, Any]], tools: Any, *, add_generation_prompt: bool = False
     ) -> str:
         """Return the first messages as text; raises DataError unless the whole conversation begins with it."""
-        found = self._template.render(messages, tools, add_generation_prompt=add_generation_prompt).text
+        found = self.template.render(messages, tools, add_generation_prompt=add_generation_prompt).text
         if not text.startswith(found):
             raise DataError(
-                f"the chat template {self._template.name} renders the first {len(messages)} messages of a conversation "
+                f"the chat template {self.template.name} renders the first {len(messages)} messages of a conversation "
                 "differently alone than followed by others, so that which tokens are the assistant's is unknown: put "
                 "{% generation %} around what it writes in a copy of the template (data.chat_template), or set "
                 "data.train_on to last or all"

@@ -1,16 +1,14 @@
-"""Conversations of JSONL and Parquet files, as validated records.
+"""Conversations in records, validated.
 
 A record holds a list of messages under data.messages_key, or a prompt and its completion: two texts, which no template
 changes, or two lists of messages, of which only the completion's are learned.
 """
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from meshwright.data.readers import JSONL_SUFFIXES, PARQUET_SUFFIXES, Piece, json_objects, parquet_rows, reading
-from meshwright.data.sources import STDLIB, list_files
+from meshwright.data.readers import Broken, Piece
 from meshwright.errors import DataError
 from meshwright.spec.job.sections import DataSection
 
@@ -23,39 +21,38 @@ MARKS = "\ufdd0\ufdd1"
 Conversation = dict[str, Any]
 
 
-def conversation_files(section: DataSection) -> list[Path]:
-    """Return the files of data.source that hold records; raises DataError if there are none."""
-    files = [] if section.source == STDLIB else list_files(section)
-    found = [file for file in files if file.suffix.lower() in JSONL_SUFFIXES | PARQUET_SUFFIXES]
-    if not found:
-        raise DataError(
-            f'data.source = {section.source!r} holds no conversations, which train.task = "sft" learns from: set it to '
-            "a JSONL or Parquet file, or a folder of them, whose records hold "
-            f'{{"{section.messages_key}": [{{"role": "user", "content": "..."}}, ...]}}, or a prompt and a completion'
+class ConversationForm:
+    """A record as a document: the JSON of its conversation."""
+
+    member_suffix: str | None = None
+    takes_text = False
+
+    def __init__(self, section: DataSection, check: Callable[[Conversation], object]) -> None:
+        """`check` raises DataError for a conversation that cannot be learned, as one that the chat template refuses."""
+        self._key, self._check = section.messages_key, check
+        self.columns: Sequence[str] = (section.messages_key, PROMPT, COMPLETION, TOOLS)
+        self.what = (
+            f'a conversation, such as {{"{self._key}": [{{"role": "user", "content": "..."}}, ...]}}, or a prompt and '
+            'a completion, which train.task = "sft" learns from'
         )
-    return found
 
+    def missing(self, present: Sequence[str], where: str) -> Broken | None:
+        """Return that neither a conversation nor a prompt and a completion is among these fields."""
+        if self._key in present or {PROMPT, COMPLETION} <= {*present}:
+            return None
+        return Broken(_no_conversation(where, self._key, present))
 
-def records_of(path: Path, section: DataSection) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the place and the fields of each record of a file; raises DataError if it cannot be read."""
-    if path.suffix.lower() in PARQUET_SUFFIXES:
-        yield from parquet_rows(path, [section.messages_key, PROMPT, COMPLETION, TOOLS])
-    else:
-        with reading(path), path.open("rb") as file:
-            holds = f'a conversation, such as {{"{section.messages_key}": [{{"role": "user", "content": "..."}}]}}'
-            yield from json_objects(path, file, holds)
-
-
-def conversation_pieces(section: DataSection) -> Iterator[Piece]:
-    """Yield each conversation as a document: its JSON. Whole ones only, up to data.max_bytes; raises DataError."""
-    left = section.max_bytes
-    for path in conversation_files(section):
-        for where, record in records_of(path, section):
-            piece = as_piece(as_conversation(record, where, section))
-            left -= len(piece.utf8)
-            if left < 0:
-                return
-            yield piece
+    def document(self, record: Mapping[str, Any], where: str) -> Piece | Broken:
+        """Return the conversation in a record."""
+        try:
+            conversation = as_conversation(record, where, self._key)
+        except DataError as error:
+            return Broken(str(error))
+        try:
+            self._check(conversation)
+        except DataError as error:
+            return Broken(f"{where}: {error}")
+        return as_piece(conversation)
 
 
 def as_piece(conversation: Conversation) -> Piece:
@@ -63,10 +60,9 @@ def as_piece(conversation: Conversation) -> Piece:
     return Piece(json.dumps(conversation, ensure_ascii=False, sort_keys=True).encode(), ends_document=True)
 
 
-def as_conversation(record: dict[str, Any], where: str, section: DataSection) -> Conversation:
+def as_conversation(record: Mapping[str, Any], where: str, key: str) -> Conversation:
     """Return what is learned of a record; raises DataError where that is no conversation."""
-    fields = _without_null(record)
-    key = section.messages_key
+    fields = _without_null(dict(record))
     if key in fields:
         return _checked({MESSAGES: fields[key], GIVEN: 0, **_tools(fields)}, where, key)
     prompt, completion = fields.get(PROMPT), fields.get(COMPLETION)
@@ -75,10 +71,14 @@ def as_conversation(record: dict[str, Any], where: str, section: DataSection) ->
     if isinstance(prompt, list) and isinstance(completion, list):
         given = {MESSAGES: [*prompt, *completion], GIVEN: len(prompt), **_tools(fields)}
         return _checked(given, where, f"{PROMPT} or {COMPLETION}")
-    present = ", ".join(map(repr, record)) or "none"
-    raise DataError(
+    raise DataError(_no_conversation(where, key, [*record]))
+
+
+def _no_conversation(where: str, key: str, present: Sequence[str]) -> str:
+    fields = ", ".join(map(repr, present)) or "none"
+    return (
         f"{where} has no field {key!r}, nor a prompt and a completion that are both texts or both lists of messages "
-        f"(its fields: {present}): set data.messages_key to the field that holds the conversation"
+        f"(its fields: {fields}): set data.messages_key to the field that holds the conversation"
     )
 
 

@@ -14,6 +14,7 @@ from meshwright.spec.job.replicas_section import ReplicasSection, replicas_probl
 from meshwright.spec.job.rules.adapter_rules import adapter_problems
 from meshwright.spec.job.rules.data_rules import data_rule_problems
 from meshwright.spec.job.rules.exact_rules import exact_problems
+from meshwright.spec.job.rules.mixture_rules import mixture_problems
 from meshwright.spec.job.rules.optimizer_rules import optimizer_problems
 from meshwright.spec.job.rules.run_rules import budget_problems, checkpoint_problems, hang_problems, step_problems
 from meshwright.spec.job.rules.size_rules import divisors
@@ -144,6 +145,7 @@ class Job(Frozen):
             own = [
                 *job.batch_problems(),
                 *step_problems(job),
+                *mixture_problems(job.data),
                 *data_rule_problems(job),
                 *optimizer_problems(job.optimizer, job.precision),
                 *guards_problems(job.guards, job.optimizer, job.checkpoint),

@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from meshwright.spec.frozen import Frozen
+from meshwright.spec.job.mixture_source import MixtureSource
 from meshwright.spec.run.retention import RetentionRule
 from meshwright.spec.step.workload import FLOAT8_PRECISIONS, Precision
 
@@ -68,11 +69,11 @@ class DataSection(Frozen):
     """What it is trained on."""
 
     source: str = "stdlib"
-    """stdlib (Python's own library), a text, JSONL or Parquet file, a folder of them, or my_module:MyData."""
+    """stdlib (Python's library), a file or folder of text, records or tokens, a URL, or my_module:MyData."""
     options: Options = Field(default_factory=dict)
     """Keyword arguments for my_module:MyData."""
     text_key: str = "text"
-    """The field of a JSONL record or Parquet row that holds the text."""
+    """The field of a record or row that holds the text; of a .tar also the extension of such members: ".txt"."""
     messages_key: str = "messages"
     """The field of a record that holds a conversation: a list of { role, content }; else prompt and completion."""
     chat_template: str | None = Field(None, examples=["chatml.jinja"])
@@ -82,7 +83,15 @@ class DataSection(Frozen):
     tokenizer: str = "bytes"
     """bytes (one token a byte), the path of a tokenizer.json, or a hub id."""
     max_bytes: PositiveInt = 16_000_000
-    """Bytes of text to read at most; the rest of the source is left out."""
+    """Bytes of text, or of stored tokens, to read at most; the rest of the source is left out."""
+    mixture: tuple[MixtureSource, ...] = Field((), strict=False)
+    """Tables { source, weight, name, weights, text_key, messages_key, max_bytes }, in exact shares; excludes source."""
+    stage_steps: tuple[PositiveInt, ...] = Field((), strict=False)
+    """Steps after which the next one of each table's weights counts."""
+    deduplicate: bool = False
+    """Whether documents equal to an earlier one, of this source or of one before it in the mixture, are left out."""
+    on_bad_document: Literal["stop", "skip"] = "stop"
+    """Whether a document that cannot be read ends the run or is left out and counted."""
     validation_fraction: float = Field(0.02, ge=0, lt=1)
     """Share of the samples, the last ones, kept out of training for validation."""
     packing: Literal["split", "whole", "none"] = "split"
@@ -109,7 +118,7 @@ Task = Literal["pretrain", "sft"]
 
 
 class TrainSection(Frozen):
-    """What is learned, how long, on how much, and from which seed."""
+    """How long, on how much, and from which seed."""
 
     task: Task = "pretrain"
     """What is learned: the next token of all text (pretrain), or of the assistant's messages in conversations (sft)."""

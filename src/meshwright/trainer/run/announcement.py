@@ -33,8 +33,10 @@ def announce(training: Training, step: int, peak_name: str | None) -> None:
         "" if replicas is None or replicas.num_members == 1 else ", shared by all",
         step,
     )
-    if training.dataset.note is not None:
-        logger.info("%s", training.dataset.note)
+    for note in training.dataset.notes:
+        logger.info("%s", note)
+    for line in training.dataset.left_out:
+        logger.warning("%s", line)
     if (float8 := training.model.float8) is not None:
         logger.log(logging.WARNING if float8.is_fallback else logging.INFO, "%s", float8.text)
     if training.job.train.exact_elastic:
@@ -45,6 +47,8 @@ def announce(training: Training, step: int, peak_name: str | None) -> None:
     if training.model.pools is not None:
         for note in training.model.pools.notes():
             logger.info("%s", note)
+    for line in training.dataset.left_out:
+        logger.warning("%s", line)
     if layout.activation_offload and ranks.device.type == "cpu":
         logger.warning("layout.activation_offload saves nothing on a CPU: activations are copied within its own memory")
     if layout.cuda_graphs and ranks.device.type == "cpu":

@@ -36,6 +36,7 @@ from meshwright.trainer.run.recording import Recording
 from meshwright.trainer.run.replica_training import agree, begin, join_others, watched_section
 from meshwright.trainer.run.run_checkpoints import RunCheckpoints
 from meshwright.trainer.run.run_recorder import RunRecorder, StepMetrics
+from meshwright.trainer.run.source_use import source_columns, source_lines
 from meshwright.trainer.step.training import Training
 
 
@@ -147,6 +148,9 @@ def finish(
         recording.save_before_kill(checkpoints, last.step, last.validation_loss, deadline_s)
     code = exit_code(job, last.step, last.asked)
     if recording.recorder is not None:
+        guard = training.step.guard
+        for line in source_lines(training, last.step + (guard.left_out_steps if guard else 0)):
+            logger.info("%s", line)
         recording.recorder.finish(last.step, code, parameter_hash=digest)
     return code
 
@@ -177,7 +181,8 @@ def take_step(
     with record_function(f"{STEP_MARK}{step}"):
         with record_function(DATA_MARK):
             # Data positions count from 0, steps from 1.
-            microbatches = read_batch(training, step, step - 1 + (guard.left_out_steps if guard else 0))
+            position = step - 1 + (guard.left_out_steps if guard else 0)
+            microbatches = read_batch(training, step, position)
         data_wait_s = time.perf_counter() - started_s
         if ledger is not None and training.step.replicas is not None:
             # Once the others have its part, the step may count whatever becomes of this rank.
@@ -208,6 +213,7 @@ def take_step(
             summed_bytes=None if training.replicas is None else training.summed_bytes - summed_bytes,
             decision=result.decision,
             experts=result.experts,
+            sources=source_columns(training, position + 1),
         )
     )
     return result.decision

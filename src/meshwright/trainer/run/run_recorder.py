@@ -54,16 +54,18 @@ class StepMetrics:
     a step that was taken."""
     experts: dict[str, float] = field(default_factory=dict)
     """Further columns of the row, from ExpertLoad; empty without experts."""
+    sources: dict[str, float] = field(default_factory=dict)
+    """Further columns of the row: what the run has read of each source of a mixture up to and with the step."""
 
     def row(self) -> dict[str, Any]:
         """Return the row as plain values; None for an unknown MFU and for data without tokens."""
         row = asdict(self)
-        experts = row.pop("experts")
+        experts, sources = row.pop("experts"), row.pop("sources")
         if self.summed_bytes is None:
             del row["summed_bytes"]
         if self.decision == "take":
             del row["decision"]
-        return {**row, **experts}
+        return {**row, **experts, **sources}
 
     def line(self, num_steps: int, left_s: float) -> str:
         """Return the log line, in at most 100 columns: what does not fit is left out, the estimated time first.

@@ -18,8 +18,9 @@ from meshwright.checkpoint.checkpoint import (
 from meshwright.checkpoint.peers import GroupPeers
 from meshwright.checkpoint.saved_model import MODEL_FIELDS
 from meshwright.checkpoint.shards import flatten
-from meshwright.data.dataset import Dataset, build_dataset
+from meshwright.data.dataset import build_dataset
 from meshwright.data.loader import Loader
+from meshwright.data.numbered_samples import Dataset
 from meshwright.data.order import Share, check_resumable
 from meshwright.errors import (
     CheckpointError,

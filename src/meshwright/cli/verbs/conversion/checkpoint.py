@@ -1,35 +1,19 @@
 """`meshwright checkpoint ...`: list, verify, inspect, compare, clean up and rewrite checkpoints."""
 
 import sys
-from difflib import get_close_matches
 from pathlib import Path
 
 import click
 
 from meshwright.cli.result_command import print_result, result_command
+from meshwright.cli.subcommands import Subcommands
 from meshwright.errors import ExitCode
 
 _FOLDER = click.Path(path_type=Path)
 _step = click.option("--step", type=click.IntRange(min=0), help="Step of the checkpoint; default: the newest.")
 
 
-class _Verbs(click.Group):
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that the arguments name; raises UsageError that says which command was meant."""
-        if args[0] not in self.commands and not args[0].startswith("-"):
-            close = get_close_matches(args[0], self.commands, n=1)
-            advice = f"did you mean {close[0]}?" if close else f"commands are {', '.join(self.commands)}"
-            raise click.UsageError(f"unknown command {args[0]!r}: {advice}", ctx)
-        return super().resolve_command(ctx, args)
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the commands in the order of this file."""
-        return list(self.commands)
-
-
-@click.group(cls=_Verbs, subcommand_metavar="COMMAND ...")
+@click.group(cls=Subcommands, subcommand_metavar="COMMAND ...")
 def command() -> None:
     """List, verify, compare, clean up or rewrite checkpoints."""
 

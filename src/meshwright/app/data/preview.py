@@ -1,0 +1,92 @@
+"""preview: the samples of a job as the text that a step learns from."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from meshwright.app.arguments import Count, JobSource, Positive, checked
+from meshwright.app.data.job_data import caches_of, dataset_of, order_of
+from meshwright.app.job.jobs import as_job
+from meshwright.app.progress import elapsed
+from meshwright.app.results.data_results import PreviewResult
+from meshwright.data.examine.document_places import document_numbers, document_places
+from meshwright.data.examine.sample_arrays import arrays_of, shapes_of
+from meshwright.data.examine.sample_text import IGNORED, segments_of
+from meshwright.data.numbered_samples import Dataset
+from meshwright.data.token_dataset import TokenDataset
+from meshwright.data.tokenizer import load_tokenizer
+from meshwright.errors import ConfigError
+from meshwright.spec.data_findings import SamplePreview
+from meshwright.spec.job.job import Job
+
+
+@checked
+def preview(
+    job: JobSource, *overrides: str, step: Count | None = None, sample: Count | None = None, count: Positive = 2
+) -> PreviewResult:
+    """Return `count` samples: the first ones that `step` (None: 0) reads, or those from number `sample` on."""
+    if step is not None and sample is not None:
+        raise ConfigError(f"--step {step} and --sample {sample} both say which samples: give one of the two")
+    found = as_job(job, overrides).job
+    with elapsed(f"reading {found.data.source}"):
+        dataset = dataset_of(found)
+        _require_samples(dataset, found, sample)
+        if sample is None:
+            indices = _indices_of_step(dataset, found, step or 0)[:count]
+        else:
+            indices = list(range(sample, min(sample + count, dataset.num_training_samples)))
+        samples = _previews(dataset, found, indices)
+    if sample is None:
+        samples = [one.replace(slot=slot) for slot, one in enumerate(samples)]
+    return PreviewResult(source=found.data.source, step=(step or 0) if sample is None else None, samples=samples)
+
+
+def _require_samples(dataset: Dataset, job: Job, sample: int | None) -> None:
+    num_samples = dataset.num_training_samples
+    if not num_samples:
+        raise ConfigError(
+            f"data.source = {job.data.source!r} has no numbered samples to show: read its iterable in a program"
+        )
+    if sample is not None and sample >= num_samples:
+        raise ConfigError(f"--sample {sample} must be less than the {num_samples} training samples: change it")
+
+
+def _indices_of_step(dataset: Dataset, job: Job, step: int) -> list[int]:
+    order = order_of(dataset, job)
+    first = step * job.global_batch_size
+    return [int(index) for index in order.samples_at(np.arange(first, first + job.global_batch_size))]
+
+
+def _previews(dataset: Dataset, job: Job, indices: Sequence[int]) -> list[SamplePreview]:
+    tokenizer = None if dataset.vocab_size is None else load_tokenizer(job.data.tokenizer)
+    found = []
+    for index, places in zip(indices, _places(dataset, job, indices), strict=True):
+        sample = dataset.sample(index)
+        targets = arrays_of(sample)[1]
+        num_ignored = int(np.count_nonzero(targets == IGNORED)) if dataset.may_ignore_targets else 0
+        found.append(
+            SamplePreview(
+                sample=index,
+                shapes=shapes_of(sample),
+                segments=[] if tokenizer is None else segments_of(sample, tokenizer),
+                num_targets=targets.size - num_ignored,
+                num_ignored=num_ignored,
+                places=places,
+            )
+        )
+    return found
+
+
+def _places(dataset: Dataset, job: Job, indices: Sequence[int]) -> list[list[str]]:
+    """Return where the documents of each sample are from; [] where that is not found at little cost.
+
+    It is of windows over the tokens of one source.
+    """
+    caches = caches_of(job) if type(dataset) is TokenDataset else []
+    if len(caches) != 1 or (tokens := caches[0].open()) is None:
+        return [[] for _ in indices]
+    seq_len, end_of_text = job.train.seq_len, caches[0].encoder.end_of_text
+    starts = [index * seq_len for index in indices]
+    numbers = [document_numbers(tokens, start, start + seq_len + 1, end_of_text) for start in starts]
+    places = document_places(job.data, max(of_sample[-1] for of_sample in numbers))
+    return [places[one.start : one.stop] if one.stop <= len(places) else [] for one in numbers]

@@ -1,0 +1,46 @@
+"""Encoding: how the documents of a job are read and become tokens, for its task."""
+
+from functools import cached_property
+
+from meshwright.data.conversations.chat_template import load_chat_template
+from meshwright.data.conversations.encode import ConversationEncoder
+from meshwright.data.conversations.records import ConversationForm
+from meshwright.data.encode import Encoder
+from meshwright.data.sources import SourceReader, pieces
+from meshwright.data.tokenizer import Tokenizer, load_tokenizer
+from meshwright.spec.job.sections import DataSection, Task
+
+
+class Encoding:
+    """The tokenizer of a job, and for conversations its chat template; each is loaded once, when it is needed.
+
+    What loads them raises DataError about their files.
+    """
+
+    def __init__(self, section: DataSection, task: Task) -> None:
+        self._section, self.task = section, task
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Return the tokenizer."""
+        return load_tokenizer(self._section.tokenizer)
+
+    @cached_property
+    def conversations(self) -> ConversationEncoder | None:
+        """Return what makes tokens of conversations; None for text."""
+        if self.task != "sft":
+            return None
+        return ConversationEncoder(self._section, self.tokenizer, load_chat_template(self._section, self.tokenizer))
+
+    @property
+    def encoder(self) -> Encoder:
+        """Return what makes tokens of documents."""
+        return self.conversations or self.tokenizer
+
+    @cached_property
+    def reader(self) -> SourceReader:
+        """Return what reads documents: of text, or conversations that the template takes."""
+        if self.conversations is None:
+            return pieces
+        check, name = self.conversations.require_rendered, f"conversations, {self.conversations.identity}"
+        return SourceReader(lambda section: ConversationForm(section, check), name)

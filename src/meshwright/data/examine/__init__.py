@@ -1,0 +1,1 @@
+"""What a corpus and its samples hold: for a reader, not for training."""

@@ -1,0 +1,47 @@
+"""document_places(): which documents of the source a run of tokens is of."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from meshwright.data.document_hashes import DocumentHashes
+from meshwright.data.formats.read_documents import holds_records
+from meshwright.data.kept_documents import LeftOut, kept_documents
+from meshwright.data.sources import SourceReader, pieces
+from meshwright.data.token_file import Tokens
+from meshwright.spec.job.sections import DataSection
+
+MAX_BYTES = 256 * 2**20
+"""Text that is read to find a document: beyond it, a place takes longer than it is worth."""
+_TOKENS_AT_ONCE = 2**24
+
+
+def document_numbers(tokens: Tokens, start: int, end: int, end_of_text: int) -> range:
+    """Return the numbers, from 0, of the documents that tokens [start, end) are of."""
+    before = 0
+    for chunk in range(0, start, _TOKENS_AT_ONCE):
+        before += int(np.count_nonzero(tokens[chunk : min(chunk + _TOKENS_AT_ONCE, start)] == end_of_text))
+    inside = int(np.count_nonzero(tokens[start : end - 1] == end_of_text))
+    return range(before, before + inside + 1)
+
+
+def document_places(section: DataSection, last: int, reader: SourceReader = pieces) -> list[str]:
+    """Return file, and in files of records the document in it, of documents 0 to `last`.
+
+    Shorter where that would take reading more than MAX_BYTES. Raises DataError where the source cannot be read.
+    """
+    return [place for place, _ in zip(_places(section, reader), range(last + 1), strict=False)]
+
+
+def _places(section: DataSection, reader: SourceReader) -> Iterator[str]:
+    left = min(section.max_bytes, MAX_BYTES)
+    is_new = DocumentHashes().add if section.deduplicate else None
+    for file in reader.files(section):
+        number, found = 0, reader.documents(file, section)
+        for piece in kept_documents(found, section.on_bad_document, LeftOut(), is_new):
+            left -= len(piece.utf8)
+            if piece.ends_document or left <= 0:
+                number += 1
+                yield f"{file}, document {number}" if holds_records(file) else str(file)
+            if left <= 0:
+                return

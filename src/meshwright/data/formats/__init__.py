@@ -1,0 +1,1 @@
+"""Formats of sources: documents as pieces of text, and stored tokens that are read in place."""

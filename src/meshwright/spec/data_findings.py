@@ -1,0 +1,150 @@
+"""What preparing and examining the data of a job finds: tokens made, sizes, samples as text, what is corrupt."""
+
+from meshwright.spec.frozen import Frozen
+
+
+class PreparedTokens(Frozen):
+    """The tokens of one source, or the share of one call in them."""
+
+    source: str
+    path: str
+    """The token file that training maps."""
+    num_bytes: int
+    """Text of the source, up to data.max_bytes."""
+    num_documents: int
+    num_parts: int
+    num_parts_made: int
+    """Parts that this call tokenised; the others were there."""
+    num_parts_missing: int
+    """Parts that other calls are still to make; 0 when training can start."""
+    num_tokens: int | None = None
+    """With end of text after each document; None while parts are missing."""
+    duration_s: float
+    folder: str | None = None
+    """The portable folder that was written."""
+
+
+class Preparation(Frozen):
+    """What `data prepare` made."""
+
+    sources: list[PreparedTokens]
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether training finds all tokens."""
+        return all(one.num_tokens is not None for one in self.sources)
+
+
+class LengthBin(Frozen):
+    """Documents of similar lengths."""
+
+    from_tokens: int
+    to_tokens: int
+    """Both ends are in the bin."""
+    num_documents: int
+    num_tokens: int
+
+
+class SourceStatistics(Frozen):
+    """Sizes of one source of text."""
+
+    source: str
+    num_bytes: int
+    num_documents: int
+    num_tokens: int
+    """With end of text after each document."""
+    bytes_per_token: float
+    lengths: list[LengthBin]
+    """Documents by their tokens, end of text included, in powers of two."""
+    num_longer: int
+    """Documents of more than train.seq_len tokens."""
+    tokenize_bytes_per_s: float | None = None
+    """Measured now on the first text of the source; None of prepared tokens."""
+
+
+class DataStatistics(Frozen):
+    """What a job's steps make of its data."""
+
+    source: str
+    sources: list[SourceStatistics]
+    """Empty where data.source is a class of the user's."""
+    seq_len: int
+    sample_shapes: list[str]
+    """Dtype and shape of the arrays of a sample."""
+    num_training_samples: int
+    num_validation_samples: int
+    samples_per_step: int
+    steps: int
+    epochs: float
+    """Times that the job's steps read each training sample."""
+    read_s_per_step: float
+    """Time to read the samples of a step in one process, measured on a few."""
+
+
+class TextSegment(Frozen):
+    """Tokens of a sample that follow each other, are of one document, and are all learned or all not."""
+
+    text: str
+    num_tokens: int
+    is_target: bool
+    """Whether the model learns to write them; the first token of a sample is never learned."""
+    ends_document: bool
+
+
+class SamplePreview(Frozen):
+    """One sample as a step reads it."""
+
+    sample: int
+    slot: int | None = None
+    """Its place in the global batch; None where the sample was asked for by number."""
+    shapes: list[str]
+    segments: list[TextSegment]
+    """Empty where the sample is no text."""
+    num_targets: int
+    num_ignored: int
+    """Targets of -100, which the loss leaves out."""
+    places: list[str]
+    """Where its documents are from, in order; empty where that is unknown."""
+
+
+class DataPreview(Frozen):
+    """Samples as text."""
+
+    source: str
+    step: int | None = None
+    """The step that reads them; None where samples were asked for by number."""
+    samples: list[SamplePreview]
+
+
+class DataProblem(Frozen):
+    """One thing that is wrong with the data."""
+
+    where: str
+    """A file, or a sample."""
+    reason: str
+    """What is wrong, with the line or row of a record, and what to do about it."""
+
+
+class DataVerification(Frozen):
+    """A job's data, all of which was read."""
+
+    source: str
+    num_files: int
+    num_empty_files: int
+    """Files without a document, which training skips."""
+    num_documents: int
+    """Good ones."""
+    num_bytes: int
+    num_problems: int
+    problems: list[DataProblem]
+    """In reading order; the first ones where there are very many."""
+    caches: list[str]
+    """State of each token cache: intact, damaged or absent."""
+    num_samples: int
+    """Samples that were read twice, to compare them."""
+    duration_s: float
+
+    @property
+    def is_valid(self) -> bool:
+        """Return whether no problem was found."""
+        return not self.num_problems

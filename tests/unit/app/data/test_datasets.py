@@ -1,0 +1,237 @@
+"""`mw.datasets` and `meshwright data`: what they return, print and exit with; a user's data and bad input."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import meshwright as mw
+from meshwright.cli.main import run
+from meshwright.data import content
+from meshwright.data.dataset import build_dataset
+from meshwright.data.order import SampleOrder
+from meshwright.errors import ConfigError, DataError, ExitCode, UnsupportedError
+
+DOCUMENTS = ["first document\n" * 20, "second\n" * 40, "third one\n" * 30]
+
+
+class MyNumbers:
+    """Samples of a user's own."""
+
+    def __init__(self, bad: tuple[int, ...] = (), random: tuple[int, ...] = ()) -> None:
+        self._bad, self._random, self._reads = set(bad), set(random), 0
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        self._reads += 1
+        if index in self._bad:
+            raise ValueError(f"row {index} is gone")
+        shift = self._reads if index in self._random else 0
+        return np.full(3, index + shift, np.float32), index
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(content, "PART_BYTES", 100)
+    monkeypatch.setitem(sys.modules, "my_numbers", sys.modules[MyNumbers.__module__])
+    (tmp_path / "texts").mkdir()
+    for number, text in enumerate(DOCUMENTS):
+        (tmp_path / "texts" / f"{number}.txt").write_text(text)
+    lines = ["[data]", 'source = "texts"', 'cache_dir = "cache"', "[train]", "seq_len = 32", "steps = 10"]
+    (tmp_path / "job.toml").write_text("\n".join(lines))
+    return tmp_path / "job.toml"
+
+
+def own(job: Path, **options: Any) -> Path:
+    """Return a job with the class of this file."""
+    path = job.with_name("own.toml")
+    text = job.read_text().replace('"texts"', '"my_numbers:MyNumbers"')
+    path.write_text(text + ("\n[data.options]\n" + "\n".join(f"{k} = {list(v)}" for k, v in options.items())))
+    return path
+
+
+def tokens_in(folder: Path) -> list[bytes]:
+    return [path.read_bytes() for path in folder.glob("*.bin")]
+
+
+def test_what_is_prepared_is_what_training_makes_and_finds(job: Path, caplog: pytest.LogCaptureFixture) -> None:
+    result = mw.datasets.prepare(job)
+    (one,) = result.sources
+    assert (one.num_parts, one.num_parts_made, one.num_parts_missing) == (3, 3, 0)
+    assert one.num_tokens == sum(len(text) + 1 for text in DOCUMENTS)
+    caplog.set_level(logging.INFO, logger="meshwright")
+    build_dataset(mw.load_job(job).job.data, 32)
+    assert "tokenising" not in caplog.text
+    build_dataset(mw.load_job(job, "data.cache_dir=other").job.data, 32)
+    assert tokens_in(job.parent / "cache") == tokens_in(job.parent / "other")
+    assert mw.datasets.prepare(job).sources[0].num_parts_made == 0
+
+
+def test_shards_are_counted_and_joined(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["data", "prepare", str(job), "--shard", "1/2"]) == 0
+    assert "2 missing" in capsys.readouterr().out
+    first = mw.datasets.prepare(job, shard="0/2")
+    assert not first.is_complete
+    assert (first.sources[0].num_parts_made, first.sources[0].num_parts_missing) == (2, 0)
+    assert "call once without --shard" in first.table()
+    whole = mw.datasets.prepare(job)
+    assert (whole.is_complete, whole.sources[0].num_parts_made) == (True, 0)
+
+
+@pytest.mark.parametrize("shard", ["2/2", "0/0", "a/b", "1", "-1/2"])
+def test_an_impossible_shard_is_refused(job: Path, shard: str) -> None:
+    with pytest.raises(ConfigError, match=r"must be I/N"):
+        mw.datasets.prepare(job, shard=shard)
+
+
+def test_statistics_add_up(job: Path) -> None:
+    found = mw.datasets.stats(job)
+    (one,) = found.sources
+    lengths = [len(text) + 1 for text in DOCUMENTS]
+    assert sum(each.num_documents for each in one.lengths) == one.num_documents == len(DOCUMENTS)
+    assert sum(each.num_tokens for each in one.lengths) == one.num_tokens == sum(lengths)
+    assert one.num_longer == 3
+    assert one.bytes_per_token == pytest.approx((sum(lengths) - 3) / sum(lengths))
+    assert found.num_training_samples + found.num_validation_samples == (sum(lengths) - 1) // 32
+    assert found.epochs == pytest.approx(10 * 8 / found.num_training_samples)
+    assert found.sample_shapes == ["int64 [32]", "int64 [32]"]
+    assert "epochs" in found.table()
+
+
+def test_a_preview_is_of_the_samples_that_the_step_reads(job: Path) -> None:
+    found = mw.datasets.preview(job, step=3, count=8)
+    resolved = mw.load_job(job).job
+    dataset = build_dataset(resolved.data, 32)
+    indices = SampleOrder(dataset.num_training_samples, resolved.train.seed).samples_at(np.arange(24, 32))
+    assert [one.sample for one in found.samples] == indices.tolist()
+    for one in found.samples:
+        inputs, targets = dataset.sample(one.sample)
+        ids = [*inputs, targets[-1]]
+        assert "".join(segment.text for segment in one.segments) == bytes(int(i) for i in ids if i < 256).decode()
+
+
+def test_a_preview_shows_where_documents_end_and_are_from(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    boundary = (len(DOCUMENTS[0])) // 32
+    assert run(["data", "preview", str(job), "--sample", str(boundary), "--count", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert "texts/0.txt, texts/1.txt" in printed
+    assert "│ second" in printed
+    assert "\n──\n" in printed
+
+
+def test_a_preview_lets_no_control_character_through(job: Path, tmp_path: Path) -> None:
+    (tmp_path / "texts" / "0.txt").write_text("\x1b[31mred\x07\n" * 100)
+    table = mw.datasets.preview(job, sample=0).table()
+    assert "\\x1b[31mred\\x07" in table
+    assert "\x1b" not in table
+
+
+def test_which_samples_must_be_one_thing_and_exist(job: Path) -> None:
+    with pytest.raises(ConfigError, match="give one of the two"):
+        mw.datasets.preview(job, step=1, sample=1)
+    with pytest.raises(ConfigError, match=r"less than the .* training samples"):
+        mw.datasets.preview(job, sample=10**6)
+
+
+def test_valid_data_is_said_to_be(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = mw.datasets.verify(job)
+    assert (found.is_valid, found.caches, found.num_samples) == (True, ["absent"], 0)
+    mw.datasets.prepare(job)
+    assert run(["data", "verify", str(job), "--samples", "7"]) == 0
+    printed = capsys.readouterr().out
+    assert "token cache: intact" in printed
+    assert "7 samples read twice" in printed
+
+
+def test_all_corrupt_records_and_exit_code(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "texts" / "a.jsonl").write_text('{"text": "good"}\n{"text": 1}\n{"txt": ""}\n')
+    (tmp_path / "texts" / "z.txt").write_bytes(b"\xff")
+    with pytest.raises(SystemExit, match=str(int(ExitCode.BAD_INPUT))):
+        run(["data", "verify", str(job), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["num_problems"] == len(found["problems"]) == 3
+    assert [Path(one["where"]).name for one in found["problems"]] == ["a.jsonl", "a.jsonl", "z.txt"]
+
+
+def test_a_damaged_cache_is_named_and_made_again(job: Path) -> None:
+    path = Path(mw.datasets.prepare(job).sources[0].path)
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+    found = mw.datasets.verify(job)
+    assert (found.num_problems, found.caches) == (1, ["damaged"])
+    assert str(path) in found.problems[0].where
+    assert mw.datasets.prepare(job).sources[0].num_parts_made == 3
+    assert mw.datasets.verify(job).is_valid
+
+
+def test_a_users_data_is_read_and_compared(job: Path) -> None:
+    found = mw.datasets.verify(own(job), samples=1000)
+    assert (found.is_valid, found.num_samples, found.num_files) == (True, 40, 0)
+    bad = mw.datasets.verify(own(job, bad=(3, 7), random=(5,)), samples=1000)
+    assert [one.where for one in bad.problems] == ["sample 3", "sample 5", "sample 7"]
+    assert "ValueError: row 3 is gone" in bad.problems[0].reason
+
+
+def test_a_users_data_has_shapes_and_nothing_to_prepare(job: Path) -> None:
+    found = mw.datasets.preview(own(job), sample=2, count=1)
+    assert found.samples[0].shapes == ["float32 [3]", "int64 []"]
+    assert found.samples[0].segments == []
+    assert "float32 [3]" in found.table()
+    stats = mw.datasets.stats(own(job))
+    assert (stats.sources, stats.num_training_samples + stats.num_validation_samples) == ([], 40)
+    with pytest.raises(UnsupportedError, match="nothing can be prepared"):
+        mw.datasets.prepare(own(job))
+
+
+def test_an_empty_corpus_is_one_error(job: Path, tmp_path: Path) -> None:
+    for file in (tmp_path / "texts").iterdir():
+        os.truncate(file, 0)
+    for verb in (mw.datasets.prepare, mw.datasets.stats, mw.datasets.preview):
+        with pytest.raises(DataError, match="holds no text"):
+            verb(job)
+    assert mw.datasets.verify(job).num_problems == 1
+
+
+@pytest.mark.parametrize("verb", ["prepare", "stats", "preview", "verify"])
+def test_results_as_json_rows_and_lines(job: Path, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("pandas")
+    assert run(["data", verb, str(job), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    result = getattr(mw.datasets, verb)(job)
+    assert set(found) == set(result.to_dict())
+    assert repr(result).startswith("<")
+    result.to_pandas()
+
+
+def test_a_prepared_folder_stands_for_its_text(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["data", "prepare", str(job), "--out", str(tmp_path / "out")]) == 0
+    assert f"data.source={tmp_path / 'out'}" in capsys.readouterr().out
+    source = f"data.source={tmp_path / 'out'}"
+    text, stored = mw.datasets.stats(job), mw.datasets.stats(job, source)
+    assert stored.sources[0].lengths == text.sources[0].lengths
+    assert stored.num_training_samples == text.num_training_samples
+    shown, other = (mw.datasets.preview(job, *more, step=1).samples for more in ((), (source,)))
+    assert [one.segments for one in shown] == [one.segments for one in other]
+    assert mw.datasets.verify(job, source).is_valid
+    data = bytearray((tmp_path / "out" / "tokens.bin").read_bytes())
+    data[-1] ^= 1
+    (tmp_path / "out" / "tokens.bin").write_bytes(data)
+    assert mw.datasets.verify(job, source).num_problems == 1
+
+
+def test_what_out_cannot_hold_is_refused_before_the_work(job: Path, tmp_path: Path) -> None:
+    for options in ({"out": tmp_path}, {"out": tmp_path / "new", "shard": "0/2"}):
+        with pytest.raises(ConfigError, match="--out"):
+            mw.datasets.prepare(job, **options)
+    assert not (tmp_path / "cache").exists()
