@@ -7,6 +7,7 @@ from meshwright.data.mixing.mixture_dataset import MixtureDataset
 from meshwright.data.mixing.mixture_sections import errors_of_table
 from meshwright.data.numbered_samples import Dataset
 from meshwright.data.packed_dataset import PackedDataset
+from meshwright.data.pair_dataset import PairDataset
 from meshwright.data.token_dataset import TokenDataset
 from meshwright.data.user_data import load_user_data
 from meshwright.data.user_dataset import UserDataset
@@ -25,12 +26,12 @@ def build_dataset(section: DataSection, seq_len: int, task: Task = "pretrain") -
     sources: list[Dataset] = []
     for number, corpus in enumerate(corpora(section, task)):
         with errors_of_table(section, number):
-            sources.append(_dataset_of(corpus, seq_len))
+            sources.append(_dataset_of(corpus, seq_len, task))
     return MixtureDataset(section, sources) if section.mixture else sources[0]
 
 
-def _dataset_of(corpus: Corpus, seq_len: int) -> Dataset:
-    kind = TokenDataset if corpus.section.packing == "split" else PackedDataset
+def _dataset_of(corpus: Corpus, seq_len: int, task: Task) -> Dataset:
+    kind = TokenDataset if corpus.section.packing == "split" else PairDataset if task == "dpo" else PackedDataset
     return kind(corpus.section, seq_len, corpus.tokens())
 
 

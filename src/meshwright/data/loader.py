@@ -31,6 +31,8 @@ class Microbatch:
     """The document of each input token, with data.mask_documents."""
     positions: Tensor | None = None
     """The position of each input token in its document, where documents are packed whole; None: in the sequence."""
+    reference: Tensor | None = None
+    """Of pairs: the reference's log-probabilities of both answers of each pair of a row, [B, pairs_in_row, 2]."""
 
 
 _Request = tuple[Callable[[], list[Microbatch]], Future[list[Microbatch]]]
@@ -117,6 +119,10 @@ class Loader:
         # In the thread: a user's class need not be thread-safe.
         return self._submit(partial(self._stack, samples, share.slots, self._dataset.validation_sample)).result()
 
+    def microbatches_of(self, samples: Indices) -> list[Microbatch]:
+        """Return microbatches of samples, shaped [num_microbatches, microbatch_size], of all samples of the dataset."""
+        return self._submit(partial(self._stack, samples, samples, self._dataset.read)).result()
+
     def close(self) -> None:
         """Stop the thread after its current sample; wait a few seconds at most."""
         if self._is_closed:
@@ -157,7 +163,9 @@ class Loader:
             inputs = stack([pair[0] for pair in pairs], row, "inputs")
             targets = stack([pair[1] for pair in pairs], row, "targets")
             documents, positions = self._documents_of(inputs, pairs, row)
-            batch = Microbatch(inputs, targets, int(first_slot), documents, positions)
+            scores = [pair[3] for pair in pairs if len(pair) > 3]
+            reference = stack(scores, row, "scores") if scores else None
+            batch = Microbatch(inputs, targets, int(first_slot), documents, positions, reference)
             batches.append(_pinned(batch) if self._pin_memory else batch)
         return batches
 
@@ -165,7 +173,7 @@ class Loader:
         self, inputs: Tensor, pairs: Sequence[Sample], row: Indices
     ) -> tuple[Tensor | None, Tensor | None]:
         """Return the document of each token and the position in it; None where they are of no effect."""
-        numbers = [document for _, _, *of_sample in pairs for document in of_sample]
+        numbers = [sample[2] for sample in pairs if len(sample) > 2]
         if numbers:
             documents_BS = stack(numbers, row, "documents")
             return documents_BS, positions_in(documents_BS)
@@ -175,7 +183,7 @@ class Loader:
 
 def _pinned(batch: Microbatch) -> Microbatch:
     """Return the microbatch in memory that is copied to a device in the background."""
-    tensors = {name: getattr(batch, name) for name in ("inputs", "targets", "documents", "positions")}
+    tensors = {name: getattr(batch, name) for name in ("inputs", "targets", "documents", "positions", "reference")}
     return replace(batch, **{name: one.pin_memory() for name, one in tensors.items() if one is not None})
 
 

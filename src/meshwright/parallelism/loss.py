@@ -69,13 +69,17 @@ class NextTokenLoss:
 
     def __call__(self, output_BSV: Tensor, targets_BS: Tensor) -> Tensor:
         """Return the loss of this rank's shard of the sequence."""
+        if self._compiled is None and self._tp_group.size() == 1:
+            return next_token_loss(output_BSV, targets_BS, reduction="sum") / targets_BS.numel()
+        return self.losses(output_BSV, targets_BS).sum() / targets_BS.numel()
+
+    def losses(self, output_BSV: Tensor, targets_BS: Tensor) -> Tensor:
+        """Return losses_T of this rank's shard of the sequence, in float32 at least; 0 for targets of -100."""
         if self._compiled is not None and output_BSV.shape[:-1] == targets_BS.shape:
-            total = self._compiled(output_BSV.flatten(0, -2), targets_BS.flatten(), self._tp_group).sum()
-        elif self._tp_group.size() == 1:
-            total = next_token_loss(output_BSV, targets_BS, reduction="sum")
-        else:
-            total = vocab_parallel_losses(output_BSV, targets_BS, self._tp_group).sum()
-        return total / targets_BS.numel()
+            return self._compiled(output_BSV.flatten(0, -2), targets_BS.flatten(), self._tp_group)
+        if self._tp_group.size() == 1:
+            return next_token_loss(output_BSV, targets_BS, reduction="none")
+        return vocab_parallel_losses(output_BSV, targets_BS, self._tp_group)
 
 
 class ChunkedNextTokenLoss(NextTokenLoss):

@@ -211,7 +211,7 @@ class Pipeline:
         microbatch.prepare()
         output = self.stages[stage](microbatch.inputs if received is None else received, **microbatch.context)
         if self.stages.is_last(stage):
-            output = self.loss(output, microbatch.targets)
+            output = self.loss(output, microbatch.targets, *microbatch.loss_arguments)
             require_scalar(output)
             if microbatch.loss_scale is not None:
                 output = output * microbatch.loss_scale.to(output.dtype)

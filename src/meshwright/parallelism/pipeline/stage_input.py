@@ -17,5 +17,7 @@ class StageInput:
     """Further arguments of the model's forward: positions and documents."""
     prepare: Callable[[], None] = lambda: None
     """Called before each forward; seeds the random numbers of this microbatch."""
+    loss_arguments: tuple[Any, ...] = ()
+    """What the loss takes besides output and targets: the pairs of a PreferenceLoss."""
     loss_scale: Tensor | None = None
     """Factor of the loss; None for 1."""

@@ -29,6 +29,7 @@ from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.pipeline.pipeline import Observe, Pipeline, ignore
 from meshwright.parallelism.pipeline.stage_input import StageInput
 from meshwright.parallelism.pipeline.stages import Stages
+from meshwright.parallelism.preference_loss import Pairs, PreferenceLoss, rows_per_pair
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters, local_box, persistent_buffers
 from meshwright.spec.job.job import Job
 from meshwright.trainer.optimizer.optimizer import ModelOptimizer, learning_rate, optimizer_state
@@ -47,6 +48,8 @@ class StepResult:
     learning_rate: float
     experts: dict[str, float] = field(default_factory=dict)
     """Metrics of ExpertLoad; empty without experts."""
+    rewards: dict[str, float] = field(default_factory=dict)
+    """Metrics of PreferenceLoss; empty for other losses."""
     decision: Decision = "take"
     """What [guards] made of it."""
 
@@ -110,6 +113,7 @@ class TrainStep:
         buffers = self._buffers_before()
         kept = self._kept_for_recomputation(step)
         total_loss = self.pipeline.step(self._stage_inputs(step, microbatches))
+        rewards = self.rewards()
         self._observe("gradients")
         require_unchanged(buffers, persistent_buffers(self.model), self.job)
         if not self._has_checked_gradients:
@@ -152,7 +156,7 @@ class TrainStep:
             decision = "restore"
         # What a rank writes of a step is no part of it.
         self._observe("record")
-        return StepResult(loss, grad_norm.item(), rate, experts, decision)
+        return StepResult(loss, grad_norm.item(), rate, experts, rewards, decision)
 
     def _replica_guard(self) -> ReplicaGuard:
         copies = ReplicaCopies(self.model, self.meshes, partial(optimizer_state, self.model, self.optimizer))
@@ -207,6 +211,7 @@ class TrainStep:
         """Return the mean loss over the targets of all `batches` of microbatches, without training; a collective."""
         self.model.eval()
         self.float8_gathers.update_scales()
+        self._forget_rewards()
         scale = self._loss_scale([microbatch for batch in batches for microbatch in batch])
         totals = [self.pipeline.evaluate([self._stage_input(0, one, scale) for one in batch]) for batch in batches]
         # A checkpoint, which saves shards, may follow.
@@ -253,13 +258,20 @@ class TrainStep:
 
     def _stage_inputs(self, step: int, microbatches: Sequence[Microbatch]) -> list[StageInput]:
         """Return this rank's shard of the microbatches, on its device; a collective if targets may be ignored."""
+        self._forget_rewards()
         scale = self._loss_scale(microbatches)
         return [self._stage_input(step, microbatch, scale) for microbatch in microbatches]
+
+    def evaluated_inputs(self, microbatches: Sequence[Microbatch]) -> list[StageInput]:
+        """Return this rank's shard of microbatches that are only evaluated, on its device."""
+        return [self._stage_input(0, microbatch, None) for microbatch in microbatches]
 
     def _loss_scale(self, microbatches: Sequence[Microbatch]) -> Tensor | None:
         """Return what makes losses of microbatches means over the targets that count; a collective, or None for 1."""
         if not self.may_ignore_targets or not isinstance(self.pipeline.loss, NextTokenLoss):
             return None
+        if isinstance(self.pipeline.loss, PreferenceLoss):
+            return rows_per_pair(map(pairs_of, microbatches), torch.device(self.meshes.device_type))
         targets = [microbatch.targets for microbatch in microbatches]
         sum_outside = None if self.replicas is None else self.replicas.sum
         return 1 / counted_share(targets, torch.device(self.meshes.device_type), sum_outside)
@@ -278,8 +290,20 @@ class TrainStep:
         if self._takes_positions:
             positions = self.positions_S.to(device) if positions is None else positions
             context = {"positions_S": positions, "documents_BS": documents}
+        of_loss: tuple[Pairs, ...] = ()
+        if microbatch.reference is not None and documents is not None:
+            whole = pairs_of(microbatch)
+            of_loss = (Pairs(documents, whole.reference_BP2.to(device), whole.is_pair_BP.to(device)),)
         prepare = partial(seed_everything, self.job.train.seed, step, microbatch.first_slot)
-        return StageInput(inputs, targets, context, prepare, loss_scale)
+        return StageInput(inputs, targets, context, prepare, of_loss, loss_scale)
+
+    def rewards(self) -> dict[str, float]:
+        """Return the rewards of the last step or validation, empty for other losses than of pairs; a collective."""
+        return self.pipeline.loss.rewards() if isinstance(self.pipeline.loss, PreferenceLoss) else {}
+
+    def _forget_rewards(self) -> None:
+        if isinstance(self.pipeline.loss, PreferenceLoss):
+            self.pipeline.loss.begin(torch.device(self.meshes.device_type))
 
     @property
     def _takes_positions(self) -> bool:
@@ -288,6 +312,13 @@ class TrainStep:
     def _own_positions(self) -> Tensor:
         layout = self.meshes.layout
         return sequence_indices(self.job.train.seq_len, self.meshes.rank("cp"), layout.cp, layout.cp_method)
+
+
+def pairs_of(microbatch: Microbatch) -> Pairs:
+    """Return the pairs of a microbatch of whole rows."""
+    assert microbatch.documents is not None
+    assert microbatch.reference is not None
+    return Pairs.of(microbatch.documents, microbatch.reference)
 
 
 def seed_everything(seed: int, step: int, first_slot: int) -> None:
