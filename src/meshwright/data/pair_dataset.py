@@ -47,11 +47,12 @@ class PairDataset(PackedDataset):
 
     def read(self, index: int) -> Sample:
         """Return (inputs, targets, documents), each int64 [seq_len], and the reference's scores [pairs_in_row, 2]."""
-        inputs, targets, documents = super().read(index)
+        inputs, targets, *documents = super().read(index)
         scores, pairs = np.zeros((self.pairs_in_row, 2)), self.pairs_of(index)
         if self.reference is not None:
             scores[: len(pairs)] = self.reference[pairs]
-        return inputs, targets, documents, scores
+        # Rules of a job see to it that documents are marked.
+        return inputs, targets, documents[0], scores
 
     def _keep(self, section: DataSection) -> KeptDocuments:
         """Return the pairs that fit a row, each by the number of its chosen document."""

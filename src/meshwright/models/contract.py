@@ -54,7 +54,9 @@ from meshwright.units import first_of
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def next_token_loss(output_BSV: Tensor, targets_BS: Tensor, reduction: Literal["mean", "sum", "none"] = "mean") -> Tensor:
+def next_token_loss(
+    output_BSV: Tensor, targets_BS: Tensor, reduction: Literal["mean", "sum", "none"] = "mean"
+) -> Tensor:
     """Return the cross-entropy in nats, in float32 at least; targets of -100 are ignored, and add 0 to losses_T."""
     if not isinstance(output_BSV, Tensor) or output_BSV.shape[:-1] != targets_BS.shape:
         given = tuple(output_BSV.shape) if isinstance(output_BSV, Tensor) else type(output_BSV).__name__

@@ -1,7 +1,9 @@
 """PreferenceLoss: the loss of pairs of answers, one preferred to the other (DPO, Rafailov et al., arXiv:2305.18290).
 
-    x = beta ((log p(chosen) - log q(chosen)) - (log p(rejected) - log q(rejected)))        p: the model, q: the reference
-    loss = -(1 - e) log sigmoid(x) - e log sigmoid(-x)           equation 7, for e = 0; e: dpo.label_smoothing
+    x = beta ((log p(chosen) - log q(chosen)) - (log p(rejected) - log q(rejected)))
+    loss = -(1 - e) log sigmoid(x) - e log sigmoid(-x)
+
+p is the model, q the reference, e dpo.label_smoothing; equation 7 has e = 0.
 
 Documents 2 i and 2 i + 1 of a row are the two answers of its pair i; what follows them is padding.
 

@@ -5,7 +5,7 @@ spec/layout/schedule/schedule.py, with every send and receive in its place. Send
 and waited for when their tensor is needed, so that they overlap with the actions in between.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -16,7 +16,7 @@ from torch import distributed as dist
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.profiler import record_function
 
-from meshwright.models.contract import Loss, require_scalar
+from meshwright.models.contract import require_scalar
 from meshwright.parallelism.data.fully_sharded import (
     accumulate_gradients,
     await_gradients,
@@ -39,6 +39,9 @@ from meshwright.parallelism.torch_private.torch_split_backward import (
 )
 from meshwright.spec.layout.schedule.action import ACTION_MARK, Action
 from meshwright.spec.layout.schedule.schedule import Schedule, lower
+
+StageLoss = Callable[..., Tensor]
+"""loss(output, targets, *StageInput.loss_arguments): a Loss, or one that takes more than these."""
 
 
 class Observe(Protocol):
@@ -73,7 +76,7 @@ class _Sent(NamedTuple):
 class Pipeline:
     """This rank's part of a pipeline's step."""
 
-    def __init__(self, stages: Stages, schedule: Schedule, loss: Loss, meshes: Meshes, dtype: torch.dtype) -> None:
+    def __init__(self, stages: Stages, schedule: Schedule, loss: StageLoss, meshes: Meshes, dtype: torch.dtype) -> None:
         self.stages, self.loss, self._meshes, self._dtype = stages, loss, meshes, dtype
         self.set_schedule(schedule)
         recomputes = meshes.layout.recomputes

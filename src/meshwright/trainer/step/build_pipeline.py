@@ -33,8 +33,8 @@ from meshwright.parallelism.loss import NextTokenLoss, make_loss
 from meshwright.parallelism.mesh import Meshes, build_meshes
 from meshwright.parallelism.pipeline.pipeline import Pipeline
 from meshwright.parallelism.pipeline.stages import Stages
-from meshwright.parallelism.torch_private.torch_compat import persistent_buffers
 from meshwright.parallelism.preference_loss import PreferenceLoss
+from meshwright.parallelism.torch_private.torch_compat import persistent_buffers
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import ModelSection
 from meshwright.spec.job.user_object import import_object
