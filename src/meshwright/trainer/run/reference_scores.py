@@ -6,6 +6,8 @@ Scored once, before the first step. A resumed run, on whatever ranks, reads the 
 import io
 import json
 import time
+import zipfile
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -57,8 +59,8 @@ def _read(run: Run, identity: dict[str, Any]) -> Scores | None:
     try:
         with np.load(run.reference) as file:
             held, scores = json.loads(str(file["identity"])), file["scores"]
-    except (OSError, ValueError, KeyError):
-        return None
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
+        return None  # each part of a .npz has a checksum
     expected = json.loads(json.dumps(identity))
     return scores if {key: held.get(key) for key in expected} == expected else None
 
