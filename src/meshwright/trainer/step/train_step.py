@@ -113,7 +113,6 @@ class TrainStep:
         buffers = self._buffers_before()
         kept = self._kept_for_recomputation(step)
         total_loss = self.pipeline.step(self._stage_inputs(step, microbatches))
-        rewards = self.rewards()
         self._observe("gradients")
         require_unchanged(buffers, persistent_buffers(self.model), self.job)
         if not self._has_checked_gradients:
@@ -136,7 +135,7 @@ class TrainStep:
         if self.replicas is not None:
             self.replicas.sum(total_loss)
         own_loss = total_loss.clone()
-        loss = self._mean_loss(total_loss, num_microbatches)
+        loss, rewards = self._mean_loss(total_loss, num_microbatches), self.rewards()
         if self.replicas is not None and not self.replicas.commits():
             self.optimizer.zero_grad()
             return StepResult(loss, grad_norm.item(), rate, decision="again")
