@@ -18,6 +18,7 @@ from meshwright.spec.job.sections import (
     ModelSection,
     PrecisionSection,
     Task,
+    TooLong,
     TrainSection,
 )
 from meshwright.spec.layout.layout import Layout, LayoutRequest
@@ -129,7 +130,7 @@ def write_corpus(file: Path) -> None:
 
 
 def _data(section: DataSection, task: Task, corpus: Path) -> DataSection:
-    too_long = "skip" if task == "dpo" else "stop" if section.packing == "split" else "cut"
+    too_long: TooLong = "skip" if task == "dpo" else "stop" if section.packing == "split" else "cut"
     return DataSection(
         source=str(corpus),
         cache_dir=str(corpus.parent / "cache"),

@@ -65,6 +65,9 @@ class ModelSection(Frozen):
     """A Hugging Face folder or hub id to start from; without it weights are drawn from train.seed."""
 
 
+TooLong = Literal["stop", "cut", "skip"]
+
+
 class DataSection(Frozen):
     """What it is trained on."""
 
@@ -100,7 +103,7 @@ class DataSection(Frozen):
     """Share of the samples, the last ones, kept out of training for validation."""
     packing: Literal["split", "whole", "none"] = "split"
     """How documents fill sequences: joined and split, whole ones that fit together, or one in each; the rest padded."""
-    too_long: Literal["stop", "cut", "skip"] = "stop"
+    too_long: TooLong = "stop"
     """What becomes of a document longer than a sequence that packing keeps whole: an error, cut off, or left out."""
     mask_documents: bool = False
     """Mask attention across documents that are packed into one sequence."""
