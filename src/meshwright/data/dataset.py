@@ -1,5 +1,7 @@
 """build_dataset: the one place where a job's [data] becomes a dataset."""
 
+from typing import cast
+
 from meshwright.data.cache import TokenCache
 from meshwright.data.content import CountBytes
 from meshwright.data.corpus import Corpus, corpora
@@ -7,8 +9,9 @@ from meshwright.data.mixing.mixture_dataset import MixtureDataset
 from meshwright.data.mixing.mixture_sections import errors_of_table
 from meshwright.data.numbered_samples import Dataset
 from meshwright.data.packed_dataset import PackedDataset
+from meshwright.data.streams.stream_dataset import StreamDataset
 from meshwright.data.token_dataset import TokenDataset
-from meshwright.data.user_data import load_user_data
+from meshwright.data.user_data import UserData, is_stream, load_user_data
 from meshwright.data.user_dataset import UserDataset
 from meshwright.errors import ConfigError
 from meshwright.spec.job.sections import DataSection, Task
@@ -21,7 +24,8 @@ def build_dataset(section: DataSection, seq_len: int, task: Task = "pretrain") -
         problem = unmaskable(section)
         if problem:
             raise ConfigError(problem)
-        return UserDataset(section, load_user_data(section))
+        data = load_user_data(section)
+        return StreamDataset(section, data) if is_stream(data) else UserDataset(section, cast(UserData, data))
     sources: list[Dataset] = []
     for number, corpus in enumerate(corpora(section, task)):
         with errors_of_table(section, number):

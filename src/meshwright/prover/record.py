@@ -61,6 +61,8 @@ class WithIgnoredTargets(Dataset):
 def record(job: Job, device: str, planted: PlantedAxis | None, repeat: bool) -> tuple[Record, bool | None]:
     """Return this rank's record of `job`, and whether a second run was bitwise equal (or None); a collective."""
     silence_known_warnings()
+    # Worker processes would read the job's samples, not these.
+    job = job.replace(data=job.data.replace(num_workers=0))
     first = _record_once(job, device, planted)
     return first, first.is_equal(_record_once(job, device, planted)) if repeat else None
 
