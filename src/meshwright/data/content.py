@@ -18,7 +18,7 @@ from typing import Any
 
 import xxhash
 
-from meshwright.data.kept_documents import CountedPieces, LeftOut
+from meshwright.data.filtering.kept_documents import CountedPieces, LeftOut
 from meshwright.data.measured_once import measured_once
 from meshwright.data.readers import Piece
 from meshwright.data.sources import pieces, source_identity

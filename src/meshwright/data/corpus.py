@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from meshwright.data.cache import TokenCache
 from meshwright.data.content import Content, CountBytes, Read
 from meshwright.data.encoding import Encoding
+from meshwright.data.filtering.unique_documents import UniqueDocuments
 from meshwright.data.formats.stored_tokens import (
     TokenStream,
     foreign_tokens,
@@ -18,7 +19,6 @@ from meshwright.data.mixing.mixture_sections import errors_of_table, mixture_sec
 from meshwright.data.prepared_folder import PreparedTokenizer, find_prepared
 from meshwright.data.sources import describe
 from meshwright.data.tokenizer import Tokenizer
-from meshwright.data.unique_documents import UniqueDocuments
 from meshwright.errors import DataError
 from meshwright.spec.job.sections import DataSection, Task
 from meshwright.spec.job.user_object import is_object_source

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from meshwright.data.encoding import Encoding
+from meshwright.data.filtering.kept_documents import LeftOut
 from meshwright.data.formats.source_file import SourceFile
-from meshwright.data.kept_documents import LeftOut
 from meshwright.data.readers import Piece
 from meshwright.data.sources import SourceReader, no_text
 from meshwright.data.tokenizer import Tokenizer

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.data import kept_documents, readers
+from meshwright.data import readers
 from meshwright.data.content import content_of
 from meshwright.data.data_problems import problems
 from meshwright.data.dataset import build_dataset
-from meshwright.data.document_hashes import DocumentHashes, document_hash
+from meshwright.data.filtering import kept_documents
+from meshwright.data.filtering.document_hashes import DocumentHashes, document_hash
 from meshwright.data.sources import pieces
 from meshwright.errors import DataError
 from meshwright.spec.job.mixture_source import MixtureSource
@@ -138,7 +139,7 @@ def test_hashes_are_a_set(numbers: list[int], more: list[int]) -> None:
 @pytest.fixture(scope="module")
 def _few_recent() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("meshwright.data.document_hashes._LEAST_RECENT", 7)
+        patch.setattr("meshwright.data.filtering.document_hashes._LEAST_RECENT", 7)
         yield
 
 

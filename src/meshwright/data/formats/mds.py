@@ -69,7 +69,7 @@ def holds_tokens(folder: Path, text_key: str) -> bool:
         with shards[0].open("rb") as stream:
             columns = _read_header(stream)[1]
     except (OSError, ValueError):
-        return False  # said by whoever reads it
+        return False  # reported where it is read
     return text_key in columns and columns[text_key].encoding.partition(":")[0] in (_ARRAY, _BYTES)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.data.mixing.mixture_order import MixtureOrder
-from meshwright.data.mixing.schedule import Schedule
+from meshwright.data.mixing.mixture_schedule import MixtureSchedule
 from meshwright.data.order import Share
 from meshwright.spec.job.mixture_source import MAX_TOTAL_WEIGHT, whole_weights
 
@@ -18,7 +18,7 @@ HUGE = st.lists(st.integers(0, (MAX_TOTAL_WEIGHT - 1) // 4), min_size=1, max_siz
 
 @given(weights=WEIGHTS | HUGE, first=st.integers(0, 10**12), number=st.integers(1, 200))
 def test_counts_stay_within_the_bound_of_the_shares(weights: list[int], first: int, number: int) -> None:
-    schedule, total = Schedule(weights), sum(weights)
+    schedule, total = MixtureSchedule(weights), sum(weights)
     assert all(error < 1.7 for error in schedule.max_error)
     assert len(weights) > 3 or all(error <= 1 for error in schedule.max_error)
     for positions in (number, first, first + number):
@@ -30,7 +30,7 @@ def test_counts_stay_within_the_bound_of_the_shares(weights: list[int], first: i
 
 @given(weights=WEIGHTS | HUGE, first=st.integers(0, 10**12), number=st.integers(1, 200))
 def test_positions_are_numbered_as_they_are_counted(weights: list[int], first: int, number: int) -> None:
-    schedule = Schedule(weights)
+    schedule = MixtureSchedule(weights)
     sources, numbers = schedule.at(np.arange(first, first + number).reshape(1, -1))
     counts = schedule.counts(first)
     for source, own in zip(sources[0].tolist(), numbers[0].tolist(), strict=True):
@@ -40,10 +40,10 @@ def test_positions_are_numbered_as_they_are_counted(weights: list[int], first: i
 
 
 def test_a_period_is_the_whole_weights() -> None:
-    assert Schedule([7, 2, 1]).counts(10) == [7, 2, 1]
-    assert Schedule([7, 0, 1]).counts(80) == [70, 0, 10]
-    assert Schedule([5]).counts(3) == [3]
-    assert Schedule([1, 1]).max_error == [0.5, 0.5]
+    assert MixtureSchedule([7, 2, 1]).counts(10) == [7, 2, 1]
+    assert MixtureSchedule([7, 0, 1]).counts(80) == [70, 0, 10]
+    assert MixtureSchedule([5]).counts(3) == [3]
+    assert MixtureSchedule([1, 1]).max_error == [0.5, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def orders(draw: st.DrawFn, sizes: list[int] | None = None) -> MixtureOrder:
     sizes = sizes or draw(SIZES)
     weights = st.lists(st.integers(0, 20), min_size=len(sizes), max_size=len(sizes)).filter(any)
     firsts = sorted(draw(st.sets(st.integers(1, 300), max_size=3)))
-    stages = [(first, Schedule(draw(weights))) for first in (0, *firsts)]
+    stages = [(first, MixtureSchedule(draw(weights))) for first in (0, *firsts)]
     names = [str(number) for number in range(len(sizes))]
     return MixtureOrder(names, sizes, stages, seed=draw(st.integers(0, 9)), shuffle=draw(st.booleans()))
 
@@ -99,7 +99,7 @@ def test_any_ranks_and_microbatches_read_the_same_samples(
 
 
 def test_sources_of_one_size_are_shuffled_differently() -> None:
-    order = MixtureOrder(["a", "b"], [50, 50], [(0, Schedule([1, 1]))], seed=0, shuffle=True)
+    order = MixtureOrder(["a", "b"], [50, 50], [(0, MixtureSchedule([1, 1]))], seed=0, shuffle=True)
     samples = order.samples_at(np.arange(100))
     first, second = samples[samples < 50], samples[samples >= 50] - 50
     assert first.tolist() != second.tolist()

@@ -33,7 +33,7 @@ class _Node:
     second: _Node | None = None
 
 
-class Schedule:
+class MixtureSchedule:
     """Endless sequence of sources in proportion to whole weights, whose sum is below 2**31."""
 
     def __init__(self, weights: Sequence[int]) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from meshwright.data.document_hashes import document_hash
+from meshwright.data.filtering.document_hashes import document_hash
 from meshwright.data.readers import Broken, Piece
 from meshwright.errors import DataError
 from meshwright.units import counted
