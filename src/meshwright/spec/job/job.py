@@ -11,6 +11,7 @@ from meshwright.spec.frozen import Frozen
 from meshwright.spec.job.guards_section import GuardsSection, guards_problems
 from meshwright.spec.job.memory_section import MemorySection
 from meshwright.spec.job.replicas_section import ReplicasSection, replicas_problems
+from meshwright.spec.job.rules.data_rules import data_rule_problems
 from meshwright.spec.job.rules.exact_rules import exact_problems
 from meshwright.spec.job.rules.optimizer_rules import optimizer_problems
 from meshwright.spec.job.rules.run_rules import budget_problems, checkpoint_problems, hang_problems, step_problems
@@ -140,6 +141,7 @@ class Job(Frozen):
             own = [
                 *job.batch_problems(),
                 *step_problems(job),
+                *data_rule_problems(job),
                 *optimizer_problems(job.optimizer, job.precision),
                 *guards_problems(job.guards, job.optimizer, job.checkpoint),
                 *exact_problems(job),

@@ -73,12 +73,22 @@ class DataSection(Frozen):
     """Keyword arguments for my_module:MyData."""
     text_key: str = "text"
     """The field of a JSONL record or Parquet row that holds the text."""
+    messages_key: str = "messages"
+    """The field of a record that holds a conversation: a list of { role, content }; else prompt and completion."""
+    chat_template: str | None = Field(None, examples=["chatml.jinja"])
+    """A Jinja file, or plain (Meshwright's own); default: that of data.tokenizer's folder, plain for bytes."""
+    train_on: Literal["assistant", "last", "all"] = "assistant"
+    """Messages of a conversation whose tokens are targets: the assistant's, its last one, or all messages."""
     tokenizer: str = "bytes"
     """bytes (one token a byte), the path of a tokenizer.json, or a hub id."""
     max_bytes: PositiveInt = 16_000_000
     """Bytes of text to read at most; the rest of the source is left out."""
     validation_fraction: float = Field(0.02, ge=0, lt=1)
     """Share of the samples, the last ones, kept out of training for validation."""
+    packing: Literal["split", "whole", "none"] = "split"
+    """How documents fill sequences: joined and split, whole ones that fit together, or one in each; the rest padded."""
+    too_long: Literal["stop", "cut", "skip"] = "stop"
+    """What becomes of a document longer than a sequence that packing keeps whole: an error, cut off, or left out."""
     mask_documents: bool = False
     """Mask attention across documents that are packed into one sequence."""
     document_tokens: PositiveFloat | None = Field(None, examples=[900.0])
@@ -88,10 +98,17 @@ class DataSection(Frozen):
     cache_dir: str = "~/.cache/meshwright"
     """Folder of the token cache; files in it are named by content and shared between runs."""
 
+    @property
+    def restarts_positions(self) -> bool:
+        """Return whether each document of a sequence counts its positions from 0, as if it were alone."""
+        return self.packing == "whole" and self.mask_documents
+
 
 class TrainSection(Frozen):
-    """How long, on how much, and from which seed."""
+    """What is learned, how long, on how much, and from which seed."""
 
+    task: Literal["pretrain", "sft"] = "pretrain"
+    """What is learned: the next token of all text (pretrain), or of the assistant's messages in conversations (sft)."""
     steps: PositiveInt = 100
     """Optimizer steps of the whole run."""
     stop_after: PositiveInt | None = Field(None, examples=[50])
