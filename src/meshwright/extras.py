@@ -11,6 +11,7 @@ EXTRA_OF_PACKAGE = {
     "fsspec": "remote",
     "transformers": "hf",
     "tokenizers": "hf",
+    "jinja2": "chat",
     "pyarrow": "parquet",
     "plotly": "report",
     "pandas": "pandas",

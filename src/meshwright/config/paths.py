@@ -14,6 +14,7 @@ _KEYS = (
     ("model", "initial_weights"),
     ("data", "source"),
     ("data", "tokenizer"),
+    ("data", "chat_template"),
     ("layout", "schedule"),
 )
 """Keys that may name a file or folder to read; their defaults name something else."""

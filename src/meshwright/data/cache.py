@@ -15,34 +15,50 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import numpy as np
 
 from meshwright.data.readers import Piece
 from meshwright.data.sources import list_files, pieces
 from meshwright.data.token_file import FORMAT_VERSION, Tokens, map_tokens, write_tokens
-from meshwright.data.tokenizer import Tokenizer
 from meshwright.errors import DataError
 from meshwright.log import logger
 from meshwright.spec.job.sections import DataSection
 from meshwright.units import format_bytes, format_count
 
+Read = Callable[[DataSection], Iterator[Piece]]
+"""Returns the documents of data.source, up to data.max_bytes."""
+
+
+class Encoder(Protocol):
+    """What the cache needs of a tokenizer, of text or of conversations."""
+
+    vocab_size: int
+    end_of_text: int
+    identity: str
+    version: str
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Tokens]:
+        """Return the ids of each text."""
+        ...
+
+
 _BATCH_BYTES = 8 * 2**20
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def cached_tokens(section: DataSection, tokenizer: Tokenizer) -> tuple[Tokens, Content]:
-    """Return the tokens of data.source, with end of text after each document, and the content.
+def cached_tokens(section: DataSection, tokenizer: Encoder, read: Read = pieces) -> tuple[Tokens, Content]:
+    """Return the tokens of what `read` makes of data.source, with end of text after each document, and the content.
 
     Tokenises only if the cache has no entry for the hash of the content.
     Raises DataError when the source cannot be read or data.cache_dir cannot be written.
     """
-    content = content_of(section)
-    cache = _Cache(section, tokenizer, content)
+    content = content_of(section, read)
+    cache = _Cache(section, tokenizer, content, read)
     try:
         tokens = cache.open()
         return (cache.build() if tokens is None else tokens), content
@@ -61,13 +77,13 @@ def cached_tokens(section: DataSection, tokenizer: Tokenizer) -> tuple[Tokens, C
 class _Cache:
     """The cache file of one content and tokenizer."""
 
-    def __init__(self, section: DataSection, tokenizer: Tokenizer, content: Content) -> None:
+    def __init__(self, section: DataSection, tokenizer: Encoder, content: Content, read: Read) -> None:
         parts = [FORMAT_VERSION, content.content_hash, tokenizer.identity, tokenizer.version, tokenizer.end_of_text]
         self._key = hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
         folder = Path(os.path.expanduser(section.cache_dir))
         self.path = folder / f"tokens-{self._key}.bin"
         self._partial = folder / f"tokens-{self._key}.partial"
-        self._section, self._tokenizer, self._content = section, tokenizer, content
+        self._section, self._tokenizer, self._content, self._read = section, tokenizer, content, read
         self._dtype = np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<u4")
         self.size_bytes = content.num_bytes * self._dtype.itemsize
 
@@ -122,7 +138,7 @@ class _Cache:
         """Yield the tokens piece by piece, with end of text after each document."""
         seen = Measure()
         end_of_text = np.array([self._tokenizer.end_of_text])
-        for batch in _batches(pieces(self._section)):
+        for batch in _batches(self._read(self._section)):
             for piece, tokens in zip(batch, self._tokenizer.encode_batch([p.text for p in batch]), strict=True):
                 seen.add(piece)
                 yield tokens
@@ -163,12 +179,12 @@ class Content:
     """BLAKE2b of the documents' text in order, in hex; independent of file names and formats."""
 
 
-def content_of(section: DataSection) -> Content:
-    """Return size and hash of data.source up to data.max_bytes; raises DataError if it cannot be read.
+def content_of(section: DataSection, read: Read = pieces) -> Content:
+    """Return size and hash of what `read` makes of data.source up to data.max_bytes; raises DataError if it cannot.
 
     Reads it unless a process has measured the same files before. A cache that cannot be written is no error here.
     """
-    path = Path(os.path.expanduser(section.cache_dir)) / "contents" / f"{_identity(section)}.json"
+    path = Path(os.path.expanduser(section.cache_dir)) / "contents" / f"{_identity(section, read)}.json"
     if (known := _read(path)) is not None:
         return known
     try:
@@ -177,18 +193,19 @@ def content_of(section: DataSection) -> Content:
             fcntl.flock(lock, fcntl.LOCK_EX)
             # Another process may have measured it while this one waited.
             if (known := _read(path)) is None:
-                known = measure(pieces(section))
+                known = measure(read(section))
                 partial = path.with_suffix(f".{os.getpid()}")
                 partial.write_text(json.dumps(asdict(known)), encoding="utf-8")
                 partial.rename(path)
             return known
     except OSError:
-        return measure(pieces(section))
+        return measure(read(section))
 
 
-def _identity(section: DataSection) -> str:
+def _identity(section: DataSection, read: Read) -> str:
     """Return a hash of what the content follows from: the files as they are now, and how they are read."""
     parts: list[object] = [_FORMAT, section.max_bytes, section.text_key]
+    parts += [] if read is pieces else [read.__name__, section.messages_key]
     for file in list_files(section):
         found = file.stat()
         parts.append([str(file.absolute()), found.st_size, found.st_mtime_ns, found.st_ino])

@@ -7,19 +7,32 @@ from typing import Any
 import numpy as np
 
 from meshwright.data.cache import Content, cached_tokens
+from meshwright.data.conversations.chat_template import load_chat_template
+from meshwright.data.conversations.encode import ConversationEncoder
+from meshwright.data.conversations.records import conversation_pieces
+from meshwright.data.order import Indices
+from meshwright.data.pack_documents import one_each, pack_documents
 from meshwright.data.sources import describe
 from meshwright.data.token_file import Tokens
 from meshwright.data.tokenizer import Tokenizer, load_tokenizer
 from meshwright.data.user_data import UserData, load_user_data, read_pair, sample_hash
+from meshwright.data.whole_documents import (
+    IGNORED,
+    WholeDocuments,
+    keep_documents,
+    packing_fingerprint,
+    shortage_of_documents,
+)
 from meshwright.errors import ConfigError, DataError
-from meshwright.spec.job.sections import DataSection
+from meshwright.spec.job.sections import DataSection, Task
 from meshwright.spec.job.user_object import is_object_source
 
-Sample = tuple[Any, Any]
+Sample = tuple[Any, Any] | tuple[Any, Any, Any]
+"""(inputs, targets), or with the document of each input."""
 
 
 class Dataset(ABC):
-    """Numbered samples (inputs, targets)."""
+    """Numbered samples."""
 
     vocab_size: int | None
     """One more than the largest token; None for samples without tokens."""
@@ -29,20 +42,29 @@ class Dataset(ABC):
     may_ignore_targets = False
     """Whether targets may be -100, which the next-token loss ignores."""
 
-    def __init__(self, num_samples: int, validation_fraction: float, fingerprint: dict[str, Any]) -> None:
-        self.num_validation_samples = num_validation(num_samples, validation_fraction)
+    def __init__(
+        self,
+        num_samples: int,
+        validation_fraction: float,
+        fingerprint: dict[str, Any],
+        num_validation_samples: int | None = None,
+    ) -> None:
+        """The last samples are for validation: a fraction of them, or `num_validation_samples`."""
+        if num_validation_samples is None:
+            num_validation_samples = num_validation(num_samples, validation_fraction)
+        self.num_validation_samples = num_validation_samples
         self.num_training_samples = num_samples - self.num_validation_samples
         counts = {key: getattr(self, key) for key in ("num_training_samples", "num_validation_samples")}
         self.fingerprint: dict[str, Any] = {**fingerprint, **counts}
         """Identity of the data, as JSON for manifests and checkpoints."""
 
     def sample(self, index: int) -> Sample:
-        """Return (inputs, targets) of training sample `index`."""
+        """Return training sample `index`."""
         assert 0 <= index < self.num_training_samples, f"sample {index} of {self.num_training_samples}"
         return self.read(index)
 
     def validation_sample(self, index: int) -> Sample:
-        """Return (inputs, targets) of validation sample `index`."""
+        """Return validation sample `index`."""
         assert 0 <= index < self.num_validation_samples, f"sample {index} of {self.num_validation_samples}"
         return self.read(self.num_training_samples + index)
 
@@ -70,6 +92,56 @@ class TokenDataset(Dataset):
         start = index * self._seq_len
         window = self._tokens[start : start + self._seq_len + 1].astype(np.int64)
         return window[:-1], window[1:]
+
+
+class PackedDataset(Dataset):
+    """Rows of whole documents, or conversations, each padded to seq_len; the last documents are for validation.
+
+    A row's padding is a document of its own, whose targets are ignored.
+    """
+
+    may_ignore_targets = True
+
+    def __init__(
+        self,
+        section: DataSection,
+        seq_len: int,
+        whole: WholeDocuments,
+        fingerprint: dict[str, Any],
+        vocab_size: int,
+    ) -> None:
+        """Raises DataError for too few documents, or longer ones than data.too_long allows."""
+        self.kept = kept = keep_documents(whole, section, seq_len)
+        if shortage := shortage_of_documents(len(kept.documents), section):
+            raise DataError(shortage)
+        self.vocab_size = vocab_size
+        self._whole, self._seq_len, self._marks_documents = whole, seq_len, section.mask_documents
+        num_held_out = num_validation(len(kept.documents), section.validation_fraction)
+        first_held_out = len(kept.documents) - num_held_out
+        training, held_out = kept.num_inputs[:first_held_out], kept.num_inputs[first_held_out:]
+        rows, last = pack_rows(training, section, seq_len), pack_rows(held_out, section, seq_len)
+        self._rows = [*rows, *(row + first_held_out for row in last)]
+        self.share_filled = float(kept.num_inputs.sum() / (len(self._rows) * seq_len))
+        """Share of the rows' tokens that are no padding."""
+        super().__init__(len(self._rows), 0.0, {**fingerprint, **packing_fingerprint(section)}, len(last))
+
+    def read(self, index: int) -> Sample:
+        """Return (inputs, targets), each int64 [seq_len], and with data.mask_documents the document of each input."""
+        row = self._rows[index]
+        inputs, targets = np.zeros(self._seq_len, np.int64), np.full(self._seq_len, IGNORED)
+        documents, at = np.full(self._seq_len, len(row)), 0
+        for number, kept in enumerate(row):
+            num_inputs = int(self.kept.num_inputs[kept])
+            here = slice(at, at + num_inputs)
+            inputs[here], targets[here] = self._whole.read(int(self.kept.documents[kept]), num_inputs)
+            documents[here] = number
+            at += num_inputs
+        return (inputs, targets, documents) if self._marks_documents else (inputs, targets)
+
+
+def pack_rows(num_inputs: Indices, section: DataSection, seq_len: int) -> list[Indices]:
+    """Return the documents of each row, by data.packing."""
+    return pack_documents(num_inputs, seq_len) if section.packing == "whole" else one_each(num_inputs)
 
 
 class UserDataset(Dataset):
@@ -100,14 +172,33 @@ class UserDataset(Dataset):
         return read_pair(self._data, index, self._source)
 
 
-def build_dataset(section: DataSection, seq_len: int) -> Dataset:
+def build_dataset(section: DataSection, seq_len: int, task: Task = "pretrain") -> Dataset:
     """Return the dataset of a job's [data]; raises DataError or ConfigError if it is invalid or too short."""
+    if task == "sft":
+        return _conversations(section, seq_len)
     if is_object_source(section.source):
         problem = unmaskable(section)
         if problem:
             raise ConfigError(problem)
         return UserDataset(section, load_user_data(section))
-    return TokenDataset(section, seq_len, load_tokenizer(section.tokenizer))
+    tokenizer = load_tokenizer(section.tokenizer)
+    if section.packing == "split":
+        return TokenDataset(section, seq_len, tokenizer)
+    tokens, content = cached_tokens(section, tokenizer)
+    whole = WholeDocuments.of_text(tokens, tokenizer.end_of_text)
+    fingerprint = _token_fingerprint(section, seq_len, tokenizer, tokens, content)
+    return PackedDataset(section, seq_len, whole, fingerprint, tokenizer.vocab_size)
+
+
+def _conversations(section: DataSection, seq_len: int) -> PackedDataset:
+    tokenizer = load_tokenizer(section.tokenizer)
+    template = load_chat_template(section, tokenizer)
+    encoder = ConversationEncoder(section, tokenizer, template)
+    tokens, content = cached_tokens(section, encoder, conversation_pieces)
+    whole = WholeDocuments.of_conversations(tokens, encoder.end_of_text)
+    fingerprint = _token_fingerprint(section, seq_len, tokenizer, tokens, content)
+    fingerprint |= {"chat_template": template.identity, "train_on": section.train_on}
+    return PackedDataset(section, seq_len, whole, fingerprint, tokenizer.vocab_size)
 
 
 def unmaskable(section: DataSection) -> str | None:

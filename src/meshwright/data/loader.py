@@ -29,6 +29,8 @@ class Microbatch:
     first_slot: int
     documents: Tensor | None = None
     """The document of each input token, with data.mask_documents."""
+    positions: Tensor | None = None
+    """The position of each input token in its document, where documents are packed whole; None: in the sequence."""
 
 
 _Request = tuple[Callable[[], list[Microbatch]], Future[list[Microbatch]]]
@@ -143,13 +145,27 @@ class Loader:
                 break
             inputs = stack([pair[0] for pair in pairs], row, "inputs")
             targets = stack([pair[1] for pair in pairs], row, "targets")
-            end = self._dataset.end_of_document
-            documents = None if end is None else document_numbers(inputs, end)
-            if self._pin_memory:
-                inputs, targets = inputs.pin_memory(), targets.pin_memory()
-                documents = None if documents is None else documents.pin_memory()
-            batches.append(Microbatch(inputs, targets, int(first_slot), documents))
+            documents, positions = self._documents_of(inputs, pairs, row)
+            batch = Microbatch(inputs, targets, int(first_slot), documents, positions)
+            batches.append(_pinned(batch) if self._pin_memory else batch)
         return batches
+
+    def _documents_of(
+        self, inputs: Tensor, pairs: Sequence[Sample], row: Indices
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return the document of each token and the position in it; None where they are of no effect."""
+        numbers = [document for _, _, *of_sample in pairs for document in of_sample]
+        if numbers:
+            documents_BS = stack(numbers, row, "documents")
+            return documents_BS, positions_in(documents_BS)
+        end = self._dataset.end_of_document
+        return None if end is None else document_numbers(inputs, end), None
+
+
+def _pinned(batch: Microbatch) -> Microbatch:
+    """Return the microbatch in memory that is copied to a device in the background."""
+    tensors = {name: getattr(batch, name) for name in ("inputs", "targets", "documents", "positions")}
+    return replace(batch, **{name: one.pin_memory() for name, one in tensors.items() if one is not None})
 
 
 def stack(values: Sequence[Any], indices: Sequence[int] | Indices, what: str) -> Tensor:
@@ -178,6 +194,13 @@ def _tensor(value: Any, index: int, what: str) -> Tensor:
             f"the {what} of sample {index} are a {type(value).__name__} that no tensor can hold ({error}): "
             "return numbers, NumPy arrays of numbers or tensors from __getitem__ of the class in data.source"
         ) from error
+
+
+def positions_in(documents_BS: Tensor) -> Tensor:
+    """Return positions_BS (int64): 0, 1, ... from the first token of each document, which are contiguous, on."""
+    places_S = torch.arange(documents_BS.shape[1])
+    is_first_BS = documents_BS.diff(dim=1, prepend=documents_BS[:, :1] - 1) != 0
+    return places_S - (places_S * is_first_BS).cummax(dim=1).values
 
 
 def document_numbers(tokens_BS: Tensor, end_of_text: int) -> Tensor:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from meshwright.data.token_file import Tokens
 from meshwright.errors import DataError
@@ -18,6 +19,10 @@ END_OF_TEXT = "<|end_of_text|>"
 
 _KNOWN_ENDS_OF_TEXT = (END_OF_TEXT, "<|endoftext|>", "</s>", "<eos>", "<|eot_id|>", "<|im_end|>", "[SEP]")
 """Names of the token between documents in published tokenizers, tried in this order."""
+
+
+Places = npt.NDArray[np.int64]
+"""Places of characters in a text."""
 
 
 class Tokenizer(Protocol):
@@ -40,6 +45,13 @@ class Tokenizer(Protocol):
 
     def encode_batch(self, texts: Sequence[str]) -> list[Tokens]:
         """Return the ids of each text, faster than one by one."""
+        ...
+
+    def encode_located(self, texts: Sequence[str]) -> list[tuple[Tokens, Places, Places]]:
+        """Return the ids of each text, and where the characters of each id start and end in it.
+
+        The text of end of text becomes its id.
+        """
         ...
 
     def decode(self, ids: Sequence[int] | Tokens) -> str:
@@ -67,6 +79,27 @@ class ByteTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[Tokens]:
         """Return `encode` of each text."""
         return [self.encode(text) for text in texts]
+
+    def encode_located(self, texts: Sequence[str]) -> list[tuple[Tokens, Places, Places]]:
+        """Return int64 ids of each text, with end of text for its name, and the characters of each."""
+        return [self._located(text) for text in texts]
+
+    def _located(self, text: str) -> tuple[Tokens, Places, Places]:
+        ids, starts, ends, at = [], [], [], 0
+        for number, part in enumerate(text.split(END_OF_TEXT)):
+            if number:
+                ids.append(np.array([self.end_of_text]))
+                starts.append(np.array([at]))
+                at += len(END_OF_TEXT)
+                ends.append(np.array([at]))
+            ids.append(self.encode(part).astype(np.int64))
+            # UTF-8 has one byte up to U+007F, two up to U+07FF, three up to U+FFFF, else four.
+            points = np.frombuffer(part.encode("utf-32-le"), dtype="<u4")
+            num_bytes = 1 + (points > 0x7F).astype(np.int64) + (points > 0x7FF) + (points > 0xFFFF)
+            starts.append(np.repeat(np.arange(at, at + len(part)), num_bytes))
+            ends.append(starts[-1] + 1)
+            at += len(part)
+        return np.concatenate(ids), np.concatenate(starts), np.concatenate(ends)
 
     def decode(self, ids: Sequence[int] | Tokens) -> str:
         """Return the text of `ids` without end of text; other ids above 255 become U+FFFD."""
@@ -129,6 +162,15 @@ class JsonTokenizer:
         """Return `encode` of each text, over all cores."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+
+    def encode_located(self, texts: Sequence[str]) -> list[tuple[Tokens, Places, Places]]:
+        """Return uint32 ids of each text and the characters of each id; no special token is added."""
+        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        found: list[tuple[Tokens, Places, Places]] = []
+        for encoding in encodings:
+            places = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+            found.append((np.array(encoding.ids, dtype=np.uint32), places[:, 0], places[:, 1]))
+        return found
 
     def decode(self, ids: Sequence[int] | Tokens) -> str:
         """Return the text of `ids`, without special and unknown tokens."""

@@ -15,8 +15,9 @@
                                         on the CPU of every rank under torch.manual_seed(train.seed): keep the
                                         constructor deterministic
     takes_positions = True              optional: forward(inputs, positions, documents): positions in the sequence
-                                        (1-D), and the document of each token, or None. Required for context parallelism
-                                        (cp) and for data.mask_documents
+                                        (1-D; [batch, sequence] with data.packing = "whole", where each document counts
+                                        from 0), and the document of each token, or None. Required for context
+                                        parallelism (cp) and for data.mask_documents
     tensor_parallel = {...}             optional: sharding of each layer (tp): a role such as "column" for a pattern
                                         of module names such as "blocks.*.up" (parallelism/tensor/sharding_plan.py;
                                         docs/how_to/own_model.md has a table with all roles that a model needs). The

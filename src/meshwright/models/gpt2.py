@@ -55,15 +55,17 @@ class GPT2(nn.Module):
     ) -> Tensor:
         """Return logits_BSV, or x_BSD from a stage without head; `inputs` are tokens, or the previous stage's x_BSD.
 
-        `positions_S` default to 0, 1, ... or to those after `cache`; tokens attend within their document only.
+        `positions_S`, of all sequences or [B, S], default to 0, 1, ... or to those after `cache`; tokens attend within
+        their document only.
         """
         if inputs.is_floating_point():
             x_BSD = inputs
         else:
             if positions_S is None:
                 positions_S = next_positions(inputs, cache)
-            # A batch of one sequence: tensor parallelism shards both embeddings' outputs along the same dim.
-            x_BSD = self.embedding(inputs) + self.positions(positions_S[None])
+            # With a dim of sequences: tensor parallelism shards both embeddings' outputs along the same dim.
+            positions_BS = positions_S if positions_S.ndim == 2 else positions_S[None]
+            x_BSD = self.embedding(inputs) + self.positions(positions_BS)
         for index, block in enumerate(self.blocks):
             if block is not None:
                 x_BSD = block(x_BSD, documents_BS, None if cache is None else cache.layers[index])

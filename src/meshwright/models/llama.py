@@ -70,7 +70,8 @@ class Llama(nn.Module):
     ) -> Tensor:
         """Return logits_BSV, or x_BSD from a stage without head; `inputs` are tokens, or the previous stage's x_BSD.
 
-        `positions_S` default to 0, 1, ... or to those after `cache`; tokens attend within their document only.
+        `positions_S`, of all sequences or [B, S], default to 0, 1, ... or to those after `cache`; tokens attend within
+        their document only.
         """
         if positions_S is None:
             positions_S = next_positions(inputs, cache)

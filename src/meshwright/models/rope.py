@@ -15,7 +15,7 @@ from torch import Tensor
 from meshwright.spec.model.architecture import LlamaArchitecture, RopeScaling
 
 Rope = Callable[[Any, Tensor], tuple[Tensor, Tensor]]
-"""(architecture, positions_S) -> (cos_SH, sin_SH)."""
+"""(architecture, positions) -> (cos, sin), [S, H] of positions_S, [B, S, H] of positions_BS."""
 
 
 def rope_tables(architecture: LlamaArchitecture, positions_S: Tensor) -> tuple[Tensor, Tensor]:
@@ -34,14 +34,17 @@ def rope_frequencies(architecture: LlamaArchitecture, device: torch.device) -> T
 
 
 def turns(frequencies: Tensor, positions_S: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (cos_SH, sin_SH) of the angles at `positions_S`."""
-    angles_SH = torch.outer(positions_S.float(), torch.cat((frequencies, frequencies)))
+    """Return (cos_SH, sin_SH) of the angles at `positions_S`, or those of each sequence at positions_BS."""
+    angles_SH = positions_S.float()[..., None] * torch.cat((frequencies, frequencies))
     return angles_SH.cos(), angles_SH.sin()
 
 
 def rotate(x_BSNH: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
-    """Return x_BSNH rotated by its positions, in its own dtype; computed in float32 at least."""
-    cos_S1H, sin_S1H = cos_SH[:, None], sin_SH[:, None]
+    """Return x_BSNH rotated by its positions, in its own dtype; computed in float32 at least.
+
+    All sequences share cos_SH and sin_SH, or each has its own, cos_BSH and sin_BSH.
+    """
+    cos_S1H, sin_S1H = cos_SH[..., None, :], sin_SH[..., None, :]
     wide_BSNH = at_least_float32(x_BSNH)
     first, second = wide_BSNH.chunk(2, dim=-1)
     turned_BSNH = torch.cat((-second, first), dim=-1)

@@ -104,10 +104,14 @@ class DataSection(Frozen):
         return self.packing == "whole" and self.mask_documents
 
 
+Task = Literal["pretrain", "sft"]
+"""What is learned."""
+
+
 class TrainSection(Frozen):
     """What is learned, how long, on how much, and from which seed."""
 
-    task: Literal["pretrain", "sft"] = "pretrain"
+    task: Task = "pretrain"
     """What is learned: the next token of all text (pretrain), or of the assistant's messages in conversations (sft)."""
     steps: PositiveInt = 100
     """Optimizer steps of the whole run."""

@@ -79,7 +79,7 @@ class TraceCache:
 def _step_of(job: Job, layout: Layout, schedule: Schedule) -> list[object]:
     """Return the parts of a job that change a step."""
     sections = [job.model, job.train, job.optimizer, job.precision, layout]
-    documents = [job.data.mask_documents, job.data.document_tokens]
+    documents = [job.data.mask_documents, job.data.restarts_positions, job.data.document_tokens]
     return [*(section.to_dict() for section in sections), *documents, orders_to_csv(schedule.actions)]
 
 

@@ -41,7 +41,8 @@ class CacheKey(NamedTuple):
     def of(cls, job: Job, ranks: Ranks) -> "CacheKey":
         """Return the key of a resolved job on these ranks."""
         layout = ranks.layout_of(job).to_dict()
-        parts = (job.model.to_dict(), layout, job.precision.to_dict(), job.train.seq_len, job.data.mask_documents)
+        documents = [job.data.mask_documents, job.data.restarts_positions]
+        parts = (job.model.to_dict(), layout, job.precision.to_dict(), job.train.seq_len, documents)
         return cls(torch.__version__, _device_name(ranks.device), _code_hash(), _hash(json.dumps(parts).encode()))
 
     def difference(self, other: "CacheKey") -> str | None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from meshwright.data.loader import Microbatch, stack
+from meshwright.data.loader import Microbatch, positions_in, stack
 from meshwright.data.user_data import load_user_data, read_pair
 from meshwright.models.attention.attention_choice import state_document_length
 from meshwright.spec.job.job import Job
@@ -67,4 +67,5 @@ def constant_microbatches(job: Job, count: int, size: int) -> list[Microbatch]:
             stack(size * [value], size * [0], what) for value, what in zip(sample, ("inputs", "targets"), strict=True)
         )
     documents_BS = inputs if job.data.mask_documents else None
-    return [Microbatch(inputs, targets, index * size, documents_BS) for index in range(count)]
+    positions_BS = positions_in(inputs) if job.data.restarts_positions else None
+    return [Microbatch(inputs, targets, index * size, documents_BS, positions_BS) for index in range(count)]

@@ -261,17 +261,18 @@ class TrainStep:
 
     def _stage_input(self, step: int, microbatch: Microbatch, loss_scale: Tensor | None) -> StageInput:
         device = torch.device(self.meshes.device_type)
-        tensors = [microbatch.inputs, microbatch.targets, microbatch.documents]
+        tensors = [microbatch.inputs, microbatch.targets, microbatch.documents, microbatch.positions]
         if self.meshes.layout.cp > 1:
             tensors = [None if tensor is None else tensor[:, self.positions_S] for tensor in tensors]
-        inputs, targets, documents = (
+        inputs, targets, documents, positions = (
             None if tensor is None else tensor.to(device, non_blocking=True) for tensor in tensors
         )
         assert inputs is not None
         assert targets is not None
         context: dict[str, Any] = {}
         if self._takes_positions:
-            context = {"positions_S": self.positions_S.to(device), "documents_BS": documents}
+            positions = self.positions_S.to(device) if positions is None else positions
+            context = {"positions_S": positions, "documents_BS": documents}
         prepare = partial(seed_everything, self.job.train.seed, step, microbatch.first_slot)
         return StageInput(inputs, targets, context, prepare, loss_scale)
 

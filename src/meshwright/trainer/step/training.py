@@ -93,7 +93,7 @@ class Training:
         """
         draws_weights = not awaits_state or job.model.initial_weights is not None
         meshes, pipeline, num_parameters = build_pipeline(job, ranks, draws_weights=draws_weights)
-        dataset = dataset or build_dataset(job.data, job.train.seq_len)
+        dataset = dataset or build_dataset(job.data, job.train.seq_len, job.train.task)
         require_vocabulary(job, dataset)
         training = cls(job, ranks, meshes, dataset, pipeline)
         training.num_parameters = num_parameters

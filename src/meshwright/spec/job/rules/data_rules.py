@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from meshwright.spec.job.user_object import is_object_source
-from meshwright.spec.problem import Problem, shown_value
+from meshwright.spec.problem import Fix, Problem, shown_value
 
 if TYPE_CHECKING:
     from meshwright.spec.job.job import Job
 
-_KEPT_WHOLE = [{"data.packing": "whole", "data.mask_documents": True}, {"data.packing": "none"}]
+_KEPT_WHOLE: list[Fix] = [{"data.packing": "whole", "data.mask_documents": True}, {"data.packing": "none"}]
 _ONLY_SFT = ("messages_key", "chat_template", "train_on")
 
 

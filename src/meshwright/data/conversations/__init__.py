@@ -1,0 +1,1 @@
+"""Conversations to tokens: records, chat templates, and which tokens are targets."""
