@@ -26,6 +26,7 @@ from meshwright.data.whole_documents import (
 from meshwright.errors import ConfigError, DataError
 from meshwright.spec.job.sections import DataSection, Task
 from meshwright.spec.job.user_object import is_object_source
+from meshwright.units import counted
 
 Sample = tuple[Any, Any] | tuple[Any, Any, Any]
 """(inputs, targets), or with the document of each input."""
@@ -41,6 +42,10 @@ class Dataset(ABC):
 
     may_ignore_targets = False
     """Whether targets may be -100, which the next-token loss ignores."""
+    note: str | None = None
+    """What a run says of its data before the first step."""
+    pads_validation = False
+    """Whether validation samples after the last are padding, without a target, in place of the first ones again."""
 
     def __init__(
         self,
@@ -101,6 +106,7 @@ class PackedDataset(Dataset):
     """
 
     may_ignore_targets = True
+    pads_validation = True
 
     def __init__(
         self,
@@ -121,13 +127,20 @@ class PackedDataset(Dataset):
         training, held_out = kept.num_inputs[:first_held_out], kept.num_inputs[first_held_out:]
         rows, last = pack_rows(training, section, seq_len), pack_rows(held_out, section, seq_len)
         self._rows = [*rows, *(row + first_held_out for row in last)]
-        self.share_filled = float(kept.num_inputs.sum() / (len(self._rows) * seq_len))
-        """Share of the rows' tokens that are no padding."""
+        share_filled = kept.num_inputs.sum() / (len(self._rows) * seq_len)
+        self.note = (
+            f"{counted(len(kept.documents), 'document')} in {counted(len(self._rows), 'row')}, {share_filled:.1%} full"
+            f"{f' ({kept.left_out})' if kept.left_out else ''}"
+        )
         super().__init__(len(self._rows), 0.0, {**fingerprint, **packing_fingerprint(section)}, len(last))
+
+    def validation_sample(self, index: int) -> Sample:
+        """Return validation sample `index`, of padding alone after the last."""
+        return self.read(self.num_training_samples + index)
 
     def read(self, index: int) -> Sample:
         """Return (inputs, targets), each int64 [seq_len], and with data.mask_documents the document of each input."""
-        row = self._rows[index]
+        row = self._rows[index] if index < len(self._rows) else np.zeros(0, np.int64)
         inputs, targets = np.zeros(self._seq_len, np.int64), np.full(self._seq_len, IGNORED)
         documents, at = np.full(self._seq_len, len(row)), 0
         for number, kept in enumerate(row):

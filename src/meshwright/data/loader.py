@@ -77,8 +77,13 @@ class Loader:
 
     @property
     def num_validation_batches(self) -> int:
-        """Return the number of global batches without repeated validation samples, at least 1 if there are any."""
+        """Return the number of global batches without repeated validation samples, at least 1 if there are any.
+
+        Where padding follows the last sample, all samples are in them.
+        """
         num_samples = self._dataset.num_validation_samples
+        if self._dataset.pads_validation:
+            return -(-num_samples // self._share.global_batch_size)
         return min(num_samples, max(1, num_samples // self._share.global_batch_size))
 
     def microbatches(self, step: int) -> list[Microbatch]:
@@ -96,13 +101,14 @@ class Loader:
         return batches
 
     def validation_microbatches(self, batch_index: int) -> list[Microbatch]:
-        """Return this rank's microbatches of a validation batch, in the order of samples, wrapping around."""
+        """Return this rank's microbatches of a validation batch, in the order of samples, then padding or again."""
         assert not self._is_closed, "the loader is closed"
         assert self._dataset.num_validation_samples, "validation without validation samples"
-        order = SampleOrder(self._dataset.num_validation_samples, seed=0, shuffle=False)
         # Each of several independent replicas evaluates all of them.
         share = replace(self._share, member=0, num_members=1)
-        samples = order.samples_at(share.positions(batch_index))
+        samples = share.positions(batch_index)
+        if not self._dataset.pads_validation:
+            samples = samples % self._dataset.num_validation_samples
         # In the thread: a user's class need not be thread-safe.
         return self._submit(partial(self._stack, samples, share.slots, self._dataset.validation_sample)).result()
 

@@ -77,6 +77,7 @@ class KeptDocuments:
     """Documents left out since they are longer than a sequence."""
     num_without_target: int
 
+    @property
     def left_out(self) -> str:
         """Return in words what was cut and left out; "" for nothing."""
         parts = [

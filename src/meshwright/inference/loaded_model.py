@@ -14,6 +14,7 @@ from meshwright.checkpoint.hf.side_files import GENERATION_CONFIG
 from meshwright.checkpoint.hf.weights import load_hf_parameters
 from meshwright.checkpoint.safetensors.weight_index import CONFIG, read_json
 from meshwright.checkpoint.saved_model import SavedModel, find_saved_model
+from meshwright.data.conversations.chat_template import TEMPLATE_FILE, find_chat_template
 from meshwright.data.tokenizer import BYTES, Tokenizer, load_tokenizer
 from meshwright.data.tokenizer_files import TOKENIZER
 from meshwright.errors import ConfigError
@@ -44,11 +45,32 @@ class LoadedModel:
 
     def encode_prompt(self, text: str) -> list[int]:
         """Return the ids of a prompt, end of text for an empty one; raises ConfigError without a tokenizer."""
+        ids = [*self.start, *(int(token) for token in self._own_tokenizer.encode(text))]
+        return ids or [self._own_tokenizer.end_of_text]
+
+    def encode_chat(self, text: str) -> list[int]:
+        """Return the ids of a user's message, before the answer; raises ConfigError without a chat template."""
+        tokenizer = self._own_tokenizer
+        template = find_chat_template(self._folder, tokenizer)
+        if template is None:
+            raise ConfigError(
+                f"{self._folder} has no chat template, which --chat needs: put the model's {TEMPLATE_FILE} into it, or "
+                "leave --chat out"
+            )
+        messages = [{"role": "user", "content": text}]
+        ((ids, _, _),) = tokenizer.encode_located([template.render(messages, add_generation_prompt=True).text])
+        return [int(token) for token in ids]
+
+    @property
+    def _own_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
-            folder = self.origin if is_hugging_face(self.origin) else self.origin.parent.parent
-            raise ConfigError(f"{self.origin} has no tokenizer: put the model's {TOKENIZER} into {folder}")
-        ids = [*self.start, *(int(token) for token in self.tokenizer.encode(text))]
-        return ids or [self.tokenizer.end_of_text]
+            raise ConfigError(f"{self.origin} has no tokenizer: put the model's {TOKENIZER} into {self._folder}")
+        return self.tokenizer
+
+    @property
+    def _folder(self) -> Path:
+        """Return the folder of the tokenizer's files: that of a run or of a Hugging Face model."""
+        return self.origin if is_hugging_face(self.origin) else self.origin.parent.parent
 
 
 def load_model(source: Path, step: int | None = None, device: torch.device | None = None) -> LoadedModel:

@@ -112,6 +112,8 @@ def _data(section: DataSection, corpus: Path) -> DataSection:
         source=str(corpus),
         cache_dir=str(corpus.parent / "cache"),
         validation_fraction=0.0,
+        packing=section.packing,
+        too_long="stop" if section.packing == "split" else "cut",
         mask_documents=section.mask_documents,
         shuffle=section.shuffle,
     )

@@ -146,15 +146,19 @@ def generate(
     top_p: float = 1.0,
     seed: int = 0,
     step: NotNegative | None = None,
+    chat: bool = False,
 ) -> str:
-    """Return `prompt` and its continuation by the model in `source`: a run, a checkpoint or a Hugging Face folder."""
+    """Return `prompt` and its continuation by the model in `source`: a run, a checkpoint or a Hugging Face folder.
+
+    With `chat` the prompt is a user's message in the model's chat template, and the answer alone is returned.
+    """
     sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed)
     loaded = load_model(Path(source), step)
-    ids = loaded.encode_prompt(prompt)
+    ids = loaded.encode_chat(prompt) if chat else loaded.encode_prompt(prompt)
     assert loaded.tokenizer is not None
     tokens = _generate(loaded.model, ids, sampling, stop=loaded.stop, num_tokens=loaded.tokenizer.vocab_size)
     stream = TextStream(loaded.tokenizer, ids)
-    return prompt + "".join([stream.add(token) for token in tokens]) + stream.end()
+    return ("" if chat else prompt) + "".join([stream.add(token) for token in tokens]) + stream.end()
 
 
 def _comparison(model: SavedModel, folder: Path, out: Path, dtype: str) -> LogitsComparison:

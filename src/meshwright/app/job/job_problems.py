@@ -181,7 +181,8 @@ def _data_problems(resolved: ResolvedJob, *, knows_model: bool) -> list[str]:
         architecture = resolve_architecture(job.model) if knows_model else None
     except MeshwrightError:
         architecture = None  # reported by _model_problems
-    return data_problems(job.data, job.train.seq_len, architecture.vocab_size if architecture else None)
+    vocab_size = architecture.vocab_size if architecture else None
+    return data_problems(job.data, job.train.seq_len, vocab_size, job.train.task)
 
 
 def _refusal_to_write(folder: Path) -> str | None:

@@ -9,7 +9,8 @@ from typing import Any
 from meshwright.checkpoint.hf.hf_model import HfModel
 from meshwright.checkpoint.safetensors.weight_index import CONFIG, read_json
 from meshwright.checkpoint.saved_model import SavedModel
-from meshwright.data.tokenizer import BYTES, Tokenizer
+from meshwright.data.conversations.chat_template import TEMPLATE_FILE, load_chat_template
+from meshwright.data.tokenizer import BYTES, Tokenizer, load_tokenizer
 from meshwright.data.tokenizer_files import TOKENIZER, advice_to_make_one
 from meshwright.errors import ConfigError
 from meshwright.log import logger
@@ -26,7 +27,7 @@ TOKENIZER_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "chat_template.jinja",
+    TEMPLATE_FILE,
 )
 """Files of a tokenizer; a folder has some of them."""
 SIDE_FILES = "|".join(re.escape(name) for name in (CONFIG, GENERATION_CONFIG, *TOKENIZER_FILES))
@@ -71,6 +72,16 @@ def keep_side_files(job: Job, run: Run) -> None:
         temporary = run.folder / f".{CONFIG}.tmp"
         _write(temporary, architecture_to_hf(architecture))
         temporary.replace(run.folder / CONFIG)
+    _keep_tokenizer(job, run)
+    if job.train.task == "sft":
+        # After a folder's own template, which data.chat_template replaces.
+        temporary = run.folder / f".{TEMPLATE_FILE}.tmp"
+        template = load_chat_template(job.data, load_tokenizer(job.data.tokenizer))
+        temporary.write_text(template.source, encoding="utf-8")
+        temporary.replace(run.folder / TEMPLATE_FILE)
+
+
+def _keep_tokenizer(job: Job, run: Run) -> None:
     if is_object_source(job.data.source) or job.data.tokenizer == BYTES or (run.folder / TOKENIZER).exists():
         return
     tokenizer = local_path(job.data.tokenizer)
@@ -107,6 +118,8 @@ def _write_tokenizer(model: SavedModel, tokenizer: Tokenizer, folder: Path, max_
         assert source is not None
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
+    if source is None and (model.run.folder / TEMPLATE_FILE).is_file():
+        shutil.copyfile(model.run.folder / TEMPLATE_FILE, folder / TEMPLATE_FILE)
     (folder / TOKENIZER).write_text(tokenizer.to_tokenizer_json(), encoding="utf-8")
     if not (folder / "tokenizer_config.json").is_file():
         config = {

@@ -204,10 +204,11 @@ class TrainStep:
 
     @torch.no_grad()
     def validate(self, batches: Sequence[Sequence[Microbatch]]) -> float:
-        """Return the mean loss over `batches` of microbatches, without training; a collective."""
+        """Return the mean loss over the targets of all `batches` of microbatches, without training; a collective."""
         self.model.eval()
         self.float8_gathers.update_scales()
-        totals = [self.pipeline.evaluate(self._stage_inputs(0, batch)) for batch in batches]
+        scale = self._loss_scale([microbatch for batch in batches for microbatch in batch])
+        totals = [self.pipeline.evaluate([self._stage_input(0, one, scale) for one in batch]) for batch in batches]
         # A checkpoint, which saves shards, may follow.
         reshard_model(self.model)
         self.model.train()
@@ -252,12 +253,16 @@ class TrainStep:
 
     def _stage_inputs(self, step: int, microbatches: Sequence[Microbatch]) -> list[StageInput]:
         """Return this rank's shard of the microbatches, on its device; a collective if targets may be ignored."""
-        scale = None
-        if self.may_ignore_targets and isinstance(self.pipeline.loss, NextTokenLoss):
-            targets = [microbatch.targets for microbatch in microbatches]
-            sum_outside = None if self.replicas is None else self.replicas.sum
-            scale = 1 / counted_share(targets, torch.device(self.meshes.device_type), sum_outside)
+        scale = self._loss_scale(microbatches)
         return [self._stage_input(step, microbatch, scale) for microbatch in microbatches]
+
+    def _loss_scale(self, microbatches: Sequence[Microbatch]) -> Tensor | None:
+        """Return what makes losses of microbatches means over the targets that count; a collective, or None for 1."""
+        if not self.may_ignore_targets or not isinstance(self.pipeline.loss, NextTokenLoss):
+            return None
+        targets = [microbatch.targets for microbatch in microbatches]
+        sum_outside = None if self.replicas is None else self.replicas.sum
+        return 1 / counted_share(targets, torch.device(self.meshes.device_type), sum_outside)
 
     def _stage_input(self, step: int, microbatch: Microbatch, loss_scale: Tensor | None) -> StageInput:
         device = torch.device(self.meshes.device_type)

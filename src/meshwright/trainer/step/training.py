@@ -31,9 +31,11 @@ from meshwright.errors import (
 )
 from meshwright.fault_tolerance.replicas.replica_group import ReplicaGroup
 from meshwright.log import logger
+from meshwright.models.contract import Loss
 from meshwright.parallelism.data.fully_sharded import reshard_model
 from meshwright.parallelism.data.materialize import draw_weights
 from meshwright.parallelism.gradients import share_tied
+from meshwright.parallelism.loss import NextTokenLoss
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.pipeline.pipeline import Pipeline
 from meshwright.parallelism.torch_private.torch_compat import (
@@ -95,6 +97,7 @@ class Training:
         meshes, pipeline, num_parameters = build_pipeline(job, ranks, draws_weights=draws_weights)
         dataset = dataset or build_dataset(job.data, job.train.seq_len, job.train.task)
         require_vocabulary(job, dataset)
+        require_ignoring_loss(job, pipeline.loss)
         training = cls(job, ranks, meshes, dataset, pipeline)
         training.num_parameters = num_parameters
         training._has_weights = draws_weights or not all(hasattr(stage, "initial") for stage in pipeline.stages)
@@ -292,6 +295,16 @@ def _holds_outer(folder: Path) -> bool:
             holds = OUTER in saved_sections(folder)
     found: bool = peers.publish(holds)
     return found
+
+
+def require_ignoring_loss(job: Job, loss: Loss) -> None:
+    """Raise ConfigError for padded samples with a loss of the model's own, which is no mean over targets that count."""
+    if job.data.packing == "split" or isinstance(loss, NextTokenLoss):
+        return
+    raise ConfigError(
+        f'data.packing = "{job.data.packing}" pads sequences, which takes the next-token loss, and model.source = '
+        f'{job.model.source!r} has a loss of its own: remove that method, or set data.packing to "split"'
+    )
 
 
 def require_vocabulary(job: Job, dataset: Dataset) -> None:

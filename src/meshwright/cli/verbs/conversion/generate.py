@@ -17,6 +17,7 @@ from meshwright.log import progress
 @click.option("--top-k", type=int, help="Draw from this many most likely tokens; default: all.")
 @click.option("--top-p", default=1.0, show_default=True, help="Draw from the likeliest of this probability.")
 @click.option("--seed", default=0, show_default=True, help="The same seed gives the same text.")
+@click.option("--chat", is_flag=True, help="The prompt is a message in the chat template; print the answer alone.")
 @click.option("--step", type=int, help="Checkpoint of a run to use; default: the newest.")
 def command(
     source: Path,
@@ -27,6 +28,7 @@ def command(
     top_p: float,
     seed: int,
     step: int | None,
+    chat: bool,
     as_json: bool,
 ) -> None:
     """Continue a text with the model in RUN_OR_FOLDER: a run, one of its checkpoints, a Hugging Face folder, or the
@@ -45,13 +47,14 @@ def command(
 
     sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed)
     loaded = load_model(source, step)
-    ids = loaded.encode_prompt(prompt)
+    ids = loaded.encode_chat(prompt) if chat else loaded.encode_prompt(prompt)
+    shown = "" if chat else prompt
     assert loaded.tokenizer is not None
     tokens = generate(loaded.model, ids, sampling, stop=loaded.stop, num_tokens=loaded.tokenizer.vocab_size)
     stream = TextStream(loaded.tokenizer, ids)
     if not as_json:
-        click.echo(prompt, nl=False)
-    pieces, started_s = [prompt], time.perf_counter()
+        click.echo(shown, nl=False)
+    pieces, started_s = [shown], time.perf_counter()
     for token in tokens:
         pieces.append(stream.add(token))
         if not as_json:
