@@ -85,7 +85,7 @@ def _record_once(job: Job, device: str, planted: PlantedAxis | None) -> Record:
 
 def _dataset(job: Job) -> Dataset:
     """Return the job's dataset; samples of a stream ignore some targets, rows of documents and user data do already."""
-    dataset = build_dataset(job.data, job.train.seq_len)
+    dataset = build_dataset(job.data, job.train.seq_len, job.train.task)
     return WithIgnoredTargets(dataset, job.train.seq_len) if isinstance(dataset, TokenDataset) else dataset
 
 
