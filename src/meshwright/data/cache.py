@@ -205,7 +205,7 @@ def content_of(section: DataSection, read: Read = pieces) -> Content:
 def _identity(section: DataSection, read: Read) -> str:
     """Return a hash of what the content follows from: the files as they are now, and how they are read."""
     parts: list[object] = [_FORMAT, section.max_bytes, section.text_key]
-    parts += [] if read is pieces else [read.__name__, section.messages_key]
+    parts += [] if read is pieces else [read.__name__]
     for file in list_files(section):
         found = file.stat()
         parts.append([str(file.absolute()), found.st_size, found.st_mtime_ns, found.st_ino])

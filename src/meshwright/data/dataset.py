@@ -2,6 +2,7 @@
 
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from meshwright.data.cache import Content, cached_tokens
 from meshwright.data.conversations.chat_template import load_chat_template
 from meshwright.data.conversations.encode import ConversationEncoder
-from meshwright.data.conversations.records import conversation_pieces
+from meshwright.data.conversations.records import ConversationReader
 from meshwright.data.order import Indices
 from meshwright.data.pack_documents import one_each, pack_documents
 from meshwright.data.sources import describe
@@ -42,7 +43,7 @@ class Dataset(ABC):
 
     may_ignore_targets = False
     """Whether targets may be -100, which the next-token loss ignores."""
-    note: str | None = None
+    notes: Sequence[str] = ()
     """What a run says of its data before the first step."""
     pads_validation = False
     """Whether validation samples after the last are padding, without a target, in place of the first ones again."""
@@ -128,9 +129,9 @@ class PackedDataset(Dataset):
         rows, last = pack_rows(training, section, seq_len), pack_rows(held_out, section, seq_len)
         self._rows = [*rows, *(row + first_held_out for row in last)]
         share_filled = kept.num_inputs.sum() / (len(self._rows) * seq_len)
-        self.note = (
+        self.notes = (
             f"{counted(len(kept.documents), 'document')} in {counted(len(self._rows), 'row')}, {share_filled:.1%} full"
-            f"{f' ({kept.left_out})' if kept.left_out else ''}"
+            f"{f' ({kept.left_out})' if kept.left_out else ''}",
         )
         super().__init__(len(self._rows), 0.0, {**fingerprint, **packing_fingerprint(section)}, len(last))
 
@@ -207,7 +208,7 @@ def _conversations(section: DataSection, seq_len: int) -> PackedDataset:
     tokenizer = load_tokenizer(section.tokenizer)
     template = load_chat_template(section, tokenizer)
     encoder = ConversationEncoder(section, tokenizer, template)
-    tokens, content = cached_tokens(section, encoder, conversation_pieces)
+    tokens, content = cached_tokens(section, encoder, ConversationReader(section))
     whole = WholeDocuments.of_conversations(tokens, encoder.end_of_text)
     fingerprint = _token_fingerprint(section, seq_len, tokenizer, tokens, content)
     fingerprint |= {"chat_template": template.identity, "train_on": section.train_on}

@@ -1,8 +1,7 @@
 """Readers of text, JSONL and Parquet files as pieces of documents, in bounded memory."""
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -36,18 +35,12 @@ def read_file(path: Path, text_key: str) -> Iterator[Piece]:
     A document is a text file, a JSONL line or a Parquet row; empty documents are skipped.
     """
     suffix = path.suffix.lower()
-    if suffix in PARQUET_SUFFIXES:
-        yield from _parquet(path, text_key)
-        return
-    with reading(path), path.open("rb") as file:
-        yield from _jsonl(path, file, text_key) if suffix in JSONL_SUFFIXES else _text(path, file)
-
-
-@contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Raise DataError in place of an OSError of reading `path`."""
     try:
-        yield
+        if suffix in PARQUET_SUFFIXES:
+            yield from _parquet(path, text_key)
+            return
+        with path.open("rb") as file:
+            yield from _jsonl(path, file, text_key) if suffix in JSONL_SUFFIXES else _text(path, file)
     except FileNotFoundError as error:
         raise DataError(f"{path} does not exist: set data.source to a file or folder that does") from error
     except OSError as error:
@@ -94,15 +87,6 @@ def _last_character(utf8: bytes) -> int:
 
 
 def _jsonl(path: Path, file: BinaryIO, text_key: str) -> Iterator[Piece]:
-    holds = f'its text under data.text_key, such as {{"{text_key}": "..."}}'
-    for where, record in json_objects(path, file, holds):
-        if text_key not in record:
-            raise DataError(_missing_key(where, text_key, list(record)))
-        yield from _document(record[text_key], where, text_key)
-
-
-def json_objects(path: Path, file: BinaryIO, holds: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the place and the object of each line of a JSONL file; raises DataError that says what each `holds`."""
     for number, line in enumerate(file, start=1):
         if not line.strip():
             continue
@@ -117,33 +101,26 @@ def json_objects(path: Path, file: BinaryIO, holds: str) -> Iterator[tuple[str, 
         if not isinstance(record, dict):
             raise DataError(
                 f"{where} is a JSON {type(record).__name__}, not an object: each line of a JSONL file is one object "
-                f"with {holds}"
+                f'with its text under data.text_key, such as {{"{text_key}": "..."}}'
             )
-        yield where, record
-
-
-def _parquet(path: Path, text_key: str) -> Iterator[Piece]:
-    for where, record in parquet_rows(path, [text_key], needed=text_key):
+        if text_key not in record:
+            raise DataError(_missing_key(where, text_key, list(record)))
         yield from _document(record[text_key], where, text_key)
 
 
-def parquet_rows(path: Path, columns: Sequence[str], needed: str | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the place and those of `columns` that there are of each row; raises DataError without one that is `needed`.
-
-    Where there is none of them, all columns are read.
-    """
+def _parquet(path: Path, text_key: str) -> Iterator[Piece]:
     parquet = import_extra("pyarrow.parquet", f"reading {path}")
     arrow = import_extra("pyarrow", f"reading {path}")
     try:
-        with reading(path), parquet.ParquetFile(path) as file:
-            present, row = file.schema_arrow.names, 0
-            if needed is not None and needed not in present:
-                raise DataError(_missing_key(f"{path}", needed, present))
-            chosen = [column for column in columns if column in present] or present
-            for batch in file.iter_batches(batch_size=_PARQUET_ROWS, columns=chosen):
-                for record in batch.to_pylist():
+        with parquet.ParquetFile(path) as file:
+            columns = file.schema_arrow.names
+            if text_key not in columns:
+                raise DataError(_missing_key(f"{path}", text_key, columns))
+            row = 0
+            for batch in file.iter_batches(batch_size=_PARQUET_ROWS, columns=[text_key]):
+                for value in batch.column(0).to_pylist():
                     row += 1
-                    yield f"{path}, row {row}", record
+                    yield from _document(value, f"{path}, row {row}", text_key)
     except arrow.ArrowInvalid as error:
         raise DataError(f"{path} is no Parquet file ({error}): rename or replace it, or change data.source") from error
 

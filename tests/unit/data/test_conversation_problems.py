@@ -58,7 +58,9 @@ def test_too_long_and_too_few(tmp_path: Path) -> None:
 def test_conversations_without_an_answer_are_left_out_and_counted(tmp_path: Path) -> None:
     section = section_of(tmp_path, GOOD, SILENT, GOOD)
     assert problems(section, 64, None, "sft") == []
-    assert build_dataset(section, 64, "sft").note == "2 documents in 1 row, 81.2% full (1 left out without a target)"
+    assert [*build_dataset(section, 64, "sft").notes] == [
+        "2 documents in 1 row, 81.2% full (1 left out without a target)"
+    ]
 
 
 def test_text_holds_no_conversations(tmp_path: Path) -> None:

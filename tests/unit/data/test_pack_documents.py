@@ -65,7 +65,7 @@ def test_a_row_holds_documents_and_padding(tmp_path: Path) -> None:
     assert batch.positions is not None
     assert batch.documents.tolist() == [[0] * 4 + [1] * 3 + [2] * 2 + [3]]
     assert batch.positions.tolist() == [[0, 1, 2, 3, 0, 1, 2, 0, 1, 0]]
-    assert (dataset.num_training_samples, dataset.note) == (1, "3 documents in 1 row, 90.0% full")
+    assert (dataset.num_training_samples, *dataset.notes) == (1, "3 documents in 1 row, 90.0% full")
 
 
 def test_without_a_mask_positions_are_those_of_the_row(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_what_is_too_long_is_cut_or_left_out(tmp_path: Path, too_long: str, rows
     section = corpus(tmp_path, ["abcdefghi", "xy"], too_long=too_long, packing="none")
     dataset = build_dataset(section, 5)
     found = [bytes(value for value in dataset.read(row)[0] if value).decode() for row in range(len(rows))]
-    assert (found, dataset.note) == (rows, note)
+    assert (found, *dataset.notes) == (rows, note)
     assert problems(section, 5, None) == []
 
 

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from meshwright.data.readers import JSONL_SUFFIXES, PARQUET_SUFFIXES, Piece, json_objects, parquet_rows, reading
+from meshwright.data.conversations.record_files import RECORD_SUFFIXES, Records, read_records
+from meshwright.data.readers import Piece
 from meshwright.data.sources import STDLIB, list_files
 from meshwright.errors import DataError
 from meshwright.spec.job.sections import DataSection
@@ -26,7 +27,7 @@ Conversation = dict[str, Any]
 def conversation_files(section: DataSection) -> list[Path]:
     """Return the files of data.source that hold records; raises DataError if there are none."""
     files = [] if section.source == STDLIB else list_files(section)
-    found = [file for file in files if file.suffix.lower() in JSONL_SUFFIXES | PARQUET_SUFFIXES]
+    found = [file for file in files if file.suffix.lower() in RECORD_SUFFIXES]
     if not found:
         raise DataError(
             f'data.source = {section.source!r} holds no conversations, which train.task = "sft" learns from: set it to '
@@ -36,26 +37,27 @@ def conversation_files(section: DataSection) -> list[Path]:
     return found
 
 
-def records_of(path: Path, section: DataSection) -> Iterator[tuple[str, dict[str, Any]]]:
+class ConversationReader:
+    """Callable: the conversations of a job as documents, for the token cache, which knows it by its name."""
+
+    def __init__(self, section: DataSection) -> None:
+        self.__name__ = f"conversations in {section.messages_key}"
+
+    def __call__(self, section: DataSection) -> Iterator[Piece]:
+        """Yield each conversation as a document: its JSON. Whole ones only, up to data.max_bytes; raises DataError."""
+        left = section.max_bytes
+        for path in conversation_files(section):
+            for where, record in records_of(path, section):
+                piece = as_piece(as_conversation(record, where, section))
+                left -= len(piece.utf8)
+                if left < 0:
+                    return
+                yield piece
+
+
+def records_of(path: Path, section: DataSection) -> Records:
     """Yield the place and the fields of each record of a file; raises DataError if it cannot be read."""
-    if path.suffix.lower() in PARQUET_SUFFIXES:
-        yield from parquet_rows(path, [section.messages_key, PROMPT, COMPLETION, TOOLS])
-    else:
-        with reading(path), path.open("rb") as file:
-            holds = f'a conversation, such as {{"{section.messages_key}": [{{"role": "user", "content": "..."}}]}}'
-            yield from json_objects(path, file, holds)
-
-
-def conversation_pieces(section: DataSection) -> Iterator[Piece]:
-    """Yield each conversation as a document: its JSON. Whole ones only, up to data.max_bytes; raises DataError."""
-    left = section.max_bytes
-    for path in conversation_files(section):
-        for where, record in records_of(path, section):
-            piece = as_piece(as_conversation(record, where, section))
-            left -= len(piece.utf8)
-            if left < 0:
-                return
-            yield piece
+    return read_records(path, [section.messages_key, PROMPT, COMPLETION, TOOLS])
 
 
 def as_piece(conversation: Conversation) -> Piece:

@@ -109,7 +109,7 @@ Task = Literal["pretrain", "sft"]
 
 
 class TrainSection(Frozen):
-    """What is learned, how long, on how much, and from which seed."""
+    """How long, on how much, and from which seed."""
 
     task: Task = "pretrain"
     """What is learned: the next token of all text (pretrain), or of the assistant's messages in conversations (sft)."""

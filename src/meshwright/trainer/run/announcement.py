@@ -33,8 +33,8 @@ def announce(training: Training, step: int, peak_name: str | None) -> None:
         "" if replicas is None or replicas.num_members == 1 else ", shared by all",
         step,
     )
-    if training.dataset.note is not None:
-        logger.info("%s", training.dataset.note)
+    for note in training.dataset.notes:
+        logger.info("%s", note)
     if (float8 := training.model.float8) is not None:
         logger.log(logging.WARNING if float8.is_fallback else logging.INFO, "%s", float8.text)
     if training.job.train.exact_elastic:
