@@ -1,7 +1,7 @@
 """Corpus: one source of a job's data as the tokens that training reads, whatever it is stored as."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from meshwright.data.cache import TokenCache
 from meshwright.data.content import Content, CountBytes, Read
@@ -94,18 +94,24 @@ class Corpus:
         return CorpusTokens(stored, content, tokenizer)
 
 
-def corpora(section: DataSection, task: Task = "pretrain") -> Iterator[Corpus]:
-    """Yield the corpora of a job's [data], one for each table of a mixture; none where it names a user's class.
+T = TypeVar("T")
 
-    Raises DataError for tokens where documents are needed: with data.deduplicate, or train.task = "sft".
+
+def map_corpora(section: DataSection, task: Task, take: Callable[[Corpus], T]) -> list[T]:
+    """Return what `take` makes of each corpus of a job: that of each table of a mixture, none of a user's class.
+
+    Raises DataError for tokens where documents are needed. An error about a table of a mixture names it.
     """
-    sections, encoding = mixture_sections(section) or [section], Encoding(section, task)
-    for number, one in enumerate([] if is_object_source(section.source) else sections):
+    if is_object_source(section.source):
+        return []
+    sections, encoding, found = mixture_sections(section) or [section], Encoding(section, task), []
+    for number, one in enumerate(sections):
         with errors_of_table(section, number):
-            corpus = Corpus(one, encoding, sections[:number] if section.mixture and section.deduplicate else None)
             if problem := no_documents(one, task):
                 raise DataError(problem)
-        yield corpus
+            earlier = sections[:number] if section.mixture and section.deduplicate else None
+            found.append(take(Corpus(one, encoding, earlier)))
+    return found
 
 
 def no_documents(section: DataSection, task: Task) -> str | None:

@@ -2,11 +2,8 @@
 
 from typing import cast
 
-from meshwright.data.cache import TokenCache
-from meshwright.data.content import CountBytes
-from meshwright.data.corpus import Corpus, corpora
+from meshwright.data.corpus import Corpus, map_corpora
 from meshwright.data.mixing.mixture_dataset import MixtureDataset
-from meshwright.data.mixing.mixture_sections import errors_of_table
 from meshwright.data.numbered_samples import Dataset
 from meshwright.data.packed_dataset import PackedDataset
 from meshwright.data.streams.stream_dataset import StreamDataset
@@ -26,30 +23,13 @@ def build_dataset(section: DataSection, seq_len: int, task: Task = "pretrain") -
             raise ConfigError(problem)
         data = load_user_data(section)
         return StreamDataset(section, data) if is_stream(data) else UserDataset(section, cast(UserData, data))
-    sources: list[Dataset] = []
-    for number, corpus in enumerate(corpora(section, task)):
-        with errors_of_table(section, number):
-            sources.append(_dataset_of(corpus, seq_len))
+    sources = map_corpora(section, task, lambda corpus: _dataset_of(corpus, seq_len))
     return MixtureDataset(section, sources) if section.mixture else sources[0]
 
 
 def _dataset_of(corpus: Corpus, seq_len: int) -> Dataset:
     kind = TokenDataset if corpus.section.packing == "split" else PackedDataset
     return kind(corpus.section, seq_len, corpus.tokens())
-
-
-def token_caches(
-    section: DataSection, task: Task = "pretrain", count_read: CountBytes | None = None
-) -> list[TokenCache]:
-    """Return the token caches that `build_dataset` reads, whether they are filled or not: one for each source of text.
-
-    Reads sources that have not been measured: `count_read` takes their bytes. Raises DataError as build_dataset.
-    """
-    found = []
-    for number, corpus in enumerate(corpora(section, task)):
-        with errors_of_table(section, number):
-            found += [corpus.cache(count_read)] if corpus.is_text else []
-    return found
 
 
 def unmaskable(section: DataSection) -> str | None:
