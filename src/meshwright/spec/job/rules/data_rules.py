@@ -28,7 +28,7 @@ def data_rule_problems(job: Job) -> Iterator[Problem]:
         )
         yield Problem(what, [{"data.packing": "split"}])
     if data.on_bad_document != "stop" and is_object:
-        what = f'data.on_bad_document = "skip" leaves out documents, and data.source = {data.source!r} makes samples itself'
+        what = f'data.on_bad_document = "skip" leaves out documents, and data.source = {data.source!r} has samples'
         yield Problem(what, [{"data.on_bad_document": "stop"}])
     if data.packing == "split" and data.too_long != "stop":
         what = (
