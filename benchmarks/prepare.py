@@ -24,8 +24,8 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from benchmarks.resident import Peak
-from meshwright.data import content
-from meshwright.data.cache import TokenCache
+from meshwright.data.cache import content
+from meshwright.data.cache.token_cache import TokenCache
 from meshwright.data.sources import list_files
 from meshwright.data.tokenizer import load_tokenizer
 from meshwright.spec.job.sections import DataSection

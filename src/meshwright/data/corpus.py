@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from meshwright.data.cache import TokenCache
-from meshwright.data.content import Content, CountBytes, Read
+from meshwright.data.cache.content import Content, CountBytes, Read
+from meshwright.data.cache.prepared_folder import PreparedTokenizer, find_prepared
+from meshwright.data.cache.token_cache import TokenCache
 from meshwright.data.encoding import Encoding
 from meshwright.data.filtering.unique_documents import UniqueDocuments
 from meshwright.data.formats.stored_tokens import (
@@ -16,7 +17,6 @@ from meshwright.data.formats.stored_tokens import (
     token_files,
 )
 from meshwright.data.mixing.mixture_sections import errors_of_table, mixture_sections
-from meshwright.data.prepared_folder import PreparedTokenizer, find_prepared
 from meshwright.data.sources import describe
 from meshwright.data.tokenizer import Tokenizer
 from meshwright.errors import DataError

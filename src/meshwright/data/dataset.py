@@ -5,7 +5,7 @@ from typing import cast
 from meshwright.data.corpus import Corpus, map_corpora
 from meshwright.data.mixing.mixture_dataset import MixtureDataset
 from meshwright.data.numbered_samples import Dataset
-from meshwright.data.packed_dataset import PackedDataset
+from meshwright.data.packing.packed_dataset import PackedDataset
 from meshwright.data.streams.stream_dataset import StreamDataset
 from meshwright.data.token_dataset import TokenDataset
 from meshwright.data.user_data import UserData, is_stream, load_user_data

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from meshwright.data.numbered_samples import Dataset, Sample, SourceUse
 from meshwright.data.order import Indices, Share
-from meshwright.data.read_thread import ReadThread
+from meshwright.data.workers.read_thread import ReadThread
 from meshwright.data.workers.sample_workers import SampleWorkers
 from meshwright.errors import DataError
 

@@ -11,8 +11,8 @@ from meshwright.app.data.job_data import of_each, source_name
 from meshwright.app.job.jobs import as_job
 from meshwright.app.progress import elapsed
 from meshwright.app.results.data_results import PreparationResult
-from meshwright.data.cache import TokenCache
-from meshwright.data.prepared_folder import require_absent, write_prepared
+from meshwright.data.cache.prepared_folder import require_absent, write_prepared
+from meshwright.data.cache.token_cache import TokenCache
 from meshwright.data.tokenizer import load_tokenizer
 from meshwright.errors import ConfigError, UnsupportedError
 from meshwright.spec.data_findings import PreparedTokens

@@ -14,7 +14,7 @@ from meshwright.data.examine.sample_arrays import arrays_of, shapes_of
 from meshwright.data.examine.sample_text import IGNORED, segments_of
 from meshwright.data.mixing.mixture_dataset import MixtureDataset
 from meshwright.data.numbered_samples import Dataset
-from meshwright.data.packed_dataset import PackedDataset
+from meshwright.data.packing.packed_dataset import PackedDataset
 from meshwright.data.token_dataset import TokenDataset
 from meshwright.data.tokenizer import load_tokenizer
 from meshwright.errors import ConfigError

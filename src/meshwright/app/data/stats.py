@@ -12,8 +12,8 @@ from meshwright.app.data.job_data import dataset_of, of_each, order_of, source_n
 from meshwright.app.job.jobs import as_job
 from meshwright.app.progress import elapsed
 from meshwright.app.results.data_results import StatisticsResult
-from meshwright.data.cache import TokenCache
-from meshwright.data.content import Content
+from meshwright.data.cache.content import Content
+from meshwright.data.cache.token_cache import TokenCache
 from meshwright.data.conversations.encode import END_OF_CONVERSATION
 from meshwright.data.corpus import Corpus
 from meshwright.data.examine.document_lengths import DocumentLengths, document_lengths

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from meshwright.data.cache.token_file import Tokens
 from meshwright.data.conversations.chat_template import ChatTemplate, Span
 from meshwright.data.conversations.records import COMPLETION, GIVEN, MESSAGES, PROMPT, TOOLS, Conversation
-from meshwright.data.token_file import Tokens
+from meshwright.data.packing.whole_documents import TARGET_BIT
 from meshwright.data.tokenizer import Places, Tokenizer
-from meshwright.data.whole_documents import TARGET_BIT
 from meshwright.errors import DataError
 from meshwright.spec.job.sections import DataSection
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from meshwright.data.filtering.document_hashes import document_hash
-from meshwright.data.readers import Broken, Piece
+from meshwright.data.formats.readers import Broken, Piece
 from meshwright.errors import DataError
 from meshwright.units import counted
 

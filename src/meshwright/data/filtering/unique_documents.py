@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from meshwright.data.cache.measured_once import write_whole
 from meshwright.data.filtering.document_hashes import DocumentHashes
 from meshwright.data.filtering.kept_documents import CountedPieces, LeftOut
-from meshwright.data.measured_once import write_whole
-from meshwright.data.readers import Piece
+from meshwright.data.formats.readers import Piece
 from meshwright.data.sources import SourceReader, pieces, source_identity
 from meshwright.spec.job.sections import DataSection
 

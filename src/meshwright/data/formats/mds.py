@@ -16,10 +16,10 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from meshwright.data.document_form import DocumentForm
+from meshwright.data.cache.token_file import Tokens
+from meshwright.data.formats.document_form import DocumentForm
+from meshwright.data.formats.readers import Broken, Piece
 from meshwright.data.formats.source_file import SourceFile
-from meshwright.data.readers import Broken, Piece
-from meshwright.data.token_file import Tokens
 from meshwright.errors import DataError
 
 INDEX = "index.json"

@@ -33,7 +33,8 @@ def preparation_page(preparation: Preparation) -> Iterator[RenderableType]:
         yield _made_words(one)
         yield f"[dim]{escape(one.path)}[/]"
         if one.folder is not None:
-            yield f"- portable: data.source={escape(one.folder)}"
+            # Not wrapped: it is copied.
+            yield Text(f"- portable: data.source={one.folder}")
 
 
 def _made_words(one: PreparedTokens) -> str:

@@ -14,7 +14,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.cli.main import run
-from meshwright.data import content
+from meshwright.data.cache import content
 from meshwright.data.dataset import build_dataset
 from meshwright.data.order import SampleOrder
 from meshwright.errors import ConfigError, DataError, ExitCode, UnsupportedError

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from full_disk import no_file_larger_than
-from meshwright.data import encode, readers
-from meshwright.data.cache import cached_tokens
+from meshwright.data.cache import encode
+from meshwright.data.cache.token_cache import cached_tokens
+from meshwright.data.formats import readers
 from meshwright.data.tokenizer import ByteTokenizer, Tokenizer
 from meshwright.errors import DataError
 from meshwright.spec.job.sections import DataSection
@@ -143,7 +144,7 @@ def test_what_a_killed_process_left_is_taken_over(tmp_path: Path) -> None:
 RANK = """
 import sys, time
 from pathlib import Path
-from meshwright.data.cache import cached_tokens
+from meshwright.data.cache.token_cache import cached_tokens
 from meshwright.data.tokenizer import ByteTokenizer
 from meshwright.spec.job.sections import DataSection
 

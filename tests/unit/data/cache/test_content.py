@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-import meshwright.data.content
-from meshwright.data.content import content_of, measure
+import meshwright.data.cache.content
+from meshwright.data.cache.content import content_of, measure
 from meshwright.data.sources import pieces
 from meshwright.spec.job.sections import DataSection
 
@@ -21,7 +21,7 @@ def section(tmp_path: Path) -> DataSection:
 def test_an_unchanged_corpus_is_not_read_again(section: DataSection, monkeypatch: pytest.MonkeyPatch) -> None:
     first = content_of(section)
     assert first == measure(pieces(section))
-    monkeypatch.setattr(meshwright.data.content, "measure", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr(meshwright.data.cache.content, "measure", lambda *_: pytest.fail("read again"))
     assert content_of(section) == first
 
 

@@ -16,8 +16,8 @@ from meshwright.data.data_problems import problems
 from meshwright.data.dataset import build_dataset
 from meshwright.data.loader import Loader, positions_in, stack
 from meshwright.data.order import Share
-from meshwright.data.pack_documents import pack_documents
-from meshwright.data.packed_dataset import PackedDataset
+from meshwright.data.packing.pack_documents import pack_documents
+from meshwright.data.packing.packed_dataset import PackedDataset
 from meshwright.errors import DataError
 from meshwright.spec.job.sections import DataSection
 

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from meshwright.data.content import Content, CountBytes, PartMeasure, Read, content_of, parts_of
-from meshwright.data.encode import Encoder, encoded
-from meshwright.data.readers import Piece
+from meshwright.data.cache.content import Content, CountBytes, PartMeasure, Read, content_of, parts_of
+from meshwright.data.cache.encode import Encoder, encoded
+from meshwright.data.cache.token_file import FORMAT_VERSION, TokenFile, Tokens
+from meshwright.data.formats.readers import Piece
 from meshwright.data.sources import pieces
-from meshwright.data.token_file import FORMAT_VERSION, TokenFile, Tokens
 from meshwright.errors import DataError
 from meshwright.log import logger
 from meshwright.spec.job.sections import DataSection

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from full_disk import no_file_larger_than
-from meshwright.data import content, encode, token_file
-from meshwright.data.cache import TokenCache, cached_tokens
-from meshwright.data.content import measure, parts_of
-from meshwright.data.readers import Piece
-from meshwright.data.token_file import write_tokens
+from meshwright.data.cache import content, encode, token_file
+from meshwright.data.cache.content import measure, parts_of
+from meshwright.data.cache.token_cache import TokenCache, cached_tokens
+from meshwright.data.cache.token_file import write_tokens
+from meshwright.data.formats.readers import Piece
 from meshwright.data.tokenizer import ByteTokenizer
 from meshwright.errors import DataError
 from meshwright.spec.job.sections import DataSection
@@ -108,8 +108,8 @@ def test_an_interrupted_pass_goes_on(section: DataSection, monkeypatch: pytest.M
 
 SLOW = """
 import sys, time
-from meshwright.data import content, encode, token_file
-from meshwright.data.cache import cached_tokens
+from meshwright.data.cache import content, encode, token_file
+from meshwright.data.cache.token_cache import cached_tokens
 from meshwright.data.tokenizer import ByteTokenizer
 from meshwright.spec.job.sections import DataSection
 

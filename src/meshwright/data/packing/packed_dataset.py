@@ -6,8 +6,8 @@ from meshwright.data.conversations.encode import END_OF_CONVERSATION
 from meshwright.data.corpus import CorpusTokens
 from meshwright.data.numbered_samples import Dataset, Sample, num_validation
 from meshwright.data.order import Indices
-from meshwright.data.pack_documents import one_each, pack_documents
-from meshwright.data.whole_documents import (
+from meshwright.data.packing.pack_documents import one_each, pack_documents
+from meshwright.data.packing.whole_documents import (
     IGNORED,
     WholeDocuments,
     keep_documents,

@@ -15,8 +15,8 @@ from chat_tokenizer import CHATML, FORGETS, LLAMA_2, UNMARKED, write_chat_tokeni
 from meshwright.data.conversations.chat_template import load_chat_template
 from meshwright.data.conversations.encode import ConversationEncoder
 from meshwright.data.conversations.records import as_conversation
+from meshwright.data.packing.whole_documents import TARGET_BIT
 from meshwright.data.tokenizer import load_tokenizer
-from meshwright.data.whole_documents import TARGET_BIT
 from meshwright.errors import DataError
 from meshwright.spec.job.sections import DataSection
 

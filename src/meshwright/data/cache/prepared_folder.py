@@ -16,12 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
-from meshwright.data.cache import NO_SPACE, TokenCache
-from meshwright.data.content import Content, content_from_dict
+from meshwright.data.cache.content import Content, content_from_dict
+from meshwright.data.cache.token_cache import NO_SPACE, TokenCache
+from meshwright.data.cache.token_file import Tokens, map_tokens, write_tokens
 from meshwright.data.conversations.chat_template import TEMPLATE_FILE, TOKENIZER_CONFIG
 from meshwright.data.conversations.encode import ConversationEncoder
 from meshwright.data.encoding import Encoding
-from meshwright.data.token_file import Tokens, map_tokens, write_tokens
 from meshwright.data.tokenizer import BYTES, Tokenizer, identity_of
 from meshwright.data.tokenizer_files import TOKENIZER
 from meshwright.errors import ConfigError, DataError

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from full_disk import no_file_larger_than
-from meshwright.data.cache import TokenCache
+from meshwright.data.cache.prepared_folder import MANIFEST, find_prepared, require_absent, write_prepared
+from meshwright.data.cache.token_cache import TokenCache
 from meshwright.data.data_problems import problems
 from meshwright.data.dataset import build_dataset
 from meshwright.data.order import check_resumable
-from meshwright.data.prepared_folder import MANIFEST, find_prepared, require_absent, write_prepared
 from meshwright.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 from meshwright.errors import ConfigError, DataError
 from meshwright.spec.job.sections import DataSection

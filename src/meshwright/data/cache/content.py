@@ -18,9 +18,9 @@ from typing import Any
 
 import xxhash
 
+from meshwright.data.cache.measured_once import measured_once
 from meshwright.data.filtering.kept_documents import CountedPieces, LeftOut
-from meshwright.data.measured_once import measured_once
-from meshwright.data.readers import Piece
+from meshwright.data.formats.readers import Piece
 from meshwright.data.sources import pieces, source_identity
 from meshwright.spec.job.sections import DataSection
 

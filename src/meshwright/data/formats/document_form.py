@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from meshwright.data.readers import Broken, Piece
+from meshwright.data.formats.readers import Broken, Piece
 from meshwright.spec.job.sections import DataSection
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from meshwright.data.cache.token_file import Tokens
 from meshwright.data.formats.stored_tokens import TokenStream
 from meshwright.data.order import Indices
-from meshwright.data.token_file import Tokens
 from meshwright.errors import DataError
 from meshwright.spec.job.sections import DataSection
 from meshwright.units import counted

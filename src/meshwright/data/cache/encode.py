@@ -7,8 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
-from meshwright.data.readers import Piece
-from meshwright.data.token_file import Tokens
+from meshwright.data.cache.token_file import Tokens
+from meshwright.data.formats.readers import Piece
 
 _BATCH_BYTES = 8 * 2**20
 _NUM_BATCHES_AT_ONCE = 2

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 
 from meshwright.data.encoding import Encoding
 from meshwright.data.filtering.kept_documents import LeftOut
+from meshwright.data.formats.readers import Piece
 from meshwright.data.formats.source_file import SourceFile
-from meshwright.data.readers import Piece
+from meshwright.data.packing.whole_documents import TARGET_BIT, shortage_of_documents, too_long_problem
 from meshwright.data.sources import SourceReader, no_text
 from meshwright.data.tokenizer import Tokenizer
-from meshwright.data.whole_documents import TARGET_BIT, shortage_of_documents, too_long_problem
 from meshwright.errors import MeshwrightError
 from meshwright.spec.job.sections import DataSection
 

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.data import readers
-from meshwright.data.content import content_of
+from meshwright.data.cache.content import content_of
 from meshwright.data.data_problems import problems
 from meshwright.data.dataset import build_dataset
 from meshwright.data.filtering import kept_documents
 from meshwright.data.filtering.document_hashes import DocumentHashes, document_hash
+from meshwright.data.formats import readers
 from meshwright.data.sources import pieces
 from meshwright.errors import DataError
 from meshwright.spec.job.mixture_source import MixtureSource
