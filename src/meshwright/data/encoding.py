@@ -4,7 +4,7 @@ from functools import cached_property
 
 from meshwright.data.cache.encode import Encoder
 from meshwright.data.conversations.chat_template import load_chat_template
-from meshwright.data.conversations.encode import ConversationEncoder
+from meshwright.data.conversations.conversation_encoder import ConversationEncoder
 from meshwright.data.conversations.records import ConversationForm
 from meshwright.data.sources import SourceReader, pieces
 from meshwright.data.tokenizer import Tokenizer, load_tokenizer

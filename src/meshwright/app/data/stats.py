@@ -14,7 +14,7 @@ from meshwright.app.progress import elapsed
 from meshwright.app.results.data_results import StatisticsResult
 from meshwright.data.cache.content import Content
 from meshwright.data.cache.token_cache import TokenCache
-from meshwright.data.conversations.encode import END_OF_CONVERSATION
+from meshwright.data.conversations.conversation_encoder import END_OF_CONVERSATION
 from meshwright.data.corpus import Corpus
 from meshwright.data.examine.document_lengths import DocumentLengths, document_lengths
 from meshwright.data.examine.sample_arrays import shapes_of

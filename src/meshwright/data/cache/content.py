@@ -30,7 +30,7 @@ _FORMAT = 3
 """Raised when the hash or the parts of the same files change, as with another reader of a format."""
 
 Read = Callable[[DataSection], Iterator[Piece]]
-"""Returns the documents of data.source, up to data.max_bytes; has a name that stands for how it reads."""
+"""Returns the documents of data.source, up to data.max_bytes; has a name, which differs where it reads otherwise."""
 
 CountBytes = Callable[[int], None]
 """Takes the bytes of text as they are done, to show how far a long pass is."""

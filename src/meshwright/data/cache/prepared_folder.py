@@ -20,7 +20,7 @@ from meshwright.data.cache.content import Content, content_from_dict
 from meshwright.data.cache.token_cache import NO_SPACE, TokenCache
 from meshwright.data.cache.token_file import Tokens, map_tokens, write_tokens
 from meshwright.data.conversations.chat_template import TEMPLATE_FILE, TOKENIZER_CONFIG
-from meshwright.data.conversations.encode import ConversationEncoder
+from meshwright.data.conversations.conversation_encoder import ConversationEncoder
 from meshwright.data.encoding import Encoding
 from meshwright.data.tokenizer import BYTES, Tokenizer, identity_of
 from meshwright.data.tokenizer_files import TOKENIZER

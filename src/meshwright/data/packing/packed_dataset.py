@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from meshwright.data.conversations.encode import END_OF_CONVERSATION
+from meshwright.data.conversations.conversation_encoder import END_OF_CONVERSATION
 from meshwright.data.corpus import CorpusTokens
 from meshwright.data.numbered_samples import Dataset, Sample, num_validation
 from meshwright.data.order import Indices

@@ -69,10 +69,9 @@ class DataSection(Frozen):
     """What it is trained on."""
 
     source: str = "stdlib"
-    """stdlib (Python's library), a file or folder of text, records or tokens, a URL, or my_module:MyData, which has
-    numbered samples or is an iterable."""
+    """stdlib (Python's library), a file, folder or URL of text, records or tokens, or my_module:MyData."""
     options: Options = Field(default_factory=dict)
-    """Keyword arguments for my_module:MyData."""
+    """Keyword arguments for my_module:MyData, which has numbered samples or is an iterable."""
     text_key: str = "text"
     """The field of a record or row that holds the text; of a .tar also the extension of such members: ".txt"."""
     messages_key: str = "messages"

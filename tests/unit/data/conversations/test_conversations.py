@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from chat_tokenizer import CHATML, FORGETS, LLAMA_2, UNMARKED, write_chat_tokenizer
 from meshwright.data.conversations.chat_template import load_chat_template
-from meshwright.data.conversations.encode import ConversationEncoder
+from meshwright.data.conversations.conversation_encoder import ConversationEncoder
 from meshwright.data.conversations.records import as_conversation
 from meshwright.data.packing.whole_documents import TARGET_BIT
 from meshwright.data.tokenizer import load_tokenizer
