@@ -11,6 +11,10 @@ Sample = tuple[Any, Any] | tuple[Any, Any, Any]
 """(inputs, targets), or with the document of each input."""
 
 
+IGNORED = -100
+"""Target that the next-token loss leaves out, as torch's does."""
+
+
 @dataclass(frozen=True)
 class SourceUse:
     """What a run has read of one source of a mixture."""
@@ -46,7 +50,7 @@ class Dataset(ABC):
     left_out: Sequence[str] = ()
     """What a run warns of: documents that were left out since they are broken, or copies."""
     may_ignore_targets = False
-    """Whether targets may be -100, which the next-token loss ignores."""
+    """Whether targets may be IGNORED."""
     pads_validation = False
     """Whether validation samples after the last are padding, without a target, in place of the first ones again."""
 

@@ -127,7 +127,7 @@ def sample_hash(data: UserData, source: str) -> str:
     indices = sorted({round(i * (num_samples - 1) / (_NUM_HASHED_SAMPLES - 1)) for i in range(_NUM_HASHED_SAMPLES)})
     total = hashlib.blake2b(digest_size=16)
     for index in indices:
-        first, second = (_pair_digest(read_pair(data, index, source)) for _ in range(2))
+        first, second = (_digest(read_pair(data, index, source)) for _ in range(2))
         if first != second:
             raise DataError(
                 f"sample {index} of data.source = {source!r} has different values when it is read twice: a sample must "
@@ -137,14 +137,14 @@ def sample_hash(data: UserData, source: str) -> str:
     return total.hexdigest()
 
 
-def sample_digest(pair: tuple[Any, Any]) -> str:
+def sample_digest(sample: tuple[Any, ...]) -> str:
     """Return a hash of the values of (inputs, targets)."""
-    return _pair_digest(pair).hex()
+    return _digest(sample).hex()
 
 
-def _pair_digest(pair: tuple[Any, Any]) -> bytes:
+def _digest(sample: tuple[Any, ...]) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
-    for value in pair:
+    for value in sample:
         array = as_array(value)
         digest.update(f"{array.dtype.str} {array.shape} ".encode())
         digest.update(np.ascontiguousarray(array).tobytes())

@@ -16,7 +16,7 @@ from torch import distributed as dist
 
 from meshwright.data.dataset import build_dataset
 from meshwright.data.loader import Loader
-from meshwright.data.numbered_samples import Dataset, Sample
+from meshwright.data.numbered_samples import IGNORED, Dataset, Sample
 from meshwright.data.order import Share
 from meshwright.data.token_dataset import TokenDataset
 from meshwright.parallelism.context.context_parallel import sequence_indices
@@ -33,8 +33,6 @@ from meshwright.spec.run.proof import PlantedAxis
 from meshwright.trainer.launch.ranks import Ranks
 from meshwright.trainer.step.training import Training
 
-IGNORED = -100
-"""Target that the next-token loss ignores, as in torch."""
 _STRIDE = 7
 """Difference of the numbers of ignored targets between consecutive samples."""
 

@@ -11,9 +11,9 @@ from meshwright.app.progress import elapsed
 from meshwright.app.results.data_results import PreviewResult
 from meshwright.data.examine.document_places import document_numbers, document_places
 from meshwright.data.examine.sample_arrays import arrays_of, shapes_of
-from meshwright.data.examine.sample_text import IGNORED, segments_of
+from meshwright.data.examine.sample_text import segments_of
 from meshwright.data.mixing.mixture_dataset import MixtureDataset
-from meshwright.data.numbered_samples import Dataset
+from meshwright.data.numbered_samples import IGNORED, Dataset
 from meshwright.data.packing.packed_dataset import PackedDataset
 from meshwright.data.token_dataset import TokenDataset
 from meshwright.data.tokenizer import load_tokenizer

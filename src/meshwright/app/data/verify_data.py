@@ -10,10 +10,10 @@ from meshwright.app.job.jobs import as_job
 from meshwright.app.progress import elapsed
 from meshwright.app.results.data_results import DataVerificationResult
 from meshwright.data.corpus import Corpus
-from meshwright.data.examine.sample_arrays import digest_of
 from meshwright.data.examine.source_check import SourceCheck, check_source
 from meshwright.data.formats.stored_tokens import StoredTokens, hash_of_tokens
 from meshwright.data.numbered_samples import Dataset
+from meshwright.data.user_data import sample_digest
 from meshwright.errors import DataError, MeshwrightError, UnsupportedError
 from meshwright.spec.job.job import Job
 
@@ -118,7 +118,7 @@ def _compare_reads(job: Job, most: int, total: SourceCheck, show: Callable[[str]
 
 def _difference(dataset: Dataset, index: int) -> str | None:
     try:
-        first, second = (digest_of(dataset.read(index)) for _ in range(2))
+        first, second = (sample_digest(dataset.read(index)) for _ in range(2))
     except Exception as error:  # of the user's code, too: every sample that fails is named
         return f"{type(error).__name__}: {error}"
     return None if first == second else "two reads give different values: make it a function of its number"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from meshwright.data.cache.content import Content, CountBytes, PartMeasure, Read, content_of, parts_of
+from meshwright.data.cache.content import CountBytes, PartMeasure, Read, content_of, parts_of
 from meshwright.data.cache.encode import Encoder, encoded
 from meshwright.data.cache.token_file import FORMAT_VERSION, TokenFile, Tokens
 from meshwright.data.formats.readers import Piece
@@ -31,16 +31,6 @@ from meshwright.units import format_bytes, format_count
 _TOKENS_AT_ONCE = 2**21
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Codes of a full disk, of a quota and of a limit on file sizes."""
-
-
-def cached_tokens(section: DataSection, tokenizer: Encoder, read: Read = pieces) -> tuple[Tokens, Content]:
-    """Return the tokens of what `read` makes of data.source, with end of text after each document, and the content.
-
-    Tokenises only if the cache has no entry for the hash of the content, and only the parts that it lacks.
-    Raises DataError when the source cannot be read or data.cache_dir cannot be written.
-    """
-    cache = TokenCache(section, tokenizer, read)
-    return cache.tokens(), cache.content
 
 
 class TokenCache:

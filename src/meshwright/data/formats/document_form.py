@@ -51,9 +51,9 @@ class TextForm:
 
     def document(self, record: Mapping[str, Any], where: str) -> Piece | Broken:
         """Return the text of a record."""
-        if (missing := self.missing([*record], where)) is not None:
+        text = record.get(self._key)
+        if text is None and (missing := self.missing([*record], where)) is not None:
             return missing
-        text = record[self._key]
         if not isinstance(text, str):
             return Broken(
                 f"{where}: field {self._key!r} is {json.dumps(text, default=str)[:80]}, not text: "

@@ -4,11 +4,10 @@ import numpy as np
 
 from meshwright.data.conversations.conversation_encoder import END_OF_CONVERSATION
 from meshwright.data.corpus import CorpusTokens
-from meshwright.data.numbered_samples import Dataset, Sample, num_validation
+from meshwright.data.numbered_samples import IGNORED, Dataset, Sample, num_validation
 from meshwright.data.order import Indices
 from meshwright.data.packing.pack_documents import one_each, pack_documents
 from meshwright.data.packing.whole_documents import (
-    IGNORED,
     WholeDocuments,
     keep_documents,
     packing_fingerprint,

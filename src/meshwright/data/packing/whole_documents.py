@@ -9,13 +9,12 @@ import numpy.typing as npt
 
 from meshwright.data.cache.token_file import Tokens
 from meshwright.data.formats.stored_tokens import TokenStream
+from meshwright.data.numbered_samples import IGNORED
 from meshwright.data.order import Indices
 from meshwright.errors import DataError
 from meshwright.spec.job.sections import DataSection
 from meshwright.units import counted
 
-IGNORED = -100
-"""Target that the next-token loss ignores, as in torch."""
 TARGET_BIT = np.uint32(1 << 31)
 """Bit of a token of a conversation that is a target."""
 _TOKENS_AT_ONCE = 2**24

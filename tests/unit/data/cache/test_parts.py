@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from full_disk import no_file_larger_than
 from meshwright.data.cache import content, encode, token_file
 from meshwright.data.cache.content import measure, parts_of
-from meshwright.data.cache.token_cache import TokenCache, cached_tokens
+from meshwright.data.cache.token_cache import TokenCache
 from meshwright.data.cache.token_file import write_tokens
 from meshwright.data.formats.readers import Piece
 from meshwright.data.tokenizer import ByteTokenizer
@@ -69,12 +69,12 @@ def in_one_part(section: DataSection, monkeypatch: pytest.MonkeyPatch) -> bytes:
     with monkeypatch.context() as patch:
         patch.setattr(content, "PART_BYTES", 2**30)
         assert len(TokenCache(other, ByteTokenizer()).content.parts) == 1
-        cached_tokens(other, ByteTokenizer())
+        TokenCache(other, ByteTokenizer()).tokens()
     return whole_file(other)
 
 
 def test_parts_give_the_bytes_of_one_and_are_removed(section: DataSection, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokens, _ = cached_tokens(section, ByteTokenizer())
+    tokens = TokenCache(section, ByteTokenizer()).tokens()
     assert tokens.tolist() == [token for text in TEXTS for token in (*text.encode(), 256)]
     assert whole_file(section) == in_one_part(section, monkeypatch)
     assert part_files(section) == []
@@ -98,10 +98,10 @@ def test_an_interrupted_pass_goes_on(section: DataSection, monkeypatch: pytest.M
             return super().encode_batch(texts)
 
     with pytest.raises(KeyboardInterrupt):
-        cached_tokens(section, Interrupted())
+        TokenCache(section, Interrupted()).tokens()
     assert len(part_files(section)) == 4
     again = Counting()
-    cached_tokens(section, again)
+    TokenCache(section, again).tokens()
     assert again.texts == TEXTS[4:]
     assert whole_file(section) == in_one_part(section, monkeypatch)
 
@@ -109,7 +109,7 @@ def test_an_interrupted_pass_goes_on(section: DataSection, monkeypatch: pytest.M
 SLOW = """
 import sys, time
 from meshwright.data.cache import content, encode, token_file
-from meshwright.data.cache.token_cache import cached_tokens
+from meshwright.data.cache.token_cache import TokenCache
 from meshwright.data.tokenizer import ByteTokenizer
 from meshwright.spec.job.sections import DataSection
 
@@ -120,7 +120,7 @@ class Slow(ByteTokenizer):
         time.sleep(0.05)
         return super().encode_batch(texts)
 
-cached_tokens(DataSection(source=sys.argv[1], cache_dir=sys.argv[2]), Slow())
+TokenCache(DataSection(source=sys.argv[1], cache_dir=sys.argv[2]), Slow()).tokens()
 """
 
 
@@ -137,7 +137,7 @@ def test_what_is_finished_outlives_a_kill(
     num_finished = len(part_files(section))
     assert num_parts <= num_finished < NUM_FILES + 1
     again = Counting()
-    cached_tokens(section, again)
+    TokenCache(section, again).tokens()
     assert again.texts == TEXTS[num_finished:]
     assert whole_file(section) == in_one_part(section, monkeypatch)
     assert [path.name for path in Path(section.cache_dir).rglob("*.partial")] == []
@@ -154,7 +154,7 @@ def test_shards_in_any_order_are_joined(section: DataSection, monkeypatch: pytes
         assert cache.open() is None
     assert sorted(made) == sorted(TEXTS)
     last = Counting()
-    cached_tokens(section, last)
+    TokenCache(section, last).tokens()
     assert last.texts == []
     assert whole_file(section) == in_one_part(section, monkeypatch)
     after = TokenCache(section, last)
@@ -172,7 +172,7 @@ def test_a_damaged_part_is_made_again(section: DataSection, damage: str, monkeyp
     if damage == "remove":
         part.unlink()
     tokenizer = Counting()
-    cached_tokens(section, tokenizer)
+    TokenCache(section, tokenizer).tokens()
     assert len(tokenizer.texts) == 1
     assert whole_file(section) == in_one_part(section, monkeypatch)
 
@@ -182,7 +182,7 @@ def test_a_changed_file_costs_its_own_part_only(section: DataSection) -> None:
     changed = Path(section.source) / "6.txt"
     changed.write_text("other text\n" * 20)
     tokenizer = Counting()
-    tokens, _ = cached_tokens(section, tokenizer)
+    tokens = TokenCache(section, tokenizer).tokens()
     assert tokenizer.texts == ["other text\n" * 20]
     assert bytes(tokens[tokens < 256].astype("u1")).count(b"other text") == 20
 
@@ -202,10 +202,10 @@ def test_a_full_disk_keeps_what_is_finished(section: DataSection) -> None:
     (Path(section.source) / "5.txt").write_text("large " * 10_000)
     tokenizer = Counting()
     with no_file_larger_than(50_000), pytest.raises(DataError, match=r"has no room .*finished ones are kept"):
-        cached_tokens(section, tokenizer)
+        TokenCache(section, tokenizer).tokens()
     assert len(part_files(section)) == 5
     again = Counting()
-    cached_tokens(section, again)
+    TokenCache(section, again).tokens()
     assert again.texts[0].startswith("large")
 
 
@@ -226,10 +226,10 @@ def test_no_space_is_said_at_any_write(section: DataSection, monkeypatch: pytest
         with monkeypatch.context() as patch:
             patch.setattr(token_file, "write_tokens", write)
             with pytest.raises(DataError, match=r"has no room for about .* KiB of tokens"):
-                cached_tokens(here, ByteTokenizer())
+                TokenCache(here, ByteTokenizer()).tokens()
         assert len(part_files(here)) == fails_at - 1
         again = Counting()
-        cached_tokens(here, again)
+        TokenCache(here, again).tokens()
         assert again.texts == TEXTS[fails_at - 1 :]
 
 
@@ -240,9 +240,9 @@ def test_two_corpora_may_share_parts(section: DataSection, tmp_path: Path, monke
     for number, text in enumerate([*TEXTS, "more\n" * 30]):
         (tmp_path / "longer" / f"{number:02}.txt").write_text(text)
     TokenCache(longer, ByteTokenizer()).build_parts(range(NUM_FILES))
-    cached_tokens(section, (shared := Counting()))
+    TokenCache(section, (shared := Counting())).tokens()
     assert shared.texts == []
-    tokens, _ = cached_tokens(longer, ByteTokenizer())
+    tokens = TokenCache(longer, ByteTokenizer()).tokens()
     assert tokens.tolist() == [token for text in [*TEXTS, "more\n" * 30] for token in (*text.encode(), 256)]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from full_disk import no_file_larger_than
 from meshwright.data.cache import encode
-from meshwright.data.cache.token_cache import cached_tokens
+from meshwright.data.cache.token_cache import TokenCache
 from meshwright.data.formats import readers
 from meshwright.data.tokenizer import ByteTokenizer, Tokenizer
 from meshwright.errors import DataError
@@ -45,7 +45,7 @@ def files(section: DataSection) -> list[Path]:
 
 
 def tokens_of(section: DataSection, tokenizer: Tokenizer | None = None) -> list[int]:
-    tokens, _ = cached_tokens(section, tokenizer or ByteTokenizer())
+    tokens = TokenCache(section, tokenizer or ByteTokenizer()).tokens()
     return [int(token) for token in tokens]
 
 
@@ -56,7 +56,8 @@ def _log(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_documents_are_joined_by_end_of_text(tmp_path: Path) -> None:
     section = make_corpus(tmp_path, "ab", "é")
-    tokens, content = cached_tokens(section, ByteTokenizer())
+    cache = TokenCache(section, ByteTokenizer())
+    tokens, content = cache.tokens(), cache.content
     assert tokens.tolist() == [97, 98, 256, 0xC3, 0xA9, 256]
     assert tokens.dtype == np.uint16
     assert not tokens.flags.writeable
@@ -64,7 +65,7 @@ def test_documents_are_joined_by_end_of_text(tmp_path: Path) -> None:
 
 
 def test_large_vocabularies_are_kept_whole(tmp_path: Path) -> None:
-    tokens, _ = cached_tokens(make_corpus(tmp_path, "a"), WideTokenizer())
+    tokens = TokenCache(make_corpus(tmp_path, "a"), WideTokenizer()).tokens()
     assert (tokens.tolist(), tokens.dtype) == ([65_536 + 97, 256], np.dtype(np.uint32))
 
 
@@ -144,7 +145,7 @@ def test_what_a_killed_process_left_is_taken_over(tmp_path: Path) -> None:
 RANK = """
 import sys, time
 from pathlib import Path
-from meshwright.data.cache.token_cache import cached_tokens
+from meshwright.data.cache.token_cache import TokenCache
 from meshwright.data.tokenizer import ByteTokenizer
 from meshwright.spec.job.sections import DataSection
 
@@ -160,7 +161,7 @@ class Telling(ByteTokenizer):
 print("ready", flush=True)
 while not Path(start).exists():
     time.sleep(0.001)
-tokens, _ = cached_tokens(DataSection(source=source, cache_dir=cache_dir), Telling())
+tokens = TokenCache(DataSection(source=source, cache_dir=cache_dir), Telling()).tokens()
 print(int(tokens.astype("int64").sum()), flush=True)
 """
 
@@ -230,7 +231,7 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path: Path) -> None:
 
     section = make_corpus(tmp_path, "text")
     with pytest.raises(KeyboardInterrupt):
-        cached_tokens(section, Failing())
+        TokenCache(section, Failing()).tokens()
     assert files(section) == []
 
 
@@ -245,7 +246,7 @@ def test_a_source_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> No
             return 256
 
     with pytest.raises(DataError, match=r"corpus' changed while it was read"):
-        cached_tokens(section, Meddling())
+        TokenCache(section, Meddling()).tokens()
     assert files(section) == []
 
 
@@ -253,7 +254,7 @@ def test_a_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     section = make_corpus(tmp_path, "text", cache_dir=str(tmp_path / "file" / "cache"))
     with pytest.raises(DataError, match=r"data.cache_dir = '.*/file/cache' cannot hold the token cache \(Not a dir"):
-        cached_tokens(section, ByteTokenizer())
+        TokenCache(section, ByteTokenizer()).tokens()
 
 
 def test_an_unwritable_folder_is_named(tmp_path: Path) -> None:
@@ -261,14 +262,14 @@ def test_an_unwritable_folder_is_named(tmp_path: Path) -> None:
     if not Path("/proc/self").exists():
         pytest.skip("needs Linux's /proc, which refuses files also to root")
     with pytest.raises(DataError, match=r"data.cache_dir = '/proc/self' cannot hold the token cache \("):
-        cached_tokens(section, ByteTokenizer())
+        TokenCache(section, ByteTokenizer()).tokens()
 
 
 def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
     section = make_corpus(tmp_path, "text" * 100_000)
     said = r"cache' has no room for about 781 KiB of tokens .*free some space there"
     with no_file_larger_than(100_000), pytest.raises(DataError, match=said):
-        cached_tokens(section, ByteTokenizer())
+        TokenCache(section, ByteTokenizer()).tokens()
     assert files(section) == []
     assert len(tokens_of(section)) == 400_001
 
