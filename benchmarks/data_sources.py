@@ -21,9 +21,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.resident import Peak
-from meshwright.data.document_hashes import DocumentHashes
+from meshwright.data.filtering.document_hashes import DocumentHashes
 from meshwright.data.mixing.mixture_order import MixtureOrder
-from meshwright.data.mixing.schedule import Schedule
+from meshwright.data.mixing.mixture_schedule import MixtureSchedule
 from meshwright.data.sources import pieces
 from meshwright.spec.job.sections import DataSection
 
@@ -107,7 +107,7 @@ def _read(section: DataSection) -> tuple[int, float, int]:
 def _measure_schedule() -> None:
     weights = [1 + number**2 for number in range(_NUM_SOURCES)]
     names = [str(number) for number in range(_NUM_SOURCES)]
-    schedule = Schedule(weights)
+    schedule = MixtureSchedule(weights)
     order = MixtureOrder(names, [10**6] * _NUM_SOURCES, [(0, schedule)], seed=0, shuffle=True)
     rounds, start_s = 20, time.process_time()
     for step in range(rounds):

@@ -24,8 +24,8 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from benchmarks.resident import Peak
-from meshwright.data import content
-from meshwright.data.cache import TokenCache
+from meshwright.data.cache import content
+from meshwright.data.cache.token_cache import TokenCache
 from meshwright.data.sources import list_files
 from meshwright.data.tokenizer import load_tokenizer
 from meshwright.spec.job.sections import DataSection
@@ -78,10 +78,11 @@ def library_to_file(folder: Path) -> None:
             file.write(np.array(encoding.ids, dtype=np.uint16).tobytes())
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder: Path, tokenizer_source: str | None = None) -> None:
     """Fill an empty token cache, with hash, checksums and parts."""
     with tempfile.TemporaryDirectory(dir=folder) as cache_dir:
         section = _section(folder, cache_dir)
+        section = section.replace(tokenizer=tokenizer_source or section.tokenizer)
         tokenizer = load_tokenizer(section.tokenizer)
         with timed():
             TokenCache(section, tokenizer).tokens()
@@ -114,6 +115,11 @@ def shard(folder: Path, cache_dir: str, place: str) -> None:
     index, count = map(int, place.split("/"))
     cache = TokenCache(section, load_tokenizer(section.tokenizer))
     cache.build_parts(range(index, len(cache.content.parts), count))
+
+
+def prepare_bytes(folder: Path) -> None:
+    """Fill an empty token cache with bytes, in which reading, hashing and writing take the time."""
+    prepare(folder, "bytes")
 
 
 WAYS: dict[str, Callable[[Path], None]] = {
@@ -182,11 +188,12 @@ def compare(folder: Path, num_copies: int, num_rounds: int) -> None:
 
 
 def memory(folder: Path, num_copies: int) -> None:
-    """Print the peak memory of preparation for `num_copies` and for ten times as many."""
+    """Print the peak memory of preparation, by bytes, for `num_copies` and for ten times as many."""
     for copies in (num_copies, 10 * num_copies):
         num_bytes = write_corpus(folder / "corpus.jsonl", copies)
-        found = _run(folder, "prepare")
-        print(f"{num_bytes / 1e6:.0f} MB of text: {found['peak_bytes'] / 2**20:.0f} MiB above the start", flush=True)
+        found = _run(folder, "bytes")
+        rate = f"{num_bytes / 1e6 / found['cpu_s']:.0f} MB a CPU second"
+        print(f"{num_bytes / 1e6:.0f} MB: {found['peak_bytes'] / 2**20:.0f} MiB above the start, {rate}", flush=True)
 
 
 def main() -> None:
@@ -201,7 +208,7 @@ def main() -> None:
     if given.way == "shard":
         shard(Path(given.folder), given.cache, given.shard)
     elif given.way:
-        WAYS[given.way](Path(given.folder))
+        (WAYS | {"bytes": prepare_bytes})[given.way](Path(given.folder))
     else:
         with tempfile.TemporaryDirectory() as name:
             train_tokenizer(Path(name, "tokenizer.json"))

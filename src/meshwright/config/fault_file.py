@@ -77,7 +77,7 @@ def _problem(error: ErrorDetails, faults: Sequence[Any]) -> str:
     if error["type"] == "extra_forbidden":
         close = get_close_matches(key, Fault.model_fields, n=1, cutoff=0.6)
         meant = f"did you mean {close[0]}?" if close else f"its keys are {', '.join(Fault.model_fields)}"
-        return f"{fault_name(number, kind)}: {key} is no key of a fault: {meant}"
+        return f"{fault_name(number, kind)}: a fault has no {key}: {meant}"
     rule = error["msg"]
     if key == "kind":
         rule = f"must be one of {', '.join(INJECTED)}"

@@ -110,9 +110,9 @@ def _unknown(path: KeyPath, value: Any) -> Iterator[KeyProblem]:
 
 def _unknown_key_text(path: KeyPath, value: Any) -> str:
     if path[:2] in _TABLES:
-        noun, data_type = _TABLES[path[:2]]
+        word, data_type = _TABLES[path[:2]]
         names = ", ".join(data_type.model_fields)
-        return f"{_table(path)} has {path[-1]} = {shown(value, 40)}, an unknown key: a {noun}'s are {names}"
+        return f"{_table(path)} has {path[-1]} = {shown(value, 40)}, an unknown key: a {word}'s are {names}"
     dotted = ".".join(path)
     given = toml_path(path) if isinstance(value, dict) else f"{toml_path(path)} = {shown(value, 40)}"
     return f"{given} is an unknown key: {advice_for_key(dotted)}"

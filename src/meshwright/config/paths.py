@@ -32,12 +32,12 @@ def with_paths_of(folder: Path, job: Job, is_in_file: Callable[[str], bool]) -> 
         return job
     found = {(section, name): path for section, name, path in relative_paths(job) if is_in_file(f"{section}.{name}")}
     job = _with_mixture_paths(job, lambda path: str(folder / path)) if is_in_file("data.mixture") else job
-    return _with_values(job, {key: str(folder / path) for key, path in found.items() if os.path.exists(folder / path)})
+    return _with_values(job, {key: str(folder / path) for key, path in found.items() if _exists(str(folder / path))})
 
 
 def with_absolute_paths(job: Job) -> Job:
     """Return the job with absolute paths in place of relative ones that exist, so that it holds in any folder."""
-    found = {(section, name): path for section, name, path in relative_paths(job) if os.path.exists(path)}
+    found = {(section, name): path for section, name, path in relative_paths(job) if _exists(path)}
     job = _with_mixture_paths(job, os.path.abspath)
     return _with_values(job, {key: os.path.abspath(path) for key, path in found.items()})
 

@@ -1,11 +1,13 @@
 """Corpus: one source of a job's data as the tokens that training reads, whatever it is stored as."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
-from meshwright.data.cache import TokenCache
-from meshwright.data.content import Content, CountBytes, Read
+from meshwright.data.cache.content import Content, CountBytes, Read
+from meshwright.data.cache.prepared_folder import PreparedTokenizer, find_prepared
+from meshwright.data.cache.token_cache import TokenCache
 from meshwright.data.encoding import Encoding
+from meshwright.data.filtering.unique_documents import UniqueDocuments
 from meshwright.data.formats.stored_tokens import (
     TokenStream,
     foreign_tokens,
@@ -15,10 +17,8 @@ from meshwright.data.formats.stored_tokens import (
     token_files,
 )
 from meshwright.data.mixing.mixture_sections import errors_of_table, mixture_sections
-from meshwright.data.prepared_folder import PreparedTokenizer, find_prepared
 from meshwright.data.sources import describe
 from meshwright.data.tokenizer import Tokenizer
-from meshwright.data.unique_documents import UniqueDocuments
 from meshwright.errors import DataError
 from meshwright.spec.job.sections import DataSection, Task
 from meshwright.spec.job.user_object import is_object_source
@@ -94,18 +94,24 @@ class Corpus:
         return CorpusTokens(stored, content, tokenizer)
 
 
-def corpora(section: DataSection, task: Task = "pretrain") -> Iterator[Corpus]:
-    """Yield the corpora of a job's [data], one for each table of a mixture; none where it names a user's class.
+T = TypeVar("T")
 
-    Raises DataError for tokens where documents are needed: with data.deduplicate, or train.task = "sft".
+
+def map_corpora(section: DataSection, task: Task, take: Callable[[Corpus], T]) -> list[T]:
+    """Return what `take` makes of each corpus of a job: that of each table of a mixture, none of a user's class.
+
+    Raises DataError for tokens where documents are needed. An error about a table of a mixture names it.
     """
-    sections, encoding = mixture_sections(section) or [section], Encoding(section, task)
-    for number, one in enumerate([] if is_object_source(section.source) else sections):
+    if is_object_source(section.source):
+        return []
+    sections, encoding, found = mixture_sections(section) or [section], Encoding(section, task), []
+    for number, one in enumerate(sections):
         with errors_of_table(section, number):
-            corpus = Corpus(one, encoding, sections[:number] if section.mixture and section.deduplicate else None)
             if problem := no_documents(one, task):
                 raise DataError(problem)
-        yield corpus
+            earlier = sections[:number] if section.mixture and section.deduplicate else None
+            found.append(take(Corpus(one, encoding, earlier)))
+    return found
 
 
 def no_documents(section: DataSection, task: Task) -> str | None:

@@ -3,13 +3,13 @@
 from functools import cached_property
 from pathlib import Path
 
+from meshwright.data.cache.prepared_folder import PreparedTokenizer, find_prepared
 from meshwright.data.corpus import no_documents
-from meshwright.data.corpus_check import READ_BYTES, CorpusCheck
 from meshwright.data.dataset import unmaskable
 from meshwright.data.encoding import Encoding
+from meshwright.data.examine.corpus_check import READ_BYTES, CorpusCheck
 from meshwright.data.formats.stored_tokens import foreign_tokens, hash_of_tokens, missing_ends, open_stored, token_files
 from meshwright.data.mixing.mixture_sections import mixture_sections, of_table
-from meshwright.data.prepared_folder import PreparedTokenizer, find_prepared
 from meshwright.data.token_dataset import token_shortage
 from meshwright.data.tokenizer import Tokenizer
 from meshwright.errors import MeshwrightError

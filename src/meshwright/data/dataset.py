@@ -1,15 +1,15 @@
 """build_dataset: the one place where a job's [data] becomes a dataset."""
 
-from meshwright.data.cache import TokenCache
-from meshwright.data.content import CountBytes
-from meshwright.data.corpus import Corpus, corpora
+from typing import cast
+
+from meshwright.data.corpus import Corpus, map_corpora
 from meshwright.data.mixing.mixture_dataset import MixtureDataset
-from meshwright.data.mixing.mixture_sections import errors_of_table
 from meshwright.data.numbered_samples import Dataset
-from meshwright.data.packed_dataset import PackedDataset
-from meshwright.data.pair_dataset import PairDataset
+from meshwright.data.packing.packed_dataset import PackedDataset
+from meshwright.data.packing.pair_dataset import PairDataset
+from meshwright.data.streams.stream_dataset import StreamDataset
 from meshwright.data.token_dataset import TokenDataset
-from meshwright.data.user_data import load_user_data
+from meshwright.data.user_data import UserData, is_stream, load_user_data
 from meshwright.data.user_dataset import UserDataset
 from meshwright.errors import ConfigError
 from meshwright.spec.job.sections import DataSection, Task
@@ -22,31 +22,15 @@ def build_dataset(section: DataSection, seq_len: int, task: Task = "pretrain") -
         problem = unmaskable(section)
         if problem:
             raise ConfigError(problem)
-        return UserDataset(section, load_user_data(section))
-    sources: list[Dataset] = []
-    for number, corpus in enumerate(corpora(section, task)):
-        with errors_of_table(section, number):
-            sources.append(_dataset_of(corpus, seq_len, task))
+        data = load_user_data(section)
+        return StreamDataset(section, data) if is_stream(data) else UserDataset(section, cast(UserData, data))
+    sources = map_corpora(section, task, lambda corpus: _dataset_of(corpus, seq_len, task))
     return MixtureDataset(section, sources) if section.mixture else sources[0]
 
 
 def _dataset_of(corpus: Corpus, seq_len: int, task: Task) -> Dataset:
     kind = TokenDataset if corpus.section.packing == "split" else PairDataset if task == "dpo" else PackedDataset
     return kind(corpus.section, seq_len, corpus.tokens())
-
-
-def token_caches(
-    section: DataSection, task: Task = "pretrain", count_read: CountBytes | None = None
-) -> list[TokenCache]:
-    """Return the token caches that `build_dataset` reads, whether they are filled or not: one for each source of text.
-
-    Reads sources that have not been measured: `count_read` takes their bytes. Raises DataError as build_dataset.
-    """
-    found = []
-    for number, corpus in enumerate(corpora(section, task)):
-        with errors_of_table(section, number):
-            found += [corpus.cache(count_read)] if corpus.is_text else []
-    return found
 
 
 def unmaskable(section: DataSection) -> str | None:

@@ -2,11 +2,11 @@
 
 from functools import cached_property
 
+from meshwright.data.cache.encode import Encoder
 from meshwright.data.conversations.chat_template import load_chat_template
-from meshwright.data.conversations.encode import ConversationEncoder
+from meshwright.data.conversations.conversation_encoder import ConversationEncoder
 from meshwright.data.conversations.pair_records import PairEncoder, PairForm
 from meshwright.data.conversations.records import ConversationForm
-from meshwright.data.encode import Encoder
 from meshwright.data.sources import SourceReader, pieces
 from meshwright.data.tokenizer import Tokenizer, load_tokenizer
 from meshwright.spec.job.sections import DataSection, Task

@@ -1,13 +1,11 @@
-"""Loader: batches of one data-parallel rank, prefetched one step ahead in a background thread."""
+"""Loader: batches of one data-parallel rank, read ahead in a background thread or in worker processes."""
 
-import atexit
-import queue
-import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,9 +13,9 @@ from torch import Tensor
 
 from meshwright.data.numbered_samples import Dataset, Sample, SourceUse
 from meshwright.data.order import Indices, Share
+from meshwright.data.workers.read_thread import ReadThread
+from meshwright.data.workers.sample_workers import SampleWorkers
 from meshwright.errors import DataError
-
-_CLOSE_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -31,39 +29,47 @@ class Microbatch:
     """The document of each input token, with data.mask_documents."""
     positions: Tensor | None = None
     """The position of each input token in its document, where documents are packed whole; None: in the sequence."""
-    reference: Tensor | None = None
-    """Of pairs: the reference's log-probabilities of both answers of each pair of a row, [B, pairs_in_row, 2]."""
+    pairs: Tensor | None = None
+    """The numbers of the pairs in each row, [B, pairs_in_row], of a PairDataset."""
 
 
-_Request = tuple[Callable[[], list[Microbatch]], Future[list[Microbatch]]]
+class Prefetch(NamedTuple):
+    """How far and by whom samples are read ahead."""
+
+    num_batches: int = 1
+    """Batches ahead of the one in use."""
+    workers: SampleWorkers | None = None
+    """Processes that read the samples of the same dataset; None reads in the loader's thread."""
 
 
 class Loader:
-    """Random access to the batches of any step; the step after the last one requested is prefetched.
+    """Random access to the batches of any step; the steps after the last one requested are prefetched.
 
     Stateless: the batches of a step depend only on (dataset, seed, shuffle, share, step).
     """
 
     def __init__(
-        self, dataset: Dataset, share: Share, *, seed: int, shuffle: bool = True, pin_memory: bool = False
+        self,
+        dataset: Dataset,
+        share: Share,
+        *,
+        seed: int,
+        shuffle: bool = True,
+        pin_memory: bool = False,
+        prefetch: Prefetch | None = None,
     ) -> None:
-        self._dataset = dataset
-        self._share = share
+        self._dataset, self._share = dataset, share
         self._seed, self._shuffle = seed, shuffle
-        self._order = dataset.order(seed, shuffle, share.global_batch_size)
+        has_numbers = dataset.num_training_samples > 0
+        self._order = dataset.order(seed, shuffle, share.global_batch_size) if has_numbers else None
         self._pin_memory = pin_memory
-        self._is_closed = False
-        self._ahead: tuple[int, Future[list[Microbatch]]] | None = None
-        self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
-        # A daemon: a read that hangs must not keep an interrupted process alive.
-        self._thread = threading.Thread(target=self._serve, name="meshwright-loader", daemon=True)
-        self._thread.start()
-        # A thread inside of torch at interpreter exit would abort the process.
-        atexit.register(self.close)
+        self._prefetch = prefetch or Prefetch()
+        self._thread = ReadThread()
+        self._ahead: deque[tuple[int, Future[list[Microbatch]]]] = deque()
 
     @property
     def position(self) -> dict[str, Any]:
-        """Return everything that determines the sample order, as JSON, for `resume.check_resumable`."""
+        """Return everything that determines the sample order, as JSON, for `order.check_resumable`."""
         return {
             "data": self._dataset.fingerprint,
             "seed": self._seed,
@@ -73,14 +79,15 @@ class Loader:
 
     def use(self, num_steps: int) -> Sequence[SourceUse]:
         """Return what the first steps of the run read of each source of a mixture; none of another dataset."""
-        return self._order.use(num_steps * self._share.global_batch_size)
+        return () if self._order is None else self._order.use(num_steps * self._share.global_batch_size)
+
+    def restore(self, position: dict[str, Any]) -> None:
+        """Continue from the `position` of a checkpoint: here nothing is to be done, any step can be requested."""
 
     def set_share(self, share: Share) -> None:
         """Take other slots of every global batch from the next request on."""
         self._share = share
-        if self._ahead is not None:
-            self._ahead[1].cancel()
-            self._ahead = None
+        self._forget_ahead()
 
     @property
     def num_validation_batches(self) -> int:
@@ -95,77 +102,63 @@ class Loader:
 
     def microbatches(self, step: int) -> list[Microbatch]:
         """Return this rank's microbatches of `step`, in order; re-raises errors of reading."""
-        assert not self._is_closed, "the loader is closed"
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead[0] == step:
-            future = ahead[1]
-        else:
-            if ahead is not None:
-                ahead[1].cancel()
-            future = self._submit(partial(self._make, step))
-        batches = future.result()
-        self._ahead = (step + 1, self._submit(partial(self._make, step + 1)))
-        return batches
+        if self._ahead and self._ahead[0][0] != step:
+            self._forget_ahead()
+        last = step + self._prefetch.num_batches
+        self._ahead += [(later, self._read_step(later)) for later in range(step + len(self._ahead), last + 1)]
+        return self._ahead.popleft()[1].result()
 
     def validation_microbatches(self, batch_index: int) -> list[Microbatch]:
         """Return this rank's microbatches of a validation batch, in the order of samples, then padding or again."""
-        assert not self._is_closed, "the loader is closed"
         assert self._dataset.num_validation_samples, "validation without validation samples"
         # Each of several independent replicas evaluates all of them.
         share = replace(self._share, member=0, num_members=1)
         samples = share.positions(batch_index)
         if not self._dataset.pads_validation:
             samples = samples % self._dataset.num_validation_samples
-        # In the thread: a user's class need not be thread-safe.
-        return self._submit(partial(self._stack, samples, share.slots, self._dataset.validation_sample)).result()
+        return self._read(self._dataset.num_training_samples + samples, share.slots).result()
 
     def microbatches_of(self, samples: Indices) -> list[Microbatch]:
         """Return microbatches of samples, shaped [num_microbatches, microbatch_size], of all samples of the dataset."""
-        return self._submit(partial(self._stack, samples, samples, self._dataset.read)).result()
+        return self._read(samples, samples).result()
 
     def close(self) -> None:
-        """Stop the thread after its current sample; wait a few seconds at most."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        if self._ahead is not None:
-            self._ahead[1].cancel()
-        self._requests.put(None)
-        self._thread.join(_CLOSE_TIMEOUT_S)
-        atexit.unregister(self.close)
+        """Stop the thread after its current sample, and worker processes at once; wait a few seconds at most."""
+        self._forget_ahead()
+        if self._prefetch.workers is not None:
+            self._prefetch.workers.close()
+        self._thread.close()
 
-    def _submit(self, make: Callable[[], list[Microbatch]]) -> Future[list[Microbatch]]:
-        future: Future[list[Microbatch]] = Future()
-        self._requests.put((make, future))
-        return future
+    def _forget_ahead(self) -> None:
+        for _, future in self._ahead:
+            future.cancel()
+        self._ahead.clear()
 
-    def _serve(self) -> None:
-        while (request := self._requests.get()) is not None:
-            make, future = request
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(make())
-            except BaseException as error:
-                # Re-raised in the thread that requests this batch.
-                future.set_exception(error)
+    def _read_step(self, step: int) -> Future[list[Microbatch]]:
+        assert self._order is not None, "samples without numbers"
+        return self._read(self._order.samples_at(self._share.positions(step)), self._share.slots)
 
-    def _make(self, step: int) -> list[Microbatch]:
-        share = self._share
-        return self._stack(self._order.samples_at(share.positions(step)), share.slots, self._dataset.sample)
+    def _read(self, samples: Indices, slots: Indices) -> Future[list[Microbatch]]:
+        """Begin to read samples, by their numbers among all of the dataset, and stack each row of them."""
+        workers = self._prefetch.workers
+        begin = (lambda row: partial(self._read_row, row)) if workers is None else workers.submit
+        return self._thread.submit(partial(self._stack, samples, slots, [begin(row) for row in samples]))
 
-    def _stack(self, samples: Indices, slots: Indices, read: Callable[[int], Sample]) -> list[Microbatch]:
+    def _read_row(self, row: Indices) -> list[Sample]:
+        return [self._dataset.read(int(index)) for index in row if not self._thread.is_closed]
+
+    def _stack(self, samples: Indices, slots: Indices, rows: Sequence[Callable[[], list[Sample]]]) -> list[Microbatch]:
         batches = []
-        for row, first_slot in zip(samples, slots[:, 0], strict=True):
-            pairs = [read(int(index)) for index in row if not self._is_closed]
-            if self._is_closed:
+        for numbers, first_slot, read in zip(samples, slots[:, 0], rows, strict=True):
+            pairs = [] if self._thread.is_closed else read()
+            if self._thread.is_closed:
                 break
-            inputs = stack([pair[0] for pair in pairs], row, "inputs")
-            targets = stack([pair[1] for pair in pairs], row, "targets")
-            documents, positions = self._documents_of(inputs, pairs, row)
-            scores = [pair[3] for pair in pairs if len(pair) > 3]
-            reference = stack(scores, row, "scores") if scores else None
-            batch = Microbatch(inputs, targets, int(first_slot), documents, positions, reference)
+            inputs = stack([pair[0] for pair in pairs], numbers, "inputs")
+            targets = stack([pair[1] for pair in pairs], numbers, "targets")
+            documents, positions = self._documents_of(inputs, pairs, numbers)
+            of_pairs = [sample[3] for sample in pairs if len(sample) > 3]
+            numbered = stack(of_pairs, numbers, "pairs") if of_pairs else None
+            batch = Microbatch(inputs, targets, int(first_slot), documents, positions, numbered)
             batches.append(_pinned(batch) if self._pin_memory else batch)
         return batches
 
@@ -183,7 +176,7 @@ class Loader:
 
 def _pinned(batch: Microbatch) -> Microbatch:
     """Return the microbatch in memory that is copied to a device in the background."""
-    tensors = {name: getattr(batch, name) for name in ("inputs", "targets", "documents", "positions", "reference")}
+    tensors = {name: getattr(batch, name) for name in ("inputs", "targets", "documents", "positions", "pairs")}
     return replace(batch, **{name: one.pin_memory() for name, one in tensors.items() if one is not None})
 
 

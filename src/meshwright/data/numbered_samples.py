@@ -8,7 +8,11 @@ from typing import Any, Protocol
 from meshwright.data.order import Indices, SampleOrder
 
 Sample = tuple[Any, Any] | tuple[Any, Any, Any] | tuple[Any, Any, Any, Any]
-"""(inputs, targets), or with the document of each input, of pairs also with the reference's scores of each."""
+"""(inputs, targets), or with the document of each input, of pairs also with the numbers of its pairs."""
+
+
+IGNORED = -100
+"""Target that the next-token loss leaves out, as torch's does."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Dataset(ABC):
     left_out: Sequence[str] = ()
     """What a run warns of: documents that were left out since they are broken, or copies."""
     may_ignore_targets = False
-    """Whether targets may be -100, which the next-token loss ignores."""
+    """Whether targets may be IGNORED."""
     pads_validation = False
     """Whether validation samples after the last are padding, without a target, in place of the first ones again."""
 

@@ -10,13 +10,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from meshwright.data.document_form import DocumentForm, TextForm
-from meshwright.data.document_hashes import DocumentHashes
+from meshwright.data.filtering.document_hashes import DocumentHashes
+from meshwright.data.filtering.kept_documents import CountedPieces, LeftOut, kept_documents
 from meshwright.data.formats.dataset_folder import dataset_files
+from meshwright.data.formats.document_form import DocumentForm, TextForm
 from meshwright.data.formats.read_documents import READ_SUFFIXES, SUFFIX_WORDS, holds_records, read_documents
+from meshwright.data.formats.readers import Broken, Piece, utf8_cut
 from meshwright.data.formats.source_file import SourceFile, file_identity, is_url, list_url
-from meshwright.data.kept_documents import CountedPieces, LeftOut, kept_documents
-from meshwright.data.readers import Broken, Piece, utf8_cut
 from meshwright.errors import DataError
 from meshwright.spec.job.sections import DataSection
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from meshwright.data.cache.token_file import Tokens
 from meshwright.data.corpus import CorpusTokens
 from meshwright.data.numbered_samples import Dataset, num_validation
-from meshwright.data.token_file import Tokens
 from meshwright.errors import DataError
 from meshwright.spec.job.sections import DataSection
 

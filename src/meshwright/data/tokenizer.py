@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from meshwright.data.token_file import Tokens
+from meshwright.data.cache.token_file import Tokens
 from meshwright.errors import DataError
 from meshwright.extras import import_extra
 from meshwright.spec.model.hf.hub_cache import hub_advice, local_path

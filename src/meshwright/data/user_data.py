@@ -1,8 +1,10 @@
-"""User data: data.source = "my_module:MyData", any object with __len__ and __getitem__."""
+"""User data: data.source = "my_module:MyData", any object with __len__ and __getitem__, or any iterable."""
 
 import errno
 import hashlib
-from typing import Any, Protocol, TypeGuard
+import json
+from collections.abc import Iterable
+from typing import Any, Protocol, TypeGuard, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +34,14 @@ class UserData(Protocol):
         ...
 
 
-def load_user_data(section: DataSection) -> UserData:
+def is_stream(data: UserData | Iterable[Any]) -> TypeGuard[Iterable[Any]]:
+    """Return whether a user's object is an iterable of samples, in an order of its own, not numbered samples."""
+    # Torch's has a __getitem__, which raises, and its subclass may have a __len__.
+    is_declared = any(base.__name__ == "IterableDataset" for base in type(data).__mro__)
+    return is_declared or not (hasattr(data, "__len__") and hasattr(data, "__getitem__"))
+
+
+def load_user_data(section: DataSection) -> UserData | Iterable[Any]:
     """Return the object of data.source, constructed with data.options; raises ConfigError if it is invalid.
 
     Raises DataUnavailable where building it raises an OSError that may pass.
@@ -43,13 +52,25 @@ def load_user_data(section: DataSection) -> UserData:
         if is_transient(error.__cause__):
             raise unavailable("building", section.source, error.__cause__) from error.__cause__
         raise
-    missing = [method for method in ("__len__", "__getitem__") if not hasattr(data, method)]
-    if missing:
-        raise ConfigError(
-            f"data.source = {section.source!r} is a {type(data).__name__} without {' and '.join(missing)}: "
-            "it must have __len__() and __getitem__(index) -> (inputs, targets)"
-        )
+    if is_stream(data) and (problem := _stream_problem(data)) is not None:
+        raise ConfigError(f"data.source = {section.source!r} is a {type(data).__name__} {problem}")
     return data  # type: ignore[no-any-return]
+
+
+def _stream_problem(data: Any) -> str | None:
+    """Return why an object without numbered samples is no stream of them; None if it is."""
+    if not hasattr(data, "__iter__"):
+        return (
+            "with neither numbered samples nor an iterator: it must have __len__() and __getitem__(index), which "
+            "returns (inputs, targets), or __iter__(), which yields them"
+        )
+    if hasattr(data, "state_dict") != hasattr(data, "load_state_dict"):
+        return "with one of state_dict() and load_state_dict(): add the other, or remove it"
+    if getattr(data, "batch_size", None) is not None and any(
+        base.__name__ == "DataLoader" for base in type(data).__mro__
+    ):
+        return f"with batch_size = {data.batch_size}: set batch_size=None, since Meshwright stacks samples itself"
+    return None
 
 
 def read_pair(data: UserData, index: int, source: str) -> tuple[Any, Any]:
@@ -63,13 +84,28 @@ def read_pair(data: UserData, index: int, source: str) -> tuple[Any, Any]:
         if is_transient(error):
             raise unavailable(f"reading sample {index} of", source, error) from error
         raise
+    return require_pair(sample, index, source)
+
+
+def require_pair(sample: Any, index: int, source: str) -> tuple[Any, Any]:
+    """Return (inputs, targets); raises DataError if sample `index` is something else."""
     if not isinstance(sample, tuple | list) or len(sample) != 2:
         length = f" of {len(sample)}" if isinstance(sample, tuple | list) else ""
         raise DataError(
             f"sample {index} of data.source = {source!r} is a {type(sample).__name__}{length}: "
-            "return two values, (inputs, targets), from __getitem__"
+            "it must be two values, (inputs, targets)"
         )
     return sample[0], sample[1]
+
+
+def first_sample(section: DataSection) -> tuple[Any, Any]:
+    """Return (inputs, targets) of a first sample, whatever data.source is."""
+    data = load_user_data(section)
+    if not is_stream(data):
+        return read_pair(cast(UserData, data), 0, section.source)
+    for sample in data:
+        return require_pair(sample, 0, section.source)
+    raise DataError(f"data.source = {section.source!r} ended without a sample: let it give some")
 
 
 def is_transient(error: BaseException | None) -> TypeGuard[OSError]:
@@ -91,7 +127,7 @@ def sample_hash(data: UserData, source: str) -> str:
     indices = sorted({round(i * (num_samples - 1) / (_NUM_HASHED_SAMPLES - 1)) for i in range(_NUM_HASHED_SAMPLES)})
     total = hashlib.blake2b(digest_size=16)
     for index in indices:
-        first, second = (_pair_digest(read_pair(data, index, source)) for _ in range(2))
+        first, second = (_digest(read_pair(data, index, source)) for _ in range(2))
         if first != second:
             raise DataError(
                 f"sample {index} of data.source = {source!r} has different values when it is read twice: a sample must "
@@ -101,9 +137,14 @@ def sample_hash(data: UserData, source: str) -> str:
     return total.hexdigest()
 
 
-def _pair_digest(pair: tuple[Any, Any]) -> bytes:
+def sample_digest(sample: tuple[Any, ...]) -> str:
+    """Return a hash of the values of (inputs, targets)."""
+    return _digest(sample).hex()
+
+
+def _digest(sample: tuple[Any, ...]) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
-    for value in pair:
+    for value in sample:
         array = as_array(value)
         digest.update(f"{array.dtype.str} {array.shape} ".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
@@ -117,3 +158,9 @@ def as_array(value: Any) -> npt.NDArray[Any]:
         # NumPy has no bfloat16; float32 holds each of its values.
         value = value.float() if str(value.dtype) == "torch.bfloat16" else value
     return np.asarray(value)
+
+
+def user_fingerprint(section: DataSection, data: object) -> dict[str, Any]:
+    """Return which class and options a user's samples are of, as JSON for manifests and checkpoints."""
+    options = json.loads(json.dumps(section.options, default=str))
+    return {"source": section.source, "class": type(data).__name__, "options": options}

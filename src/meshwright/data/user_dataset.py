@@ -1,9 +1,7 @@
 """UserDataset: the samples of a user's data object."""
 
-import json
-
 from meshwright.data.numbered_samples import Dataset, Sample
-from meshwright.data.user_data import UserData, read_pair, sample_hash
+from meshwright.data.user_data import UserData, read_pair, sample_hash, user_fingerprint
 from meshwright.errors import DataError
 from meshwright.spec.job.sections import DataSection
 
@@ -23,12 +21,7 @@ class UserDataset(Dataset):
                 f"data.source = {section.source!r} has {num_samples} samples but needs {needed}"
                 f"{', one of them for validation' if needed == 2 else ''}: make its __len__ return more"
             )
-        fingerprint = {
-            "source": section.source,
-            "class": type(data).__name__,
-            "options": json.loads(json.dumps(section.options, default=str)),
-            "sample_hash": sample_hash(data, section.source),
-        }
+        fingerprint = {**user_fingerprint(section, data), "sample_hash": sample_hash(data, section.source)}
         super().__init__(num_samples, section.validation_fraction, fingerprint)
 
     def read(self, index: int) -> Sample:

@@ -36,14 +36,6 @@ class Pairs:
     is_pair_BP: Tensor
     """Which of them there are."""
 
-    @classmethod
-    def of(cls, documents_BS: Tensor, reference_BP2: Tensor) -> "Pairs":
-        """Return the pairs of whole rows, on the CPU."""
-        # The last document of a row is its padding, or the rejected answer of its last pair where none is left.
-        num_pairs_B = (documents_BS.amax(1) + 1) // 2
-        is_pair_BP = torch.arange(reference_BP2.shape[1]) < num_pairs_B[:, None]
-        return cls(documents_BS, reference_BP2, is_pair_BP)
-
 
 class AnswerScores:
     """Callable: log-probabilities of both answers of each pair, summed over the tokens of all cp ranks."""
@@ -108,9 +100,12 @@ class PreferenceLoss(NextTokenLoss):
         return {f"rewards/{name}": total / num_pairs for name, total in means.items()}
 
 
-def rows_per_pair(batches: Iterable[Pairs], device: torch.device) -> Tensor:
-    """Return how many rows there are for each pair of a step, over all ranks: a float64 scalar; a collective."""
-    counts = [(one.is_pair_BP.shape[0], int(one.is_pair_BP.sum())) for one in batches]
+def rows_per_pair(is_pair: Iterable[Tensor], device: torch.device) -> Tensor:
+    """Return how many rows there are for each pair of a step, over all ranks: a float64 scalar; a collective.
+
+    `is_pair` are the is_pair_BP of this rank's microbatches, on the CPU.
+    """
+    counts = [(one.shape[0], int(one.sum())) for one in is_pair]
     totals = torch.tensor(counts, dtype=torch.float64).sum(0).to(device)
     dist.all_reduce(totals)
     return totals[0] / totals[1]

@@ -16,9 +16,9 @@ from torch import distributed as dist
 
 from meshwright.data.dataset import build_dataset
 from meshwright.data.loader import Loader
-from meshwright.data.numbered_samples import Dataset, Sample
+from meshwright.data.numbered_samples import IGNORED, Dataset, Sample
 from meshwright.data.order import Share
-from meshwright.data.pair_dataset import PairDataset
+from meshwright.data.packing.pair_dataset import PairDataset
 from meshwright.data.token_dataset import TokenDataset
 from meshwright.parallelism.context.context_parallel import sequence_indices
 from meshwright.parallelism.expert.expert_parallel import TokenExchange
@@ -35,8 +35,6 @@ from meshwright.trainer.launch.ranks import Ranks
 from meshwright.trainer.step.score_pairs import score_pairs
 from meshwright.trainer.step.training import Training
 
-IGNORED = -100
-"""Target that the next-token loss ignores, as in torch."""
 _STRIDE = 7
 """Difference of the numbers of ignored targets between consecutive samples."""
 
@@ -63,6 +61,8 @@ class WithIgnoredTargets(Dataset):
 def record(job: Job, device: str, planted: PlantedAxis | None, repeat: bool) -> tuple[Record, bool | None]:
     """Return this rank's record of `job`, and whether a second run was bitwise equal (or None); a collective."""
     silence_known_warnings()
+    # Worker processes would read the job's samples, not these.
+    job = job.replace(data=job.data.replace(num_workers=0))
     first = _record_once(job, device, planted)
     return first, first.is_equal(_record_once(job, device, planted)) if repeat else None
 
@@ -71,7 +71,7 @@ def _record_once(job: Job, device: str, planted: PlantedAxis | None) -> Record:
     ranks = Ranks(dist.get_rank(), dist.get_world_size(), _own_device(device))
     training = Training.build(job, ranks, _dataset(job))
     if isinstance(training.dataset, PairDataset):
-        training.dataset.reference = score_pairs(training)
+        training.step.reference = score_pairs(training)
     if planted is not None:
         plant(planted, training)
     gradients: list[RecordedShards] = []

@@ -52,14 +52,16 @@ class SourceStatistics(Frozen):
     num_bytes: int
     num_documents: int
     num_tokens: int
-    """With end of text after each document."""
+    """Of whole documents, with the end of text after each."""
     bytes_per_token: float
     lengths: list[LengthBin]
     """Documents by their tokens, end of text included, in powers of two."""
     num_longer: int
     """Documents of more than train.seq_len tokens."""
     tokenize_bytes_per_s: float | None = None
-    """Measured now on the first text of the source; None of prepared tokens."""
+    """Measured now on the first text of the source; None of tokens that are there already."""
+    epochs: float | None = None
+    """Times that the job's steps read the training samples of a mixture's source; None without a mixture."""
 
 
 class DataStatistics(Frozen):

@@ -146,11 +146,12 @@ def test_exact_sums_give_the_same_bits_on_two_ranks(tmp_path: Path) -> None:
 def test_validation_is_the_mean_over_the_targets_of_held_out_conversations(tmp_path: Path) -> None:
     still = {"optimizer": {"learning_rate": 1e-30}, "layout": {"microbatch_size": 1}}
     found = []
-    for ranks, data in ((1, {"packing": "none", "mask_documents": False}), (2, {})):
-        changes = {"train": {"validation_interval": 4}, "data": {**data, "validation_fraction": 0.5}}
+    for ranks, rows, data in ((1, 1, {"packing": "none", "mask_documents": False}), (2, 4, {})):
+        train = {"validation_interval": 4, "global_batch_size": rows}
+        changes = {"train": train, "data": {**data, "validation_fraction": 0.5}}
         finished = train_on_ranks(sft(tmp_path, **still, **changes), tmp_path / str(ranks), ranks)
         found.append([row["validation_loss"] for row in finished.validation])
-    # Two conversations in one row or two, in a batch of four rows.
+    # Two conversations in two batches of one, or in one row of a batch of four.
     assert found[0] == pytest.approx(found[1], rel=1e-6)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from meshwright.data.dataset import build_dataset
-from meshwright.data.pair_dataset import PairDataset
+from meshwright.data.packing.pair_dataset import PairDataset
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters, local_box
 from meshwright.spec.job.job import Job
 from meshwright.trainer.launch.ranks import Ranks
@@ -60,9 +60,10 @@ class Measured:
         dataset = build_dataset(parsed.data, parsed.train.seq_len, parsed.train.task)
         assert isinstance(dataset, PairDataset)
         training = Training.build(parsed, ranks, dataset)
-        self.own_scores = score_pairs(training)
+        self.own_scores = score_pairs(training).numpy()
         # Another model's scores: at a run's first step all margins would be zero.
-        dataset.reference = self.own_scores + np.random.default_rng(0).normal(size=self.own_scores.shape)
+        noise = np.random.default_rng(0).normal(size=self.own_scores.shape)
+        training.step.reference = torch.from_numpy(self.own_scores + noise)
         self.shards: dict[str, tuple[tuple[int, ...], tuple[slice, ...], np.ndarray]] = {}
         training.step.observe_gradients = self._keep
         result = training.step(1, training.loader.microbatches(0))

@@ -17,7 +17,7 @@ from torch import distributed as dist
 from chat_tokenizer import CHATML, write_chat_tokenizer
 from meshwright.checkpoint.hf.maps.llama import FEED_FORWARD, GROUPED_ATTENTION, SHARED_BY_ALL
 from meshwright.data.dataset import build_dataset
-from meshwright.data.pair_dataset import PairDataset
+from meshwright.data.packing.pair_dataset import PairDataset
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters, local_box
 from meshwright.spec.job.job import Job
 from meshwright.trainer.launch.ranks import Ranks
@@ -82,8 +82,8 @@ def ours(job: dict[str, Any], reference: dict[str, Any]) -> tuple[float, dict[st
     dataset = build_dataset(parsed.data, parsed.train.seq_len, "dpo")
     assert isinstance(dataset, PairDataset)
     assert dataset.num_training_samples == 1
-    dataset.reference = scores
     training, gradients = Training.build(parsed, ranks, dataset), {}
+    training.step.reference = scores
 
     def keep(model: torch.nn.Module) -> None:
         named = ((name, one.grad) for name, one in canonical_parameters(model) if one.grad is not None)

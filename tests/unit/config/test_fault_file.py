@@ -22,8 +22,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     [
         ("[[faults]]\nkind = 'crush'\nrank = 0\n", "fault 1 (crush): kind = 'crush': must be one of crash, segfault, "),
         ("[[faults]]\nkind = 'crash'\nrank = -1\n", "fault 1 (crash): rank = -1"),
-        ("[[faults]]\nkind = 'crash'\nrank = 0\nwhen = 2\n", "fault 1 (crash): when is no key of a fault: its keys "),
-        ("[[faults]]\nkind = 'crash'\nrank = 0\nphases = 'data'\n", "phases is no key of a fault: did you mean phase?"),
+        ("[[faults]]\nkind = 'crash'\nrank = 0\nwhen = 2\n", "fault 1 (crash): a fault has no when: its keys "),
+        ("[[faults]]\nkind = 'crash'\nrank = 0\nphases = 'data'\n", "a fault has no phases: did you mean phase?"),
         (
             "[[faults]]\nkind = 'crash'\nrank = 0\n[[faults]]\nkind = 'hang'\n",
             "fault 2 (hang): rank is missing: add it",

@@ -64,9 +64,9 @@ def test_the_last_one_counts(file: Path) -> None:
         ("train={}", "'train={}' replaces the whole section: write train.key=value for each key"),
         ("train.step=3", "train.step is an unknown key: did you mean train.steps?"),
         ("lr=3", "lr is an unknown key: did you mean optimizer.learning_rate?"),
-        ("train.steps.x=3", "train.steps.x is an unknown key: leave it out, or use one of [train]'s keys: steps, "
-         "stop_after, seq_len, global_batch_size, global_batch_tokens, seed, exact_elastic, validation_interval, "
-         "validation_batches"),
+        ("train.steps.x=3", "train.steps.x is an unknown key: leave it out, or use one of [train]'s keys: task, "
+         "steps, stop_after, seq_len, global_batch_size, global_batch_tokens, seed, exact_elastic, "
+         "validation_interval, validation_batches"),
         ("train.steps=many", 'train.steps = "many" must be a whole number, 1 or more: change it, or leave it out for '
          "the default 100"),
         ("train.steps=1\ntrain.seed=2", 'train.steps = "1\\ntrain.seed=2" must be a whole number, 1 or more: change '

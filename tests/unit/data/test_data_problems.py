@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.data import data_problems
 from meshwright.data.data_problems import problems
 from meshwright.data.dataset import build_dataset
+from meshwright.data.examine import corpus_check
 from meshwright.errors import DataError
 from meshwright.spec.job.sections import DataSection
 
@@ -76,7 +76,7 @@ def refusal_by_training(section: DataSection, seq_len: int) -> list[str]:
 
 
 def test_a_large_corpus_is_read_only_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_problems, "READ_BYTES", 1000)
+    monkeypatch.setattr(corpus_check, "READ_BYTES", 1000)
     (tmp_path / "a.txt").write_text("text " * 1000)
     (tmp_path / "b.txt").write_bytes(b"\xff")
     assert problems(DataSection(source=str(tmp_path)), 64, 257) == []

@@ -205,10 +205,10 @@ def test_a_function_may_make_the_data(section: DataSection) -> None:
             ConfigError,
             r"data.options = \{'size': 1\} do not fit user_waves:Waves.*'size'",
         ),
-        ("user_waves:NoLength", {}, ConfigError, r"is a NoLength without __len__"),
+        ("user_waves:NoLength", {}, ConfigError, r"is a NoLength with neither numbered samples nor an iterator"),
         ("user_waves:Waves", {"num_samples": 1}, DataError, r"has 1 samples but needs 2, one of them for validation"),
-        ("user_waves:Alone", {}, DataError, r"sample 0 of .* is a ndarray: return two values, \(inputs, targets\)"),
-        ("user_waves:Triple", {}, DataError, r"sample 0 of .* is a tuple of 3: return two values"),
+        ("user_waves:Alone", {}, DataError, r"sample 0 of .* is a ndarray: it must be two values, \(inputs, targets\)"),
+        ("user_waves:Triple", {}, DataError, r"sample 0 of .* is a tuple of 3: it must be two values"),
         ("user_waves:Restless", {}, DataError, r"sample 0 of .* has different values when it is read twice"),
     ],
 )

@@ -6,15 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright.data.cache.prepared_folder import write_prepared
 from meshwright.data.data_problems import problems
 from meshwright.data.dataset import build_dataset, token_caches
-from meshwright.data.pair_dataset import PairDataset
-from meshwright.data.prepared_folder import write_prepared
+from meshwright.data.packing.pair_dataset import NO_PAIR, PairDataset
 from meshwright.data.tokenizer import load_tokenizer
 from meshwright.errors import DataError
 from meshwright.spec.job.sections import DataSection
@@ -37,9 +36,9 @@ def dataset_of(data: DataSection, seq_len: int = 64) -> PairDataset:
 
 def answers(dataset: PairDataset, row: int = 0) -> list[tuple[str, str]]:
     """Return prompt with answer, and the learned part of it, of each document of a row."""
-    inputs, targets, documents, _ = dataset.read(row)
+    inputs, targets, documents, pairs = dataset.read(row)
     found = []
-    for number in range(2 * len(dataset.pairs_of(row))):
+    for number in range(2 * int((pairs != NO_PAIR).sum())):
         here = documents == number
         whole = inputs[here].tolist()
         learned = [int(token) for token in targets[here] if token != IGNORED]
@@ -148,17 +147,16 @@ def test_every_pair_is_whole_in_one_row(
         {"prompt": "p" * asked, "chosen": f"{'c' * good}", "rejected": f"{'r' * bad}"} for asked, good, bad in lengths
     ]
     dataset = dataset_of(section(folder, records, packing=packing, validation_fraction=0.3), 72)
-    dataset.reference = np.arange(2.0 * len(records)).reshape(-1, 2)
     seen = []
     for row in range(dataset.num_rows):
-        texts, scores = answers(dataset, row), dataset.read(row)[3]
-        for place, pair in enumerate(dataset.pairs_of(row)):
+        texts, pairs = answers(dataset, row), dataset.read(row)[3]
+        for place, pair in enumerate(pairs[pairs != NO_PAIR]):
             record = records[pair]
             assert texts[2 * place][0] == record["prompt"] + record["chosen"]
             assert texts[2 * place + 1][0] == record["prompt"] + record["rejected"]
-            assert scores[place].tolist() == [2 * pair, 2 * pair + 1]
             seen.append(int(pair))
     assert sorted(seen) == list(range(len(records)))
     padding = dataset.read(dataset.num_rows)
     assert (padding[1] == IGNORED).all()
     assert not padding[2].any()
+    assert (padding[3] == NO_PAIR).all()

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.data import readers
-from meshwright.data.content import measure
-from meshwright.data.readers import Piece
+from meshwright.data.cache.content import measure
+from meshwright.data.formats import readers
+from meshwright.data.formats.readers import Piece
 from meshwright.data.sources import first_bytes, list_files, pieces
 from meshwright.errors import DataError, UnsupportedError
 from meshwright.spec.job.sections import DataSection

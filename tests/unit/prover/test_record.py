@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from meshwright.data.dataset import build_dataset
+from meshwright.data.numbered_samples import IGNORED
 from meshwright.data.token_dataset import TokenDataset
-from meshwright.prover.record import IGNORED, WithIgnoredTargets
+from meshwright.prover.record import WithIgnoredTargets
 from meshwright.prover.small_job import write_corpus
 from meshwright.spec.job.sections import DataSection
 

@@ -1,10 +1,15 @@
-"""The dataset of a job, the order in which training reads it, and its token caches: as the trainer makes them."""
+"""The dataset of a job, the order in which training reads it, and its corpora: as the trainer makes them."""
 
-from meshwright.data.cache import TokenCache
-from meshwright.data.content import CountBytes
-from meshwright.data.dataset import build_dataset, token_caches
+from collections.abc import Callable
+from typing import TypeVar
+
+from meshwright.data.corpus import Corpus, map_corpora
+from meshwright.data.dataset import build_dataset
 from meshwright.data.numbered_samples import Dataset, TrainingOrder
 from meshwright.spec.job.job import Job
+from meshwright.spec.job.sections import DataSection
+
+T = TypeVar("T")
 
 
 def dataset_of(job: Job) -> Dataset:
@@ -17,6 +22,13 @@ def order_of(dataset: Dataset, job: Job) -> TrainingOrder:
     return dataset.order(job.train.seed, job.data.shuffle, job.global_batch_size)
 
 
-def caches_of(job: Job, count_read: CountBytes | None = None) -> list[TokenCache]:
-    """Return a token cache for each source of text, filled or not; `count_read` takes bytes that are read for that."""
-    return token_caches(job.data, job.train.task, count_read)
+def of_each(job: Job, take: Callable[[Corpus], T]) -> list[T]:
+    """Return what `take` makes of each source of documents or tokens; an error about a table of a mixture names it."""
+    return map_corpora(job.data, job.train.task, take)
+
+
+def source_name(section: DataSection) -> str:
+    """Return what data.source names, or the tables of a mixture."""
+    if not section.mixture:
+        return section.source
+    return f"mixture of {', '.join(table.label for table in section.mixture)}"

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from meshwright.app.arguments import JobSource, checked
 from meshwright.app.data.byte_counter import byte_counter
-from meshwright.app.data.job_data import caches_of
+from meshwright.app.data.job_data import of_each, source_name
 from meshwright.app.job.jobs import as_job
 from meshwright.app.progress import elapsed
 from meshwright.app.results.data_results import PreparationResult
-from meshwright.data.cache import TokenCache
-from meshwright.data.prepared_folder import require_absent, write_prepared
+from meshwright.data.cache.prepared_folder import require_absent, write_prepared
+from meshwright.data.cache.token_cache import TokenCache
 from meshwright.data.tokenizer import load_tokenizer
 from meshwright.errors import ConfigError, UnsupportedError
 from meshwright.spec.data_findings import PreparedTokens
@@ -36,16 +36,19 @@ def prepare(
     found = as_job(job, overrides).job
     section = found.data
     _require_out(folder, shard)
-    with elapsed(f"reading {section.source}") as show:
-        caches = caches_of(found, byte_counter(f"reading {section.source}", None, show))
+    name = source_name(section)
+    if folder is not None and section.mixture:
+        raise UnsupportedError(
+            f"--out {folder} holds one source, and data.mixture has {len(section.mixture)}: prepare each by a job of "
+            "its own, and name the folders as sources of the mixture"
+        )
+    with elapsed(f"reading {name}") as show:
+        count = byte_counter(f"reading {name}", None, show)
+        caches = [one for one in of_each(found, lambda one: one.cache(count) if one.is_text else None) if one]
         if not caches:
             raise UnsupportedError(
-                f"data.source = {section.source!r} holds or makes its samples itself, so that nothing can be prepared: "
-                "set data.source to a text"
-            )
-        if folder is not None and len(caches) > 1:
-            raise UnsupportedError(
-                f"--out {folder} holds one source of text and the job has {len(caches)}: leave it out"
+                f"{name} holds tokens, or makes its samples itself, so that nothing can be prepared: set data.source "
+                "to a text"
             )
         made = [_prepared(cache, place, show) for cache in caches]
         if folder is not None:

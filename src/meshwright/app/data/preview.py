@@ -5,14 +5,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from meshwright.app.arguments import Count, JobSource, Positive, checked
-from meshwright.app.data.job_data import caches_of, dataset_of, order_of
+from meshwright.app.data.job_data import dataset_of, of_each, order_of, source_name
 from meshwright.app.job.jobs import as_job
 from meshwright.app.progress import elapsed
 from meshwright.app.results.data_results import PreviewResult
 from meshwright.data.examine.document_places import document_numbers, document_places
 from meshwright.data.examine.sample_arrays import arrays_of, shapes_of
-from meshwright.data.examine.sample_text import IGNORED, segments_of
-from meshwright.data.numbered_samples import Dataset
+from meshwright.data.examine.sample_text import segments_of
+from meshwright.data.mixing.mixture_dataset import MixtureDataset
+from meshwright.data.numbered_samples import IGNORED, Dataset
+from meshwright.data.packing.packed_dataset import PackedDataset
 from meshwright.data.token_dataset import TokenDataset
 from meshwright.data.tokenizer import load_tokenizer
 from meshwright.errors import ConfigError
@@ -28,7 +30,7 @@ def preview(
     if step is not None and sample is not None:
         raise ConfigError(f"--step {step} and --sample {sample} both say which samples: give one of the two")
     found = as_job(job, overrides).job
-    with elapsed(f"reading {found.data.source}"):
+    with elapsed(f"reading {source_name(found.data)}"):
         dataset = dataset_of(found)
         _require_samples(dataset, found, sample)
         if sample is None:
@@ -38,14 +40,14 @@ def preview(
         samples = _previews(dataset, found, indices)
     if sample is None:
         samples = [one.replace(slot=slot) for slot, one in enumerate(samples)]
-    return PreviewResult(source=found.data.source, step=(step or 0) if sample is None else None, samples=samples)
+    return PreviewResult(source=source_name(found.data), step=(step or 0) if sample is None else None, samples=samples)
 
 
 def _require_samples(dataset: Dataset, job: Job, sample: int | None) -> None:
     num_samples = dataset.num_training_samples
     if not num_samples:
         raise ConfigError(
-            f"data.source = {job.data.source!r} has no numbered samples to show: read its iterable in a program"
+            f"data.source = {job.data.source!r} is an iterable, without numbered samples to show: read it in a program"
         )
     if sample is not None and sample >= num_samples:
         raise ConfigError(f"--sample {sample} must be less than the {num_samples} training samples: change it")
@@ -61,13 +63,16 @@ def _previews(dataset: Dataset, job: Job, indices: Sequence[int]) -> list[Sample
     tokenizer = None if dataset.vocab_size is None else load_tokenizer(job.data.tokenizer)
     found = []
     for index, places in zip(indices, _places(dataset, job, indices), strict=True):
-        sample = dataset.sample(index)
-        targets = arrays_of(sample)[1]
+        whole = dataset.sample(index)
+        # Of a padded row, what is before the padding.
+        length = _num_inputs(dataset, index)
+        sample = tuple(part[:length] for part in arrays_of(whole)) if tokenizer else whole
+        targets = arrays_of(whole)[1]
         num_ignored = int(np.count_nonzero(targets == IGNORED)) if dataset.may_ignore_targets else 0
         found.append(
             SamplePreview(
                 sample=index,
-                shapes=shapes_of(sample),
+                shapes=shapes_of(whole),
                 segments=[] if tokenizer is None else segments_of(sample, tokenizer),
                 num_targets=targets.size - num_ignored,
                 num_ignored=num_ignored,
@@ -77,15 +82,26 @@ def _previews(dataset: Dataset, job: Job, indices: Sequence[int]) -> list[Sample
     return found
 
 
+def _num_inputs(dataset: Dataset, index: int) -> int | None:
+    """Return the inputs of a sample before its padding; None where it has none."""
+    if isinstance(dataset, MixtureDataset):
+        number, own = dataset.place_of(index)
+        return _num_inputs(dataset.sources[number], own)
+    return dataset.num_inputs(index) if isinstance(dataset, PackedDataset) else None
+
+
 def _places(dataset: Dataset, job: Job, indices: Sequence[int]) -> list[list[str]]:
     """Return where the documents of each sample are from; [] where that is not found at little cost.
 
-    It is of windows over the tokens of one source.
+    It is of windows over the tokens of one text; of a mixture it is the source alone.
     """
-    caches = caches_of(job) if type(dataset) is TokenDataset else []
-    if len(caches) != 1 or (tokens := caches[0].open()) is None:
+    if isinstance(dataset, MixtureDataset):
+        return [[job.data.mixture[dataset.place_of(index)[0]].label] for index in indices]
+    corpora = of_each(job, lambda one: one) if type(dataset) is TokenDataset else []
+    cache = corpora[0].cache() if corpora and corpora[0].is_text else None
+    if cache is None or (tokens := cache.open()) is None:
         return [[] for _ in indices]
-    seq_len, end_of_text = job.train.seq_len, caches[0].encoder.end_of_text
+    seq_len, end_of_text = job.train.seq_len, cache.encoder.end_of_text
     starts = [index * seq_len for index in indices]
     numbers = [document_numbers(tokens, start, start + seq_len + 1, end_of_text) for start in starts]
     places = document_places(job.data, max(of_sample[-1] for of_sample in numbers))

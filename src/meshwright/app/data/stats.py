@@ -8,21 +8,20 @@ import numpy as np
 
 from meshwright.app.arguments import JobSource, checked
 from meshwright.app.data.byte_counter import byte_counter
-from meshwright.app.data.job_data import caches_of, dataset_of, order_of
+from meshwright.app.data.job_data import dataset_of, of_each, order_of, source_name
 from meshwright.app.job.jobs import as_job
 from meshwright.app.progress import elapsed
 from meshwright.app.results.data_results import StatisticsResult
-from meshwright.data.cache import TokenCache
-from meshwright.data.content import Content
+from meshwright.data.cache.content import Content
+from meshwright.data.cache.token_cache import TokenCache
+from meshwright.data.conversations.conversation_encoder import END_OF_CONVERSATION
+from meshwright.data.corpus import Corpus
 from meshwright.data.examine.document_lengths import DocumentLengths, document_lengths
 from meshwright.data.examine.sample_arrays import shapes_of
+from meshwright.data.mixing.mixture_dataset import MixtureDataset
 from meshwright.data.numbered_samples import Dataset
-from meshwright.data.prepared_folder import find_prepared
-from meshwright.data.token_file import Tokens
 from meshwright.spec.data_findings import LengthBin, SourceStatistics
 from meshwright.spec.job.job import Job
-from meshwright.spec.job.sections import DataSection
-from meshwright.spec.job.user_object import is_object_source
 
 _TIMED_BYTES = 4 * 2**20
 _NUM_TIMED_SAMPLES = 64
@@ -35,46 +34,47 @@ def stats(job: JobSource, *overrides: str) -> StatisticsResult:
     Tokenises what is not in data.cache_dir, as training would.
     """
     found = as_job(job, overrides).job
-    with elapsed(f"reading {found.data.source}") as show:
-        caches = caches_of(found, byte_counter(f"reading {found.data.source}", None, show))
-        sources = [_source(cache, found.train.seq_len, show) for cache in caches]
-        sources += _prepared_source(found.data, found.train.seq_len)
+    name = source_name(found.data)
+    with elapsed(f"reading {name}") as show:
+        sources = of_each(found, lambda corpus: _source(corpus, found.train.seq_len, show))
         dataset = dataset_of(found)
         read_s = _read_s(dataset, found)
-    samples_per_step = found.global_batch_size
+    num_samples = found.train.steps * found.global_batch_size
+    if isinstance(dataset, MixtureDataset):
+        uses = order_of(dataset, found).use(num_samples)
+        sources = [one.replace(epochs=use.epochs) for one, use in zip(sources, uses, strict=True)]
     return StatisticsResult(
-        source=found.data.source,
+        source=name,
         sources=sources,
         seq_len=found.train.seq_len,
         sample_shapes=shapes_of(dataset.sample(0)) if dataset.num_training_samples else [],
         num_training_samples=dataset.num_training_samples,
         num_validation_samples=dataset.num_validation_samples,
-        samples_per_step=samples_per_step,
+        samples_per_step=found.global_batch_size,
         steps=found.train.steps,
-        epochs=found.train.steps * samples_per_step / max(1, dataset.num_training_samples),
-        read_s_per_step=read_s * samples_per_step,
+        epochs=num_samples / max(1, dataset.num_training_samples),
+        read_s_per_step=read_s * found.global_batch_size,
     )
 
 
-def _source(cache: TokenCache, seq_len: int, show: Callable[[str], None]) -> SourceStatistics:
-    text = f"tokenising {cache.source}"
-    show(text)
-    tokens = cache.tokens(byte_counter(text, cache.content.num_bytes, show))
-    show(f"counting the tokens of {cache.source}")
-    found = _sizes(cache.source, cache.content, tokens, document_lengths(tokens, cache.encoder.end_of_text, seq_len))
-    return found.replace(tokenize_bytes_per_s=_tokenize_rate(cache))
+def _source(corpus: Corpus, seq_len: int, show: Callable[[str], None]) -> SourceStatistics:
+    source = corpus.section.source
+    cache = corpus.cache(byte_counter(f"reading {source}", None, show)) if corpus.is_text else None
+    if cache is not None:
+        text = f"tokenising {source}"
+        show(text)
+        cache.tokens(byte_counter(text, cache.content.num_bytes, show))
+    found = corpus.tokens()
+    show(f"counting the tokens of {source}")
+    if found.learned is None:
+        lengths = document_lengths(found.tokens, found.tokenizer.end_of_text, seq_len)
+    else:
+        lengths = document_lengths(found.tokens, END_OF_CONVERSATION, seq_len, counts_end=False)
+    sizes = _sizes(source, found.content, sum(lengths.num_tokens), lengths)
+    return sizes if cache is None else sizes.replace(tokenize_bytes_per_s=_tokenize_rate(cache))
 
 
-def _prepared_source(section: DataSection, seq_len: int) -> list[SourceStatistics]:
-    prepared = None if is_object_source(section.source) else find_prepared(section)
-    if prepared is None:
-        return []
-    tokens = prepared.read()
-    lengths = document_lengths(tokens, prepared.tokenizer.end_of_text, seq_len)
-    return [_sizes(section.source, prepared.content, tokens, lengths)]
-
-
-def _sizes(source: str, content: Content, tokens: Tokens, lengths: DocumentLengths) -> SourceStatistics:
+def _sizes(source: str, content: Content, num_tokens: int, lengths: DocumentLengths) -> SourceStatistics:
     counts = zip(lengths.num_documents, lengths.num_tokens, strict=True)
     bins = [
         LengthBin(from_tokens=2**i, to_tokens=2 ** (i + 1) - 1, num_documents=documents, num_tokens=in_bin)
@@ -84,8 +84,8 @@ def _sizes(source: str, content: Content, tokens: Tokens, lengths: DocumentLengt
         source=source,
         num_bytes=content.num_bytes,
         num_documents=content.num_documents,
-        num_tokens=len(tokens),
-        bytes_per_token=content.num_bytes / max(1, len(tokens)),
+        num_tokens=num_tokens,
+        bytes_per_token=content.num_bytes / max(1, num_tokens),
         lengths=list(itertools.dropwhile(lambda one: not one.num_documents, bins)),
         num_longer=lengths.num_longer,
     )

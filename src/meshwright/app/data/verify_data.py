@@ -5,15 +5,16 @@ from collections.abc import Callable
 
 from meshwright.app.arguments import JobSource, Positive, checked
 from meshwright.app.data.byte_counter import byte_counter
-from meshwright.app.data.job_data import caches_of, dataset_of
+from meshwright.app.data.job_data import dataset_of, of_each, source_name
 from meshwright.app.job.jobs import as_job
 from meshwright.app.progress import elapsed
 from meshwright.app.results.data_results import DataVerificationResult
-from meshwright.data.corpus import corpora
-from meshwright.data.examine.sample_arrays import digest_of
+from meshwright.data.corpus import Corpus
 from meshwright.data.examine.source_check import SourceCheck, check_source
+from meshwright.data.formats.stored_tokens import StoredTokens, hash_of_tokens
 from meshwright.data.numbered_samples import Dataset
-from meshwright.errors import MeshwrightError
+from meshwright.data.user_data import sample_digest
+from meshwright.errors import DataError, MeshwrightError, UnsupportedError
 from meshwright.spec.job.job import Job
 
 
@@ -25,16 +26,17 @@ def verify(job: JobSource, *overrides: str, samples: Positive = 100) -> DataVeri
     which must give equal values: of text only where its tokens are in the cache.
     """
     found, start_s, total = as_job(job, overrides).job, time.perf_counter(), SourceCheck()
-    text = f"reading {found.data.source}"
-    with elapsed(text) as show:
-        for corpus in corpora(found.data, found.train.task):
-            if corpus.is_text:
-                check_source(corpus.section, total, byte_counter(text, None, show), corpus.encoding.reader)
+    name = source_name(found.data)
+    with elapsed(f"reading {name}") as show:
+        try:
+            of_each(found, lambda corpus: _check_corpus(corpus, total, show))
+        except MeshwrightError as error:
+            total.add_problem(name, str(error))
         caches = [] if total.num_problems else _check_caches(found, total, show)
         is_ready = not total.num_problems and "absent" not in caches
         num_samples = _compare_reads(found, samples, total, show) if is_ready else 0
     return DataVerificationResult(
-        source=found.data.source,
+        source=name,
         num_files=total.num_files,
         num_empty_files=total.num_empty_files,
         num_documents=total.num_documents,
@@ -47,10 +49,40 @@ def verify(job: JobSource, *overrides: str, samples: Positive = 100) -> DataVeri
     )
 
 
+def _check_corpus(corpus: Corpus, total: SourceCheck, show: Callable[[str], None]) -> None:
+    source = corpus.section.source
+    try:
+        if corpus.is_text:
+            check_source(corpus.section, total, byte_counter(f"reading {source}", None, show), corpus.encoding.reader)
+        else:
+            _check_tokens(corpus, total)
+    except MeshwrightError as error:
+        # Other sources of a mixture are read, too.
+        total.add_problem(source, str(error))
+
+
+def _check_tokens(corpus: Corpus, total: SourceCheck) -> None:
+    """Read tokens that are there already, and raise DataError where they are not what they were."""
+    found, source = corpus.tokens(), corpus.section.source
+    if isinstance(found.tokens, StoredTokens):
+        # Not as it was measured before.
+        content_hash, _ = hash_of_tokens(found.tokens, source)
+        if content_hash != found.content.content_hash:
+            raise DataError(
+                f"data.source = {source!r} was changed, though its sizes and times are the same: replace it"
+            )
+    total.num_files += 1
+    total.num_documents += found.content.num_documents
+    total.num_bytes += found.content.num_bytes
+
+
 def _check_caches(job: Job, total: SourceCheck, show: Callable[[str], None]) -> list[str]:
     """Return the state of each token cache, and add those that are damaged to the problems."""
     states = []
-    for cache in caches_of(job, byte_counter(f"measuring {job.data.source}", None, show)):
+    count = byte_counter(f"measuring {source_name(job.data)}", None, show)
+    for cache in of_each(job, lambda corpus: corpus.cache(count) if corpus.is_text else None):
+        if cache is None:
+            continue
         show(f"reading {cache.path}")
         damaged = cache.damaged()
         for path in damaged:
@@ -66,9 +98,14 @@ def _compare_reads(job: Job, most: int, total: SourceCheck, show: Callable[[str]
     try:
         dataset = dataset_of(job)
     except MeshwrightError as error:
-        total.add_problem(job.data.source, str(error))
+        total.add_problem(source_name(job.data), str(error))
         return 0
     num_samples = dataset.num_training_samples + dataset.num_validation_samples
+    if not num_samples:
+        raise UnsupportedError(
+            f"data.source = {job.data.source!r} is an iterable, whose samples have no numbers by which they could be "
+            "read twice: verify it in a program, or give it an attribute `validation` with numbered ones"
+        )
     count = min(most, num_samples)
     for done in range(count):
         index = done * (num_samples - 1) // max(1, count - 1)
@@ -81,7 +118,7 @@ def _compare_reads(job: Job, most: int, total: SourceCheck, show: Callable[[str]
 
 def _difference(dataset: Dataset, index: int) -> str | None:
     try:
-        first, second = (digest_of(dataset.read(index)) for _ in range(2))
+        first, second = (sample_digest(dataset.read(index)) for _ in range(2))
     except Exception as error:  # of the user's code, too: every sample that fails is named
         return f"{type(error).__name__}: {error}"
     return None if first == second else "two reads give different values: make it a function of its number"

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.data.conversations.encode import END_OF_CONVERSATION, ConversationEncoder
+from meshwright.data.cache.token_file import Tokens
+from meshwright.data.conversations.conversation_encoder import END_OF_CONVERSATION, ConversationEncoder
 from meshwright.data.conversations.records import COMPLETION, MESSAGES, PROMPT, TOOLS, Conversation, as_conversation
-from meshwright.data.readers import Broken, Piece
-from meshwright.data.token_file import Tokens
+from meshwright.data.formats.readers import Broken, Piece
 from meshwright.errors import DataError
 from meshwright.spec.job.sections import DataSection
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from meshwright.data.readers import Broken, Piece
+from meshwright.data.formats.readers import Broken, Piece
 from meshwright.errors import DataError
 from meshwright.spec.job.sections import DataSection
 

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from meshwright.data.document_hashes import DocumentHashes
+from meshwright.data.cache.token_file import Tokens
+from meshwright.data.filtering.document_hashes import DocumentHashes
+from meshwright.data.filtering.kept_documents import LeftOut, kept_documents
 from meshwright.data.formats.read_documents import holds_records
-from meshwright.data.kept_documents import LeftOut, kept_documents
 from meshwright.data.sources import SourceReader, pieces
-from meshwright.data.token_file import Tokens
 from meshwright.spec.job.sections import DataSection
 
 MAX_BYTES = 256 * 2**20

@@ -6,11 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.data.examine.sample_arrays import arrays_of
+from meshwright.data.numbered_samples import IGNORED
 from meshwright.data.tokenizer import Tokenizer
 from meshwright.spec.data_findings import TextSegment
-
-IGNORED = -100
-"""A target that the loss leaves out."""
 
 
 def segments_of(sample: tuple[Any, ...], tokenizer: Tokenizer) -> list[TextSegment]:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from meshwright.data.content import CountBytes
-from meshwright.data.readers import Broken, Piece
+from meshwright.data.cache.content import CountBytes
+from meshwright.data.formats.readers import Broken, Piece
 from meshwright.data.sources import SourceReader, no_text, pieces
 from meshwright.errors import MeshwrightError
 from meshwright.spec.data_findings import DataProblem

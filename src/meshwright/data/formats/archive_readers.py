@@ -7,8 +7,8 @@ import tarfile
 from collections.abc import Iterator
 from typing import BinaryIO, cast
 
-from meshwright.data.document_form import DocumentForm, json_document
-from meshwright.data.readers import Broken, Piece, read_text
+from meshwright.data.formats.document_form import DocumentForm, json_document
+from meshwright.data.formats.readers import Broken, Piece, read_text
 
 _BLOCK_BYTES = 512
 _MAX_JSON_BYTES = 2**28

@@ -16,10 +16,10 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from meshwright.data.document_form import DocumentForm
+from meshwright.data.cache.token_file import Tokens
+from meshwright.data.formats.document_form import DocumentForm
+from meshwright.data.formats.readers import Broken, Piece
 from meshwright.data.formats.source_file import SourceFile
-from meshwright.data.readers import Broken, Piece
-from meshwright.data.token_file import Tokens
 from meshwright.errors import DataError
 
 INDEX = "index.json"
@@ -69,7 +69,7 @@ def holds_tokens(folder: Path, text_key: str) -> bool:
         with shards[0].open("rb") as stream:
             columns = _read_header(stream)[1]
     except (OSError, ValueError):
-        return False  # said by whoever reads it
+        return False  # reported where it is read
     return text_key in columns and columns[text_key].encoding.partition(":")[0] in (_ARRAY, _BYTES)
 
 

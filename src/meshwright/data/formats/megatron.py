@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from meshwright.data.token_file import Tokens
+from meshwright.data.cache.token_file import Tokens
 from meshwright.errors import DataError
 
 _MAGIC = b"MMIDIDX\x00\x00"

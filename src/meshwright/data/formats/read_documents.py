@@ -5,12 +5,12 @@ import zlib
 from collections.abc import Iterator
 from contextlib import nullcontext
 
-from meshwright.data.document_form import DocumentForm, json_document
 from meshwright.data.formats.archive_readers import read_tar
+from meshwright.data.formats.document_form import DocumentForm, json_document
 from meshwright.data.formats.mds import read_mds_text
+from meshwright.data.formats.readers import Broken, Piece, read_text
 from meshwright.data.formats.source_file import COMPRESSED_SUFFIXES, RemoteFile, SourceFile, explained, open_stream
 from meshwright.data.formats.table_readers import read_arrow, read_parquet
-from meshwright.data.readers import Broken, Piece, read_text
 from meshwright.errors import DataError
 
 TEXT_SUFFIXES = frozenset(

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from meshwright.data.cache.measured_once import measured_once
+from meshwright.data.cache.token_file import Tokens
 from meshwright.data.formats.mds import INDEX, MdsTokens, holds_tokens, mds_shards
 from meshwright.data.formats.megatron import map_megatron, megatron_files
 from meshwright.data.formats.source_file import file_identity, is_url
-from meshwright.data.measured_once import measured_once
-from meshwright.data.token_file import Tokens
 from meshwright.data.tokenizer import Tokenizer
 from meshwright.errors import DataError
 from meshwright.spec.job.sections import DataSection

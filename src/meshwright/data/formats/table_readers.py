@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from meshwright.data.document_form import DocumentForm
+from meshwright.data.formats.document_form import DocumentForm
+from meshwright.data.formats.readers import Broken, Piece
 from meshwright.data.formats.source_file import SourceFile
-from meshwright.data.readers import Broken, Piece
 from meshwright.extras import import_extra
 
 _ROWS = 1024

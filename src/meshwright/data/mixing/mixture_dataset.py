@@ -6,7 +6,7 @@ from itertools import accumulate
 import numpy as np
 
 from meshwright.data.mixing.mixture_order import MixtureOrder
-from meshwright.data.mixing.schedule import Schedule
+from meshwright.data.mixing.mixture_schedule import MixtureSchedule
 from meshwright.data.numbered_samples import Dataset, Sample
 from meshwright.spec.job.mixture_source import whole_weights
 from meshwright.spec.job.rules.mixture_rules import stage_weights
@@ -37,7 +37,7 @@ class MixtureDataset(Dataset):
         self.num_training_samples = self._offsets[-1]
         validation_sizes = [source.num_validation_samples for source in self.sources]
         self.num_validation_samples = sum(validation_sizes)
-        self._validation = Schedule(validation_sizes) if self.num_validation_samples else None
+        self._validation = MixtureSchedule(validation_sizes) if self.num_validation_samples else None
         self.fingerprint = {
             "mixture": [
                 {"name": name, "weights": [stage[number] for stage in self._weights], **source.fingerprint}
@@ -51,7 +51,7 @@ class MixtureDataset(Dataset):
     def order(self, seed: int, shuffle: bool, global_batch_size: int) -> MixtureOrder:
         """Return the order of the training samples."""
         firsts = [step * global_batch_size for step in (0, *self._stage_steps)]
-        stages = [(first, Schedule(weights)) for first, weights in zip(firsts, self._weights, strict=True)]
+        stages = [(first, MixtureSchedule(weights)) for first, weights in zip(firsts, self._weights, strict=True)]
         return MixtureOrder(self._names, self._sizes, stages, seed=seed, shuffle=shuffle)
 
     def read(self, index: int) -> Sample:

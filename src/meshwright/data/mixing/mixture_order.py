@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from meshwright.data.mixing.schedule import Schedule
+from meshwright.data.mixing.mixture_schedule import MixtureSchedule
 from meshwright.data.numbered_samples import SourceUse
 from meshwright.data.order import Indices, SampleOrder
 
@@ -21,7 +21,7 @@ class MixtureOrder:
         self,
         names: Sequence[str],
         sizes: Sequence[int],
-        stages: Sequence[tuple[int, Schedule]],
+        stages: Sequence[tuple[int, MixtureSchedule]],
         *,
         seed: int,
         shuffle: bool,

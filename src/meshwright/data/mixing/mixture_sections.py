@@ -1,4 +1,4 @@
-"""The section of [data] that each table of a mixture stands for, and its messages."""
+"""The section of [data] with the source of each table of a mixture, and its messages."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

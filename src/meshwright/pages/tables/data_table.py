@@ -33,7 +33,8 @@ def preparation_page(preparation: Preparation) -> Iterator[RenderableType]:
         yield _made_words(one)
         yield f"[dim]{escape(one.path)}[/]"
         if one.folder is not None:
-            yield f"- portable: data.source={escape(one.folder)}"
+            # Not wrapped: it is copied.
+            yield Text(f"- portable: data.source={one.folder}")
 
 
 def _made_words(one: PreparedTokens) -> str:
@@ -50,6 +51,9 @@ def statistics_page(found: DataStatistics) -> Iterator[RenderableType]:
     for one in found.sources:
         yield from _source_parts(one, found.seq_len)
         yield ""
+    if not found.num_training_samples:
+        yield "samples  of an iterable, which has no numbered ones: they are not counted, and only training reads them"
+        return
     samples = f"{found.num_training_samples:,} for training, {found.num_validation_samples:,} for validation"
     yield f"samples  {samples}: {escape(', '.join(found.sample_shapes))}"
     yield f"steps    {found.steps:,} of {counted(found.samples_per_step, 'sample')} make {found.epochs:.3g} epochs"
@@ -59,7 +63,8 @@ def statistics_page(found: DataStatistics) -> Iterator[RenderableType]:
 def _source_parts(one: SourceStatistics, seq_len: int) -> Iterator[RenderableType]:
     size = f"{format_bytes(one.num_bytes)} of text in {counted(one.num_documents, 'document')}"
     yield f"[bold]{escape(one.source)}[/]: {size}, {format_count(one.num_tokens)} tokens"
-    yield f"{one.bytes_per_token:.3g} bytes a token{_rate_words(one)}"
+    epochs = "" if one.epochs is None else f"; {one.epochs:.3g} epochs"
+    yield f"{one.bytes_per_token:.3g} bytes a token{_rate_words(one)}{epochs}"
     total = max(1, sum(length.num_documents for length in one.lengths))
     yield f"{one.num_longer:,} documents ({one.num_longer / total:.1%}) are longer than seq_len = {seq_len}"
     table = PageTable("tokens#", "documents#", "share#", "of tokens#", "")

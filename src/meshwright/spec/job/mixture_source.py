@@ -32,7 +32,7 @@ class MixtureSource(Frozen):
 
     @property
     def label(self) -> str:
-        """Return the name, or what stands for it."""
+        """Return the name, or the default of it."""
         return self.name or self.source.rstrip("/").rpartition("/")[2].partition(".")[0] or self.source
 
     def weights_of(self, num_stages: int) -> tuple[float, ...]:

@@ -72,9 +72,9 @@ class DataSection(Frozen):
     """What it is trained on."""
 
     source: str = "stdlib"
-    """stdlib (Python's library), a file or folder of text, records or tokens, a URL, or my_module:MyData."""
+    """stdlib (Python's library), a file, folder or URL of text, records or tokens, or my_module:MyData."""
     options: Options = Field(default_factory=dict)
-    """Keyword arguments for my_module:MyData."""
+    """Keyword arguments for my_module:MyData, which has numbered samples or is an iterable."""
     text_key: str = "text"
     """The field of a record or row that holds the text; of a .tar also the extension of such members: ".txt"."""
     messages_key: str = "messages"
@@ -100,7 +100,7 @@ class DataSection(Frozen):
     on_bad_document: Literal["stop", "skip"] = "stop"
     """Whether a document that cannot be read ends the run or is left out and counted."""
     validation_fraction: float = Field(0.02, ge=0, lt=1)
-    """Share of the samples, the last ones, kept out of training for validation."""
+    """Share of the samples, the last ones, kept out of training for validation; of an iterable none are."""
     packing: Literal["split", "whole", "none"] = "split"
     """How documents fill sequences: joined and split, whole ones that fit together, or one in each; the rest padded."""
     too_long: TooLong = "stop"
@@ -110,7 +110,11 @@ class DataSection(Frozen):
     document_tokens: PositiveFloat | None = Field(None, examples=[900.0])
     """Mean tokens of a document, by which a plan prices attention that skips other documents; changes no training."""
     shuffle: bool = True
-    """Whether each epoch visits the samples in a new random order drawn from train.seed."""
+    """Whether each epoch visits the samples in a new random order drawn from train.seed; an iterable has its own."""
+    num_workers: NonNegativeInt = 0
+    """Processes of each rank that read samples; 0 reads in a thread. The samples and their order stay the same."""
+    prefetch_batches: PositiveInt = 2
+    """Global batches that are read ahead of the one in use."""
     cache_dir: str = "~/.cache/meshwright"
     """Folder of the token cache; files in it are named by content and shared between runs."""
 

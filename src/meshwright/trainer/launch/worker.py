@@ -15,6 +15,7 @@ import torch
 
 from meshwright.config.paths import with_absolute_paths
 from meshwright.data import user_data
+from meshwright.data.streams import sample_stream
 from meshwright.errors import ConfigError, ExitCode, LostPeer, MeshwrightError
 from meshwright.fault_tolerance.hangs.hang_watch import show_stacks_on_signal
 from meshwright.fault_tolerance.lost_peer import is_lost_peer, words_of
@@ -205,7 +206,8 @@ def blame_job_code(job: Job, error: Exception) -> MeshwrightError | None:
 
 def _passes_data(trace: TracebackType | None) -> bool:
     """Return whether an error came through the code that reads samples."""
-    return any(frame.f_code.co_filename == user_data.__file__ for frame, _ in traceback.walk_tb(trace))
+    readers = (user_data.__file__, sample_stream.__file__)
+    return any(frame.f_code.co_filename in readers for frame, _ in traceback.walk_tb(trace))
 
 
 def _first_frame_in(source: str, trace: TracebackType | None) -> TracebackType | None:

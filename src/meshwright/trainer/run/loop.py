@@ -11,7 +11,7 @@ from torch.profiler import record_function
 
 from meshwright.checkpoint.parameter_hash import parameter_hash
 from meshwright.data.loader import Microbatch
-from meshwright.errors import DataUnavailable, ExitCode
+from meshwright.errors import DataError, DataUnavailable, ExitCode
 from meshwright.fault_tolerance.hangs.hang_watch import HangWatch
 from meshwright.fault_tolerance.injection.injector import under_faults
 from meshwright.fault_tolerance.run_findings import RunFindings
@@ -227,8 +227,8 @@ def read_batch(training: Training, step: int, position: int) -> list[Microbatch]
     """Return this rank's microbatches at a position of the data; an error of reading names the step that needs them."""
     try:
         return training.loader.microbatches(position)
-    except DataUnavailable as error:
-        raise DataUnavailable(f"step {step}: {error}") from error.__cause__
+    except (DataError, DataUnavailable) as error:
+        raise type(error)(f"step {step}: {error}") from error.__cause__
 
 
 def roll_back(

@@ -12,10 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from meshwright.checkpoint.parameter_hash import parameter_hash
 from meshwright.checkpoint.peers import GroupPeers
-from meshwright.data.pair_dataset import PairDataset, Scores
+from meshwright.data.packing.pair_dataset import PairDataset
 from meshwright.errors import DataError
 from meshwright.log import logger
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters
@@ -36,7 +38,8 @@ def give_reference(training: Training, run: Run, step: int, mark: Callable[[str]
     dataset, peers = training.dataset, GroupPeers()
     if not isinstance(dataset, PairDataset):
         return
-    identity: dict[str, Any] = {"data": dataset.fingerprint}
+    # Data may have moved.
+    identity: dict[str, Any] = {"data": {key: one for key, one in dataset.fingerprint.items() if key != "source"}}
     if step == 0:
         identity["weights"] = parameter_hash(canonical_parameters(training.model))
     found = peers.publish(_read(run, identity) if peers.rank == 0 else None)
@@ -49,16 +52,16 @@ def give_reference(training: Training, run: Run, step: int, mark: Callable[[str]
         found = score_pairs(training, _Progress(dataset, mark, is_shown=peers.rank == 0))
         if peers.rank == 0:
             content = io.BytesIO()
-            np.savez(content, scores=found, identity=json.dumps(identity, sort_keys=True))
+            np.savez(content, scores=found.numpy(), identity=json.dumps(identity, sort_keys=True))
             write_atomically(run.reference, content.getvalue())
-    dataset.reference = found
+    training.step.reference = found
 
 
-def _read(run: Run, identity: dict[str, Any]) -> Scores | None:
+def _read(run: Run, identity: dict[str, Any]) -> Tensor | None:
     """Return the scores in the run folder; None if there are none, or not of this identity."""
     try:
         with np.load(run.reference) as file:
-            held, scores = json.loads(str(file["identity"])), file["scores"]
+            held, scores = json.loads(str(file["identity"])), torch.from_numpy(file["scores"])
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
         return None  # each part of a .npz has a checksum
     expected = json.loads(json.dumps(identity))

@@ -27,8 +27,11 @@ _IDENTITY = (
 )
 # Keys that say what a checkpoint's optimizer states are, and in which format.
 _STATES = ("optimizer.name", "optimizer.state_dtype")
+# Keys that name files, which may be moved, or prepared: a checkpoint compares what is in them.
+_COMPARED_BY_CONTENT = ("data.source", "data.tokenizer", "data.chat_template")
 # Keys that do not affect numerics, whose changes are not logged.
-_UNREMARKABLE = ("run.", "data.cache_dir", "train.stop_after", "checkpoint.")
+_WITHOUT_EFFECT = ("data.cache_dir", "data.num_workers", "data.prefetch_batches")
+_UNREMARKABLE = ("run.", *_WITHOUT_EFFECT, "train.stop_after", "checkpoint.")
 
 
 def now() -> str:
@@ -106,7 +109,9 @@ def require_same_run(run: Run, job: Job) -> list[str]:
         return []
     old, new = with_absolute_paths(previous.job), with_absolute_paths(job)
     changes = _changes(old.to_dict(), new.to_dict())
-    breaking = [change for change in changes if change.startswith(_IDENTITY) and not change.startswith(_UNREMARKABLE)]
+    compared = _COMPARED_BY_CONTENT if run.checkpoint_steps() else ()
+    allowed = (*_UNREMARKABLE, *compared)
+    breaking = [change for change in changes if change.startswith(_IDENTITY) and not change.startswith(allowed)]
     if breaking:
         raise ConfigError(
             f"cannot resume {run.folder}, the job is another one: {'; '.join(breaking)}: change it back, "

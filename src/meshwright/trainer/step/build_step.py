@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from meshwright.data.loader import Microbatch, positions_in, stack
-from meshwright.data.user_data import load_user_data, read_pair
+from meshwright.data.user_data import first_sample
 from meshwright.models.attention.attention_choice import state_document_length
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.user_object import is_object_source
@@ -62,7 +62,7 @@ def constant_microbatches(job: Job, count: int, size: int) -> list[Microbatch]:
     """Return microbatches of token 0, or of the first sample of a user's data object."""
     inputs = targets = torch.zeros(size, job.train.seq_len, dtype=torch.int64)
     if is_object_source(job.data.source):
-        sample = read_pair(load_user_data(job.data), 0, job.data.source)
+        sample = first_sample(job.data)
         inputs, targets = (
             stack(size * [value], size * [0], what) for value, what in zip(sample, ("inputs", "targets"), strict=True)
         )
@@ -74,5 +74,5 @@ def constant_microbatches(job: Job, count: int, size: int) -> list[Microbatch]:
     positions_BS = None
     if job.data.restarts_positions and documents_BS is not None:
         positions_BS = positions_in(documents_BS)
-    scores_BP2 = torch.zeros(size, 1, 2, dtype=torch.float64) if is_pairs else None
-    return [Microbatch(inputs, targets, index * size, documents_BS, positions_BS, scores_BP2) for index in range(count)]
+    pairs_BP = torch.zeros(size, 1, dtype=torch.int64) if is_pairs else None
+    return [Microbatch(inputs, targets, index * size, documents_BS, positions_BS, pairs_BP) for index in range(count)]

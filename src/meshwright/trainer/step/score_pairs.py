@@ -1,13 +1,14 @@
 """score_pairs: the log-probabilities that a model gives all answers of a dataset of pairs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from meshwright.data.pair_dataset import PairDataset, Scores
+from meshwright.data.loader import Microbatch
+from meshwright.data.packing.pair_dataset import NO_PAIR, PairDataset
 from meshwright.parallelism.data.fully_sharded import reshard_model
 from meshwright.parallelism.preference_loss import Pairs, PreferenceLoss
 from meshwright.trainer.step.training import Training
@@ -26,43 +27,47 @@ class _KeptScores:
 
 
 @torch.no_grad()
-def score_pairs(training: Training, show: Callable[[int], None] = lambda _: None) -> Scores:
-    """Return what the model, as it is now and without dropout, gives each pair: [pairs, 2] in float64; a collective.
+def score_pairs(training: Training, show: Callable[[int], None] = lambda _: None) -> Tensor:
+    """Return what the model, as it is now and without dropout, gives each pair: float64 [pairs, 2]; a collective.
 
     Data-parallel ranks share the rows. `show` is told of how many rows have been scored.
     """
-    dataset, step, pipeline = training.dataset, training.step, training.step.pipeline
+    dataset, layout = training.dataset, training.layout
     assert isinstance(dataset, PairDataset)
-    loss = pipeline.loss
-    assert isinstance(loss, PreferenceLoss)
-    layout, meshes = training.layout, training.meshes
+    # As many microbatches at a time as keep all stages busy.
     shape = (layout.pp, layout.microbatch_size)
-    found = np.zeros((dataset.num_pairs, 2))
+    num_rows = layout.pp * layout.microbatch_size
+    found = torch.zeros(dataset.num_pairs, 2, dtype=torch.float64)
     training.model.eval()
-    try:
-        pipeline.loss = keeper = _KeptScores(loss)
-        for first in range(0, dataset.num_rows, layout.dp * layout.pp * layout.microbatch_size):
-            rows = first + meshes.dp_rank * layout.pp * layout.microbatch_size + np.arange(np.prod(shape))
-            batch = training.loader.microbatches_of(rows.reshape(shape))
-            pipeline.evaluate(step.evaluated_inputs(batch))
-            for microbatch, scores in zip(rows.reshape(shape), keeper.kept, strict=False):
-                for row, of_row in zip(microbatch, scores.cpu().numpy(), strict=True):
-                    pairs = dataset.pairs_of(int(row))
-                    found[pairs] = of_row[: len(pairs)]
-            keeper.kept.clear()
-            show(min(dataset.num_rows, first + layout.dp * layout.pp * layout.microbatch_size))
-    finally:
-        pipeline.loss = loss
-        training.model.train()
+    for first in range(0, dataset.num_rows, layout.dp * num_rows):
+        # Rows after the last are padding.
+        rows = first + training.meshes.dp_rank * num_rows + np.arange(num_rows)
+        _score(training, training.loader.microbatches_of(rows.reshape(shape)), found)
+        show(min(dataset.num_rows, first + layout.dp * num_rows))
+    training.model.train()
     reshard_model(training.model)
     return _of_all_ranks(found, training)
 
 
-def _of_all_ranks(found: Scores, training: Training) -> Scores:
+def _score(training: Training, batch: Sequence[Microbatch], found: Tensor) -> None:
+    """Write the scores of the pairs in a batch into `found`, on ranks of the last stage; a collective."""
+    pipeline, loss = training.step.pipeline, training.step.pipeline.loss
+    assert isinstance(loss, PreferenceLoss)
+    pipeline.loss = keeper = _KeptScores(loss)
+    try:
+        pipeline.evaluate(training.step.evaluated_inputs(batch))
+    finally:
+        pipeline.loss = loss
+    for microbatch, scores_BP2 in zip(batch if keeper.kept else (), keeper.kept, strict=True):
+        assert microbatch.pairs is not None
+        is_pair_BP = microbatch.pairs != NO_PAIR
+        found[microbatch.pairs[is_pair_BP]] = scores_BP2.cpu()[is_pair_BP]
+
+
+def _of_all_ranks(found: Tensor, training: Training) -> Tensor:
     """Return what the ranks of the last stage have found, each the pairs of its rows; a collective."""
-    meshes = training.meshes
-    total = torch.from_numpy(found).to(training.ranks.device)
-    if meshes.rank("tp") or meshes.rank("cp"):
+    total = found.to(training.ranks.device)
+    if training.meshes.rank("tp") or training.meshes.rank("cp"):
         total.zero_()  # they have the same scores as the first of them
     dist.all_reduce(total)
-    return total.cpu().numpy()
+    return total.cpu()

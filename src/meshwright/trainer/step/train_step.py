@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from meshwright.data.loader import Microbatch
+from meshwright.data.packing.pair_dataset import NO_PAIR
 from meshwright.errors import ConfigError, NonFiniteError, UnsupportedError
 from meshwright.fault_tolerance.corruption.replica_copies import ReplicaCopies
 from meshwright.fault_tolerance.corruption.replica_guard import ReplicaGuard
@@ -73,6 +74,8 @@ class TrainStep:
         """Independent replicas that share every step's batch; None where all of it is on these ranks."""
         self.outer_sync: OuterSync | None = None
         """What independent replicas do that train for several steps by themselves, each on its part of the batch."""
+        self.reference: Tensor | None = None
+        """What the reference gives both answers of each pair: float64 [pairs, 2] on the CPU; zeros until it is set."""
         self.guard = StepGuard(job.guards) if job.guards.skips_any else None
         self.replica_guard = self._replica_guard() if job.guards.checks_numbers else None
         self._has_checked_gradients = False
@@ -270,7 +273,8 @@ class TrainStep:
         if not self.may_ignore_targets or not isinstance(self.pipeline.loss, NextTokenLoss):
             return None
         if isinstance(self.pipeline.loss, PreferenceLoss):
-            return rows_per_pair(map(pairs_of, microbatches), torch.device(self.meshes.device_type))
+            is_pair = [one.pairs != NO_PAIR for one in microbatches if one.pairs is not None]
+            return rows_per_pair(is_pair, torch.device(self.meshes.device_type))
         targets = [microbatch.targets for microbatch in microbatches]
         sum_outside = None if self.replicas is None else self.replicas.sum
         return 1 / counted_share(targets, torch.device(self.meshes.device_type), sum_outside)
@@ -290,11 +294,17 @@ class TrainStep:
             positions = self.positions_S.to(device) if positions is None else positions
             context = {"positions_S": positions, "documents_BS": documents}
         of_loss: tuple[Pairs, ...] = ()
-        if microbatch.reference is not None and documents is not None:
-            whole = pairs_of(microbatch)
-            of_loss = (Pairs(documents, whole.reference_BP2.to(device), whole.is_pair_BP.to(device)),)
+        if microbatch.pairs is not None and documents is not None:
+            of_loss = (self._pairs(documents, microbatch.pairs, device),)
         prepare = partial(seed_everything, self.job.train.seed, step, microbatch.first_slot)
         return StageInput(inputs, targets, context, prepare, of_loss, loss_scale)
+
+    def _pairs(self, documents_BS: Tensor, pairs_BP: Tensor, device: torch.device) -> Pairs:
+        is_pair_BP = pairs_BP != NO_PAIR
+        reference_BP2 = torch.zeros(*pairs_BP.shape, 2, dtype=torch.float64)
+        if self.reference is not None:
+            reference_BP2[is_pair_BP] = self.reference[pairs_BP[is_pair_BP]]
+        return Pairs(documents_BS, reference_BP2.to(device), is_pair_BP.to(device, non_blocking=True))
 
     def rewards(self) -> dict[str, float]:
         """Return the rewards of the last step or validation, empty for other losses than of pairs; a collective."""
@@ -311,13 +321,6 @@ class TrainStep:
     def _own_positions(self) -> Tensor:
         layout = self.meshes.layout
         return sequence_indices(self.job.train.seq_len, self.meshes.rank("cp"), layout.cp, layout.cp_method)
-
-
-def pairs_of(microbatch: Microbatch) -> Pairs:
-    """Return the pairs of a microbatch of whole rows."""
-    assert microbatch.documents is not None
-    assert microbatch.reference is not None
-    return Pairs.of(microbatch.documents, microbatch.reference)
 
 
 def seed_everything(seed: int, step: int, first_slot: int) -> None:

@@ -19,9 +19,10 @@ from meshwright.checkpoint.peers import GroupPeers
 from meshwright.checkpoint.saved_model import MODEL_FIELDS
 from meshwright.checkpoint.shards import flatten
 from meshwright.data.dataset import build_dataset
-from meshwright.data.loader import Loader
 from meshwright.data.numbered_samples import Dataset
+from meshwright.data.open_loader import open_loader
 from meshwright.data.order import Share, check_resumable
+from meshwright.data.streams.stream_dataset import StreamDataset
 from meshwright.errors import (
     CheckpointError,
     ConfigError,
@@ -75,13 +76,7 @@ class Training:
         self.model = pipeline.stages
         self.layout = layout = meshes.layout
         share = Share(job.global_batch_size, layout.microbatch_size, meshes.dp_rank, layout.dp)
-        self.loader = Loader(
-            dataset,
-            share,
-            seed=job.train.seed,
-            shuffle=job.data.shuffle,
-            pin_memory=ranks.device.type == "cuda",
-        )
+        self.loader = open_loader(dataset, share, job, pin_memory=ranks.device.type == "cuda")
         self.replicas: ReplicaGroup | None = None
         self._has_weights = True
         self.step = build_train_step(job, meshes, pipeline)
@@ -100,6 +95,7 @@ class Training:
         dataset = dataset or build_dataset(job.data, job.train.seq_len, job.train.task)
         require_vocabulary(job, dataset)
         require_ignoring_loss(job, pipeline.loss)
+        require_validation(job, dataset)
         training = cls(job, ranks, meshes, dataset, pipeline)
         training.num_parameters = num_parameters
         training._has_weights = draws_weights or not all(hasattr(stage, "initial") for stage in pipeline.stages)
@@ -199,6 +195,7 @@ class Training:
         self._has_weights = True
         share_tied(self.model, self.meshes)
         check_resumable(metadata["position"], self.loader.position)
+        self.loader.restore(metadata["position"])
         if self.step.guard is not None:
             self.step.guard.restore(metadata.get("guard", {}))
         if self.step.replica_guard is not None:
@@ -262,6 +259,12 @@ class Training:
                 "a mixture of experts: the loads of its experts are not summed over independent replicas yet: set "
                 "replicas.independent to false"
             )
+        if isinstance(self.dataset, StreamDataset):
+            raise UnsupportedError(
+                f"data.source = {self.job.data.source!r} is an iterable, which one rank reads for all: replicas that "
+                "start and fail by themselves cannot read it: set replicas.independent to false, or give it numbered "
+                "samples (__len__ and __getitem__)"
+            )
         self.replicas = replicas
         if trains_locally:
             self.step.outer_sync = OuterSync(self.job, OuterOptimizer(self.model, self.job.replicas), replicas)
@@ -319,4 +322,16 @@ def require_vocabulary(job: Job, dataset: Dataset) -> None:
         f'data.tokenizer = "{job.data.tokenizer}" has {dataset.vocab_size} tokens, more than vocab_size = '
         f"{architecture.vocab_size} of the model {job.model.source}: "
         f"set model.options.vocab_size to {dataset.vocab_size} or more"
+    )
+
+
+def require_validation(job: Job, dataset: Dataset) -> None:
+    """Raise ConfigError if a stream is to be validated on samples that it has not."""
+    interval = job.train.validation_interval
+    if not interval or not isinstance(dataset, StreamDataset) or dataset.num_validation_samples:
+        return
+    raise ConfigError(
+        f"train.validation_interval = {interval}, but data.source = {job.data.source!r} is an iterable, of which no "
+        "samples are held out: give it an attribute `validation` with __len__() and __getitem__(index), or set "
+        "train.validation_interval to 0"
     )

@@ -14,7 +14,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.cli.main import run
-from meshwright.data import content
+from meshwright.data.cache import content
 from meshwright.data.dataset import build_dataset
 from meshwright.data.order import SampleOrder
 from meshwright.errors import ConfigError, DataError, ExitCode, UnsupportedError
@@ -70,6 +70,7 @@ def test_what_is_prepared_is_what_training_makes_and_finds(job: Path, caplog: py
     assert (one.num_parts, one.num_parts_made, one.num_parts_missing) == (3, 3, 0)
     assert one.num_tokens == sum(len(text) + 1 for text in DOCUMENTS)
     caplog.set_level(logging.INFO, logger="meshwright")
+    caplog.clear()
     build_dataset(mw.load_job(job).job.data, 32)
     assert "tokenising" not in caplog.text
     build_dataset(mw.load_job(job, "data.cache_dir=other").job.data, 32)

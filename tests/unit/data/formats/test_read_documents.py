@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from meshwright.data.content import content_of
+from meshwright.data.cache.content import content_of
 from meshwright.data.sources import list_files, pieces
 from meshwright.errors import DataError, DataUnavailable
 from meshwright.spec.job.sections import DataSection

@@ -45,3 +45,18 @@ def test_without_a_checkpoint_there_is_no_state_to_keep(run: Run) -> None:
 def test_another_format_of_matmuls_is_a_change_and_no_error(run: Run) -> None:
     job = Job.from_dict({"precision": {"compute": "bfloat16", "float8": "rowwise"}})
     assert len(require_same_run(run, job)) == 2
+
+
+def test_data_may_have_moved_and_be_read_by_other_processes(run: Run) -> None:
+    job = Job.from_dict({"data": {"source": "/data/moved.txt", "num_workers": 2, "prefetch_batches": 4}})
+    # What is in it, the checkpoint compares.
+    (change,) = require_same_run(run, job)
+    assert change.startswith("data.source was")
+    run.checkpoint(3).rmdir()
+    with pytest.raises(ConfigError, match=r"the job is another one: data.source was 'stdlib'"):
+        require_same_run(run, job)
+
+
+def test_data_that_is_read_otherwise_is_refused(run: Run) -> None:
+    with pytest.raises(ConfigError, match=r"the job is another one: data.mask_documents was False, is True"):
+        require_same_run(run, Job.from_dict({"data": {"mask_documents": True}}))

@@ -34,6 +34,9 @@ def data_rule_problems(job: Job) -> Iterator[Problem]:
             f'data.packing = "{data.packing}" packs text, and the samples of data.source = {data.source!r} are its own'
         )
         yield Problem(what, [{"data.packing": "split"}])
+    if data.on_bad_document != "stop" and is_object:
+        what = f'data.on_bad_document = "skip" leaves out documents, and data.source = {data.source!r} has samples'
+        yield Problem(what, [{"data.on_bad_document": "stop"}])
     if data.packing == "split" and data.too_long != "stop":
         what = (
             f'data.too_long = "{data.too_long}" does nothing with data.packing = "split", which keeps no document whole'
@@ -62,6 +65,12 @@ def _sft_problems(job: Job) -> Iterator[Problem]:
 
 
 def _unread_problems(job: Job) -> Iterator[Problem]:
+    task = job.train.task
+    for number, table in enumerate(job.data.mixture, start=1):
+        if table.messages_key is not None and task != "sft":
+            where = f"data.mixture, table {number} ({table.label})"
+            what = f'{where}: messages_key = {shown_value(table.messages_key)} does nothing with train.task = "{task}"'
+            yield Problem(what, [{"train.task": "sft"}], after=", or leave it out")
     for key, tasks in _KEYS_OF_TASKS.items():
         value, default = getattr(job.data, key), type(job.data).model_fields[key].default
         if value != default and job.train.task not in tasks:

@@ -1,0 +1,1 @@
+"""Tokens on disk: made once of each content, and found by it."""

@@ -1,0 +1,1 @@
+"""Which documents of a source are kept: no broken ones, and no copies."""

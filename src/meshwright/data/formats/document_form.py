@@ -1,0 +1,85 @@
+"""What is a document in a record, such as a JSON object or the row of a table: the text of a field, or another form."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from meshwright.data.formats.readers import Broken, Piece
+from meshwright.spec.job.sections import DataSection
+
+
+class DocumentForm(Protocol):
+    """How documents are held; readers of files give it records."""
+
+    columns: Sequence[str]
+    """Fields that are read of a table: those that it has of these."""
+    member_suffix: str | None
+    """Members of archives that are documents of text, by the end of their names; None takes .json members, records."""
+    takes_text: bool
+    """Whether files of plain text are documents, and a document may be cut at data.max_bytes."""
+    what: str
+    """What a record holds, for messages."""
+
+    def missing(self, present: Sequence[str], where: str) -> Broken | None:
+        """Return that a record, or a file of records, lacks the fields of a document; None if it has them."""
+        ...
+
+    def document(self, record: Mapping[str, Any], where: str) -> Piece | Broken:
+        """Return the document in a record, which may be empty."""
+        ...
+
+
+class TextForm:
+    """Text under one key."""
+
+    takes_text = True
+
+    def __init__(self, section: DataSection) -> None:
+        self._key = key = section.text_key
+        self.columns: Sequence[str] = (key,)
+        self.member_suffix = key if key.startswith(".") else None
+        self.what = f'its text under data.text_key, such as {{"{key}": "..."}}'
+
+    def missing(self, present: Sequence[str], where: str) -> Broken | None:
+        """Return that the key is not among these fields."""
+        if self._key in present:
+            return None
+        keys = ", ".join(repr(key) for key in present) or "none"
+        return Broken(
+            f"{where} has no field {self._key!r} (its fields: {keys}): set data.text_key to the one that holds the text"
+        )
+
+    def document(self, record: Mapping[str, Any], where: str) -> Piece | Broken:
+        """Return the text of a record."""
+        text = record.get(self._key)
+        if text is None and (missing := self.missing([*record], where)) is not None:
+            return missing
+        if not isinstance(text, str):
+            return Broken(
+                f"{where}: field {self._key!r} is {json.dumps(text, default=str)[:80]}, not text: "
+                "remove the record, or set data.text_key to a field of text"
+            )
+        try:
+            return Piece(text.encode(), ends_document=True)
+        except UnicodeEncodeError as error:
+            return Broken(
+                f"{where}: field {self._key!r} holds half of a surrogate pair ({text[error.start]!a}), "
+                "which UTF-8 cannot express: fix or remove the record"
+            )
+
+
+def json_document(data: bytes, where: str, form: DocumentForm) -> Piece | Broken:
+    """Return the document in one JSON object."""
+    try:
+        record = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        return Broken(
+            f"{where} is no JSON ({error}): each line of a JSONL file is one JSON object; "
+            "fix or remove the line, or change data.source"
+        )
+    if not isinstance(record, dict):
+        return Broken(
+            f"{where} is a JSON {type(record).__name__}, not an object: each line of a JSONL file is one object with "
+            f"{form.what}"
+        )
+    return form.document(record, where)
