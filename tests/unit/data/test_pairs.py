@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.data.cache.prepared_folder import write_prepared
+from meshwright.data.corpus import map_corpora
 from meshwright.data.data_problems import problems
-from meshwright.data.dataset import build_dataset, token_caches
+from meshwright.data.dataset import build_dataset
 from meshwright.data.packing.pair_dataset import NO_PAIR, PairDataset
 from meshwright.data.tokenizer import load_tokenizer
 from meshwright.errors import DataError
@@ -125,7 +126,7 @@ def test_pairs_that_fit_no_row_stop_the_run_or_are_left_out(tmp_path: Path) -> N
 
 def test_a_prepared_folder_of_another_task_is_refused(tmp_path: Path) -> None:
     data = section(tmp_path, [TEXTS, SHARED])
-    (cache,) = token_caches(data, "dpo")
+    (cache,) = map_corpora(data, "dpo", lambda corpus: corpus.cache())
     write_prepared(tmp_path / "ready", cache, load_tokenizer("bytes"))
     prepared = data.replace(source=str(tmp_path / "ready"), tokenizer="bytes")
     assert problems(prepared, 64, 257, "dpo") == []
