@@ -70,8 +70,10 @@ class NextTokenLoss:
     def __call__(self, output_BSV: Tensor, targets_BS: Tensor) -> Tensor:
         """Return the loss of this rank's shard of the sequence."""
         if self._compiled is None and self._tp_group.size() == 1:
-            return next_token_loss(output_BSV, targets_BS, reduction="sum") / targets_BS.numel()
-        return self.losses(output_BSV, targets_BS).sum() / targets_BS.numel()
+            total = next_token_loss(output_BSV, targets_BS, reduction="sum")
+        else:
+            total = self.losses(output_BSV, targets_BS).sum()
+        return total / targets_BS.numel()
 
     def losses(self, output_BSV: Tensor, targets_BS: Tensor) -> Tensor:
         """Return losses_T of this rank's shard of the sequence, in float32 at least; 0 for targets of -100."""

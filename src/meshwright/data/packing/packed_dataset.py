@@ -83,7 +83,7 @@ class PackedDataset(Dataset):
         return keep_documents(self._whole, section, self._seq_len)
 
     def _parts(self, kept: int) -> Sequence[tuple[int, int]]:
-        """Return the documents, with their inputs, that one of the kept stands for, in order."""
+        """Return the documents, with their inputs, of one of the kept, in order."""
         return [(int(self.kept.documents[kept]), int(self.kept.num_inputs[kept]))]
 
 

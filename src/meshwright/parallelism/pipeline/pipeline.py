@@ -5,7 +5,7 @@ spec/layout/schedule/schedule.py, with every send and receive in its place. Send
 and waited for when their tensor is needed, so that they overlap with the actions in between.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -29,7 +29,7 @@ from meshwright.parallelism.data.fully_sharded import (
 from meshwright.parallelism.data.materialize import statistics_of, unchanged
 from meshwright.parallelism.graph.cuda_graph import GradientBuffers, MicrobatchGraph, is_graphed, shards_for_graphs
 from meshwright.parallelism.mesh import Meshes
-from meshwright.parallelism.pipeline.stage_input import StageInput
+from meshwright.parallelism.pipeline.stage_input import StageInput, StageLoss
 from meshwright.parallelism.pipeline.stages import Stages, reductions_of
 from meshwright.parallelism.torch_private.torch_split_backward import (
     PendingWeights,
@@ -39,9 +39,6 @@ from meshwright.parallelism.torch_private.torch_split_backward import (
 )
 from meshwright.spec.layout.schedule.action import ACTION_MARK, Action
 from meshwright.spec.layout.schedule.schedule import Schedule, lower
-
-StageLoss = Callable[..., Tensor]
-"""loss(output, targets, *StageInput.loss_arguments): a Loss, or one that takes more than these."""
 
 
 class Observe(Protocol):

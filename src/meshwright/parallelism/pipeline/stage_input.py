@@ -6,6 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
+StageLoss = Callable[..., Tensor]
+"""loss(output, targets, *StageInput.loss_arguments): a Loss, or one that takes more than these."""
+
 
 @dataclass(frozen=True)
 class StageInput:

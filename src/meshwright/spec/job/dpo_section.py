@@ -6,7 +6,7 @@ from meshwright.spec.frozen import Frozen
 
 
 class DpoSection(Frozen):
-    """How preferred answers are told from others; the reference is the model that the run starts from."""
+    """How preferences are learned; the reference is the model that the run starts from."""
 
     beta: PositiveFloat = 0.1
     """How strongly the model is held to the reference: the factor of the log-ratios in equation 7."""

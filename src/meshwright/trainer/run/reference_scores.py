@@ -46,7 +46,7 @@ def give_reference(training: Training, run: Run, step: int, mark: Callable[[str]
     if found is None and step > 0:
         raise DataError(
             f"{run.reference} is missing, damaged or of other pairs, and step {step} is no start to score them by: "
-            "copy the run folder again with this file, or start the run anew (--overwrite)"
+            "copy the run folder again with this file, or start it again (--overwrite)"
         )
     if found is None:
         found = score_pairs(training, _Progress(dataset, mark, is_shown=peers.rank == 0))

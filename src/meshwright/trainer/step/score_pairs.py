@@ -30,7 +30,7 @@ class _KeptScores:
 def score_pairs(training: Training, show: Callable[[int], None] = lambda _: None) -> Tensor:
     """Return what the model, as it is now and without dropout, gives each pair: float64 [pairs, 2]; a collective.
 
-    Data-parallel ranks share the rows. `show` is told of how many rows have been scored.
+    Data-parallel ranks share the rows. `show` gets the number of rows scored so far.
     """
     dataset, layout = training.dataset, training.layout
     assert isinstance(dataset, PairDataset)

@@ -1,6 +1,6 @@
 """What preference optimisation (train.task = "dpo") needs and does not go with, checked before any process starts.
 
-A pair stands in one row, chosen and rejected as two documents, so that no rank, microbatch or row holds half of it.
+A pair is in one row, chosen and rejected as two documents, so that no rank, microbatch or row holds half of it.
 """
 
 from __future__ import annotations
