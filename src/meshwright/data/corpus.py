@@ -125,9 +125,9 @@ def no_documents(section: DataSection, task: Task) -> str | None:
             f"data.deduplicate = true compares documents of text, and data.source = {section.source!r} is {held} "
             "tokens: set data.deduplicate to false, or name the text"
         )
-    if task == "sft" and not is_prepared:
+    if task != "pretrain" and not is_prepared:
         return (
-            f'train.task = "sft" learns from conversations, and data.source = {section.source!r} is stored tokens, '
+            f'train.task = "{task}" learns from conversations, and data.source = {section.source!r} is stored tokens, '
             "which do not say what the assistant wrote: name the records, or set train.task to pretrain"
         )
     return None

@@ -75,7 +75,7 @@ class _JobCheck:
             return [*found, *self._shortage(section, prepared.num_tokens)]
         if files is not None:
             return self._stored_problems(section, files)
-        if self._encoding.task == "sft" and self._tokenizer is None:
+        if self._encoding.task != "pretrain" and self._tokenizer is None:
             return []  # its form takes the chat template
         corpus = CorpusCheck(section, self._encoding.reader)
         if section.packing != "split":

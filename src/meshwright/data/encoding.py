@@ -5,6 +5,7 @@ from functools import cached_property
 from meshwright.data.cache.encode import Encoder
 from meshwright.data.conversations.chat_template import load_chat_template
 from meshwright.data.conversations.conversation_encoder import ConversationEncoder
+from meshwright.data.conversations.pair_records import PairEncoder, PairForm
 from meshwright.data.conversations.records import ConversationForm
 from meshwright.data.sources import SourceReader, pieces
 from meshwright.data.tokenizer import Tokenizer, load_tokenizer
@@ -27,10 +28,11 @@ class Encoding:
 
     @cached_property
     def conversations(self) -> ConversationEncoder | None:
-        """Return what makes tokens of conversations; None for text."""
-        if self.task != "sft":
+        """Return what makes tokens of conversations, or of pairs of them; None for text."""
+        if self.task == "pretrain":
             return None
-        return ConversationEncoder(self._section, self.tokenizer, load_chat_template(self._section, self.tokenizer))
+        kind = PairEncoder if self.task == "dpo" else ConversationEncoder
+        return kind(self._section, self.tokenizer, load_chat_template(self._section, self.tokenizer))
 
     @property
     def encoder(self) -> Encoder:
@@ -42,5 +44,8 @@ class Encoding:
         """Return what reads documents: of text, or conversations that the template takes."""
         if self.conversations is None:
             return pieces
-        check, name = self.conversations.require_rendered, f"conversations, {self.conversations.identity}"
-        return SourceReader(lambda section: ConversationForm(section, check), name)
+        check, identity = self.conversations.require_rendered, self.conversations.identity
+        if self.task == "dpo":
+            keys = f"{self._section.chosen_key} and {self._section.rejected_key}"
+            return SourceReader(lambda section: PairForm(section, check), f"{keys}, {identity}")
+        return SourceReader(lambda section: ConversationForm(section, check), f"conversations, {identity}")

@@ -29,6 +29,8 @@ class Microbatch:
     """The document of each input token, with data.mask_documents."""
     positions: Tensor | None = None
     """The position of each input token in its document, where documents are packed whole; None: in the sequence."""
+    pairs: Tensor | None = None
+    """The numbers of the pairs in each row, [B, pairs_in_row], of a PairDataset."""
 
 
 class Prefetch(NamedTuple):
@@ -116,6 +118,10 @@ class Loader:
             samples = samples % self._dataset.num_validation_samples
         return self._read(self._dataset.num_training_samples + samples, share.slots).result()
 
+    def microbatches_of(self, samples: Indices) -> list[Microbatch]:
+        """Return microbatches of samples, shaped [num_microbatches, microbatch_size], of all samples of the dataset."""
+        return self._read(samples, samples).result()
+
     def close(self) -> None:
         """Stop the thread after its current sample, and worker processes at once; wait a few seconds at most."""
         self._forget_ahead()
@@ -150,7 +156,9 @@ class Loader:
             inputs = stack([pair[0] for pair in pairs], numbers, "inputs")
             targets = stack([pair[1] for pair in pairs], numbers, "targets")
             documents, positions = self._documents_of(inputs, pairs, numbers)
-            batch = Microbatch(inputs, targets, int(first_slot), documents, positions)
+            of_pairs = [sample[3] for sample in pairs if len(sample) > 3]
+            numbered = stack(of_pairs, numbers, "pairs") if of_pairs else None
+            batch = Microbatch(inputs, targets, int(first_slot), documents, positions, numbered)
             batches.append(_pinned(batch) if self._pin_memory else batch)
         return batches
 
@@ -158,7 +166,7 @@ class Loader:
         self, inputs: Tensor, pairs: Sequence[Sample], row: Indices
     ) -> tuple[Tensor | None, Tensor | None]:
         """Return the document of each token and the position in it; None where they are of no effect."""
-        numbers = [document for _, _, *of_sample in pairs for document in of_sample]
+        numbers = [sample[2] for sample in pairs if len(sample) > 2]
         if numbers:
             documents_BS = stack(numbers, row, "documents")
             return documents_BS, positions_in(documents_BS)
@@ -168,7 +176,7 @@ class Loader:
 
 def _pinned(batch: Microbatch) -> Microbatch:
     """Return the microbatch in memory that is copied to a device in the background."""
-    tensors = {name: getattr(batch, name) for name in ("inputs", "targets", "documents", "positions")}
+    tensors = {name: getattr(batch, name) for name in ("inputs", "targets", "documents", "positions", "pairs")}
     return replace(batch, **{name: one.pin_memory() for name, one in tensors.items() if one is not None})
 
 

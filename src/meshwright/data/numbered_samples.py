@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from meshwright.data.order import Indices, SampleOrder
 
-Sample = tuple[Any, Any] | tuple[Any, Any, Any]
-"""(inputs, targets), or with the document of each input."""
+Sample = tuple[Any, Any] | tuple[Any, Any, Any] | tuple[Any, Any, Any, Any]
+"""(inputs, targets), or with the document of each input, of pairs also with the numbers of its pairs."""
 
 
 IGNORED = -100

@@ -18,6 +18,7 @@ from meshwright.data.dataset import build_dataset
 from meshwright.data.loader import Loader
 from meshwright.data.numbered_samples import IGNORED, Dataset, Sample
 from meshwright.data.order import Share
+from meshwright.data.packing.pair_dataset import PairDataset
 from meshwright.data.token_dataset import TokenDataset
 from meshwright.parallelism.context.context_parallel import sequence_indices
 from meshwright.parallelism.expert.expert_parallel import TokenExchange
@@ -31,6 +32,7 @@ from meshwright.prover.differences import Record, RecordedShard, RecordedShards
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.proof import PlantedAxis
 from meshwright.trainer.launch.ranks import Ranks
+from meshwright.trainer.step.score_pairs import score_pairs
 from meshwright.trainer.step.training import Training
 
 _STRIDE = 7
@@ -68,6 +70,8 @@ def record(job: Job, device: str, planted: PlantedAxis | None, repeat: bool) -> 
 def _record_once(job: Job, device: str, planted: PlantedAxis | None) -> Record:
     ranks = Ranks(dist.get_rank(), dist.get_world_size(), _own_device(device))
     training = Training.build(job, ranks, _dataset(job))
+    if isinstance(training.dataset, PairDataset):
+        training.step.reference = score_pairs(training)
     if planted is not None:
         plant(planted, training)
     gradients: list[RecordedShards] = []

@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.spec.job.job import Job
-from meshwright.spec.job.sections import CheckpointSection, DataSection, ModelSection, PrecisionSection, TrainSection
+from meshwright.spec.job.sections import (
+    CheckpointSection,
+    DataSection,
+    ModelSection,
+    PrecisionSection,
+    Task,
+    TooLong,
+    TrainSection,
+)
 from meshwright.spec.layout.layout import Layout, LayoutRequest
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.model_source import resolve_architecture
@@ -77,7 +85,7 @@ def small_job(job: Job, layouts: Sequence[Layout], corpus: Path, num_steps: int,
     smaller = shrink(architecture, layouts)
     small = job.replace(
         model=ModelSection(source=job.model.source, options={**job.model.options, **_options(architecture, smaller)}),
-        data=_data(job.data, corpus),
+        data=_data(job.data, job.train.task, corpus),
         train=_train(job.train, layouts, num_steps),
         adapter=_adapter(job.adapter, smaller),
         **common,
@@ -105,7 +113,8 @@ def _train(train: TrainSection, layouts: Sequence[Layout], num_steps: int) -> Tr
     # Zigzag cp shards have two chunks per rank, each sharded over tp.
     seq_len = math.lcm(_SEQ_LEN, *(2 * layout.cp * layout.tp for layout in layouts))
     batch = math.lcm(*(layout.dp * layout.microbatch_size * _num_microbatches(layout) for layout in layouts))
-    return TrainSection(steps=num_steps, seq_len=seq_len, global_batch_size=batch, seed=train.seed)
+    task: Task = "dpo" if train.task == "dpo" else "pretrain"
+    return TrainSection(task=task, steps=num_steps, seq_len=seq_len, global_batch_size=batch, seed=train.seed)
 
 
 def _num_microbatches(layout: Layout) -> int:
@@ -114,18 +123,20 @@ def _num_microbatches(layout: Layout) -> int:
 
 
 def write_corpus(file: Path) -> None:
-    """Write many short documents, so that every sequence spans several."""
-    lines = (json.dumps({"text": f"{n} times {n} is {n * n}"}) + "\n" for n in range(_NUM_DOCUMENTS))
+    """Write many short documents, and as many pairs of answers, so that every sequence spans several."""
+    texts = ((f"{n} times {n} is {n * n}", f"{n * n}", f"{n}") for n in range(_NUM_DOCUMENTS))
+    lines = (json.dumps({"text": text, "chosen": one, "rejected": other}) + "\n" for text, one, other in texts)
     file.write_text("".join(lines), encoding="utf-8")
 
 
-def _data(section: DataSection, corpus: Path) -> DataSection:
+def _data(section: DataSection, task: Task, corpus: Path) -> DataSection:
+    too_long: TooLong = "skip" if task == "dpo" else "stop" if section.packing == "split" else "cut"
     return DataSection(
         source=str(corpus),
         cache_dir=str(corpus.parent / "cache"),
         validation_fraction=0.0,
         packing=section.packing,
-        too_long="stop" if section.packing == "split" else "cut",
+        too_long=too_long,
         mask_documents=section.mask_documents,
         shuffle=section.shuffle,
     )

@@ -43,6 +43,8 @@ def summary(resolved: ResolvedJob, num_ranks: int | None) -> Iterator[tuple[str,
     layout = concrete_layout(job, num_ranks)
     yield "job", f"{resolved.path}: configuration valid"
     yield "model", _model_line(job)
+    if job.train.task == "dpo":
+        yield "dpo", _dpo_line(job)
     if job.adapter.freezes_base:
         yield "adapter", _adapter_line(job)
     yield "batch", _batch_line(resolved, layout)
@@ -104,6 +106,14 @@ def _adapter_line(job: Job) -> str:
         return f"{line}: its layers are counted when training starts"
     num_layers, num_parameters = found
     return f"{line}, of {counted(num_layers, 'linear layer')}: {format_count(num_parameters)} parameters are trained"
+
+
+def _dpo_line(job: Job) -> str:
+    smoothing = f", label smoothing {job.dpo.label_smoothing:g}" if job.dpo.label_smoothing else ""
+    return (
+        f"beta {job.dpo.beta:g}{smoothing}; the reference is the model at the start: one forward of all pairs before "
+        "the first step, which no estimate prices"
+    )
 
 
 def _batch_line(resolved: ResolvedJob, layout: Layout | None) -> str:

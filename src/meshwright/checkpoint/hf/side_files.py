@@ -73,7 +73,7 @@ def keep_side_files(job: Job, run: Run) -> None:
         _write(temporary, architecture_to_hf(architecture))
         temporary.replace(run.folder / CONFIG)
     _keep_tokenizer(job, run)
-    if job.train.task == "sft":
+    if job.train.task != "pretrain":
         # After a folder's own template, which data.chat_template replaces.
         temporary = run.folder / f".{TEMPLATE_FILE}.tmp"
         template = load_chat_template(job.data, load_tokenizer(job.data.tokenizer))

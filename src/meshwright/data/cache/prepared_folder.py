@@ -75,9 +75,9 @@ class PreparedFolder:
 
     def _task_problem(self, section: DataSection, encoding: Encoding) -> str | None:
         """Return why the tokens are not those of the job's task."""
-        held = "sft" if self.conversations else "pretrain"
+        held = self.conversations.get("task", "sft") if self.conversations else "pretrain"
         if held != encoding.task:
-            what = "conversations" if self.conversations else "text"
+            what = {"pretrain": "text", "sft": "conversations", "dpo": "pairs of answers"}[held]
             return (
                 f'data.source = {section.source!r} was prepared from {what}, not for train.task = "{encoding.task}": '
                 f"set train.task to {held}, or prepare the source again"

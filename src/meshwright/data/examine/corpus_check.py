@@ -6,6 +6,7 @@ from meshwright.data.encoding import Encoding
 from meshwright.data.filtering.kept_documents import LeftOut
 from meshwright.data.formats.readers import Piece
 from meshwright.data.formats.source_file import SourceFile
+from meshwright.data.packing.pair_dataset import pair_length, too_long_pairs
 from meshwright.data.packing.whole_documents import TARGET_BIT, shortage_of_documents, too_long_problem
 from meshwright.data.sources import SourceReader, no_text
 from meshwright.data.tokenizer import Tokenizer
@@ -41,8 +42,10 @@ class CorpusCheck:
             num_kept += has_targets and (num_tokens <= seq_len + 1 or section.too_long != "skip")
         if self.problems:
             return self.problems
-        too_long = too_long_problem(lengths, section, seq_len) if section.too_long == "stop" else None
-        problem = too_long or shortage_of_documents(num_kept, section)
+        is_pairs = encoding.task == "dpo"
+        describe = too_long_pairs if is_pairs else too_long_problem
+        too_long = describe(lengths, section, seq_len) if section.too_long == "stop" else None
+        problem = too_long or shortage_of_documents(num_kept, section, "pair" if is_pairs else "document")
         return [problem] if problem else []
 
     def _documents(self, encoding: Encoding, seq_len: int) -> Iterator[tuple[int, bool]]:
@@ -51,7 +54,10 @@ class CorpusCheck:
         for piece in self._pieces():
             if encoding.conversations is not None:
                 (ids,) = encoding.conversations.encode_batch([piece.text])
-                yield len(ids), bool((ids[1 : seq_len + 1] & TARGET_BIT).any())
+                if encoding.task == "dpo":
+                    yield pair_length(ids)
+                else:
+                    yield len(ids), bool((ids[1 : seq_len + 1] & TARGET_BIT).any())
                 continue
             # A token is a byte or more, so that short pieces need no encoding.
             fits = num_tokens + len(piece.utf8) <= seq_len

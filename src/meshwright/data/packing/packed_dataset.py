@@ -1,5 +1,7 @@
 """PackedDataset: rows of whole documents, or of conversations."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from meshwright.data.conversations.conversation_encoder import END_OF_CONVERSATION
@@ -8,6 +10,7 @@ from meshwright.data.numbered_samples import IGNORED, Dataset, Sample, num_valid
 from meshwright.data.order import Indices
 from meshwright.data.packing.pack_documents import one_each, pack_documents
 from meshwright.data.packing.whole_documents import (
+    KeptDocuments,
     WholeDocuments,
     keep_documents,
     packing_fingerprint,
@@ -24,6 +27,8 @@ class PackedDataset(Dataset):
     A row's padding is a document of its own, whose targets are ignored.
     """
 
+    unit = "document"
+    """What is packed whole."""
     may_ignore_targets = True
     pads_validation = True
 
@@ -33,11 +38,11 @@ class PackedDataset(Dataset):
             self._whole = WholeDocuments.of_text(corpus.tokens, corpus.tokenizer.end_of_text)
         else:
             self._whole = WholeDocuments.of_conversations(corpus.tokens, END_OF_CONVERSATION)
-        self.kept = kept = keep_documents(self._whole, section, seq_len)
-        if shortage := shortage_of_documents(len(kept.documents), section):
+        self._seq_len, self._marks_documents = seq_len, section.mask_documents
+        self.kept = kept = self._keep(section)
+        if shortage := shortage_of_documents(len(kept.documents), section, self.unit):
             raise DataError(shortage)
         self.vocab_size = corpus.tokenizer.vocab_size
-        self._seq_len, self._marks_documents = seq_len, section.mask_documents
         num_held_out = num_validation(len(kept.documents), section.validation_fraction)
         first_held_out = len(kept.documents) - num_held_out
         training, held_out = kept.num_inputs[:first_held_out], kept.num_inputs[first_held_out:]
@@ -45,7 +50,7 @@ class PackedDataset(Dataset):
         self._rows = [*rows, *(row + first_held_out for row in last)]
         share_filled = kept.num_inputs.sum() / (len(self._rows) * seq_len)
         self.notes = (
-            f"{counted(len(kept.documents), 'document')} in {counted(len(self._rows), 'row')}, {share_filled:.1%} full"
+            f"{counted(len(kept.documents), self.unit)} in {counted(len(self._rows), 'row')}, {share_filled:.1%} full"
             f"{f' ({kept.left_out})' if kept.left_out else ''}",
         )
         self.left_out = corpus.content.left_out.lines()
@@ -64,14 +69,22 @@ class PackedDataset(Dataset):
         """Return (inputs, targets), each int64 [seq_len], and with data.mask_documents the document of each input."""
         row = self._rows[index] if index < len(self._rows) else np.zeros(0, np.int64)
         inputs, targets = np.zeros(self._seq_len, np.int64), np.full(self._seq_len, IGNORED)
-        documents, at = np.full(self._seq_len, len(row)), 0
-        for number, kept in enumerate(row):
-            num_inputs = int(self.kept.num_inputs[kept])
+        parts = [part for kept in row for part in self._parts(int(kept))]
+        documents, at = np.full(self._seq_len, len(parts)), 0
+        for number, (document, num_inputs) in enumerate(parts):
             here = slice(at, at + num_inputs)
-            inputs[here], targets[here] = self._whole.read(int(self.kept.documents[kept]), num_inputs)
+            inputs[here], targets[here] = self._whole.read(document, num_inputs)
             documents[here] = number
             at += num_inputs
         return (inputs, targets, documents) if self._marks_documents else (inputs, targets)
+
+    def _keep(self, section: DataSection) -> KeptDocuments:
+        """Return what is packed."""
+        return keep_documents(self._whole, section, self._seq_len)
+
+    def _parts(self, kept: int) -> Sequence[tuple[int, int]]:
+        """Return the documents, with their inputs, of one of the kept, in order."""
+        return [(int(self.kept.documents[kept]), int(self.kept.num_inputs[kept]))]
 
 
 def pack_rows(num_inputs: Indices, section: DataSection, seq_len: int) -> list[Indices]:

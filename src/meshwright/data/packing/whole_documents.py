@@ -131,13 +131,13 @@ def too_long_problem(num_tokens: Sequence[int] | Indices, section: DataSection, 
     )
 
 
-def shortage_of_documents(num_kept: int, section: DataSection) -> str | None:
-    """Return that too few documents are left to train on and to validate; None where they are enough."""
+def shortage_of_documents(num_kept: int, section: DataSection, unit: str = "document") -> str | None:
+    """Return that too few documents, or pairs, are left to train on and to validate; None where they are enough."""
     needed = 1 + bool(section.validation_fraction)
     if num_kept >= needed:
         return None
     return (
-        f"data.source = {section.source!r} holds {counted(num_kept, 'document')} to learn from but needs {needed}"
+        f"data.source = {section.source!r} holds {counted(num_kept, unit)} to learn from but needs {needed}"
         f"{', one of them for validation' if needed == 2 else ''}: add some, or lengthen train.seq_len"
     )
 

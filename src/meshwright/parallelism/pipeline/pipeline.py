@@ -16,7 +16,7 @@ from torch import distributed as dist
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.profiler import record_function
 
-from meshwright.models.contract import Loss, require_scalar
+from meshwright.models.contract import require_scalar
 from meshwright.parallelism.data.fully_sharded import (
     accumulate_gradients,
     await_gradients,
@@ -29,7 +29,7 @@ from meshwright.parallelism.data.fully_sharded import (
 from meshwright.parallelism.data.materialize import statistics_of, unchanged
 from meshwright.parallelism.graph.cuda_graph import GradientBuffers, MicrobatchGraph, is_graphed, shards_for_graphs
 from meshwright.parallelism.mesh import Meshes
-from meshwright.parallelism.pipeline.stage_input import StageInput
+from meshwright.parallelism.pipeline.stage_input import StageInput, StageLoss
 from meshwright.parallelism.pipeline.stages import Stages, reductions_of
 from meshwright.parallelism.torch_private.torch_split_backward import (
     PendingWeights,
@@ -73,7 +73,7 @@ class _Sent(NamedTuple):
 class Pipeline:
     """This rank's part of a pipeline's step."""
 
-    def __init__(self, stages: Stages, schedule: Schedule, loss: Loss, meshes: Meshes, dtype: torch.dtype) -> None:
+    def __init__(self, stages: Stages, schedule: Schedule, loss: StageLoss, meshes: Meshes, dtype: torch.dtype) -> None:
         self.stages, self.loss, self._meshes, self._dtype = stages, loss, meshes, dtype
         self.set_schedule(schedule)
         recomputes = meshes.layout.recomputes
@@ -151,7 +151,7 @@ class Pipeline:
                 self._total += graph(microbatch)
 
     @torch.no_grad()
-    def evaluate(self, microbatches: Sequence[StageInput], loss: Loss | None = None) -> Tensor:
+    def evaluate(self, microbatches: Sequence[StageInput], loss: StageLoss | None = None) -> Tensor:
         """Return the sum of the losses, or of another `loss`, 0 without the last stage; forward only; a collective."""
         self._start(microbatches)
         numbers = range(len(microbatches))
@@ -168,7 +168,7 @@ class Pipeline:
         for held in (self._in_flight, self._arriving, self._outgoing, self._sends):
             held.clear()
 
-    def _evaluate_stage(self, stage: int, microbatches: Sequence[StageInput], numbers: range, loss: Loss) -> None:
+    def _evaluate_stage(self, stage: int, microbatches: Sequence[StageInput], numbers: range, loss: StageLoss) -> None:
         """Run the forwards of some microbatches on one stage.
 
         All receives are posted before the first send, so that no two ranks wait for each other's sends.
@@ -204,7 +204,7 @@ class Pipeline:
             case other:
                 raise AssertionError(f"a schedule has no action {other}")
 
-    def _forward(self, action: Action, microbatch: StageInput, loss: Loss) -> None:
+    def _forward(self, action: Action, microbatch: StageInput, loss: StageLoss) -> None:
         stage, number = action.stage, action.microbatch
         received = None if stage == 0 else self._take("F", stage, number)
         if received is not None:
@@ -212,7 +212,7 @@ class Pipeline:
         microbatch.prepare()
         output = self.stages[stage](microbatch.inputs if received is None else received, **microbatch.context)
         if self.stages.is_last(stage):
-            output = loss(output, microbatch.targets)
+            output = loss(output, microbatch.targets, *microbatch.loss_arguments)
             require_scalar(output)
             if microbatch.loss_scale is not None:
                 output = output * microbatch.loss_scale.to(output.dtype)

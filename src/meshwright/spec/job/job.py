@@ -8,12 +8,14 @@ from pydantic import Field
 
 from meshwright.errors import ConfigError
 from meshwright.spec.frozen import Frozen
+from meshwright.spec.job.dpo_section import DpoSection
 from meshwright.spec.job.evaluation_section import EvaluationSection, evaluation_problems
 from meshwright.spec.job.guards_section import GuardsSection, guards_problems
 from meshwright.spec.job.memory_section import MemorySection
 from meshwright.spec.job.replicas_section import ReplicasSection, replicas_problems
 from meshwright.spec.job.rules.adapter_rules import adapter_problems
 from meshwright.spec.job.rules.data_rules import data_rule_problems
+from meshwright.spec.job.rules.dpo_rules import dpo_problems
 from meshwright.spec.job.rules.exact_rules import exact_problems
 from meshwright.spec.job.rules.mixture_rules import mixture_problems
 from meshwright.spec.job.rules.optimizer_rules import optimizer_problems
@@ -64,6 +66,7 @@ class Job(Frozen):
     data: DataSection = DataSection()
     train: TrainSection = TrainSection()
     evaluation: EvaluationSection = EvaluationSection()
+    dpo: DpoSection = DpoSection()
     optimizer: OptimizerSection = OptimizerSection()
     precision: PrecisionSection = PrecisionSection()
     layout: LayoutRequest = LayoutRequest()
@@ -151,6 +154,7 @@ class Job(Frozen):
                 *evaluation_problems(job.evaluation),
                 *mixture_problems(job.data),
                 *data_rule_problems(job),
+                *dpo_problems(job),
                 *optimizer_problems(job.optimizer, job.precision),
                 *guards_problems(job.guards, job.optimizer, job.checkpoint),
                 *exact_problems(job),

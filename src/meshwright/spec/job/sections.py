@@ -65,6 +65,9 @@ class ModelSection(Frozen):
     """A Hugging Face folder or hub id to start from; without it weights are drawn from train.seed."""
 
 
+TooLong = Literal["stop", "cut", "skip"]
+
+
 class DataSection(Frozen):
     """What it is trained on."""
 
@@ -76,6 +79,10 @@ class DataSection(Frozen):
     """The field of a record or row that holds the text; of a .tar also the extension of such members: ".txt"."""
     messages_key: str = "messages"
     """The field of a record that holds a conversation: a list of { role, content }; else prompt and completion."""
+    chosen_key: str = "chosen"
+    """The field of a record that holds the preferred answer (dpo): messages, or text; with a prompt, or all of it."""
+    rejected_key: str = "rejected"
+    """The field of a record that holds the other answer, in the same form."""
     chat_template: str | None = Field(None, examples=["chatml.jinja"])
     """A Jinja file, or plain (Meshwright's own); default: that of data.tokenizer's folder, plain for bytes."""
     train_on: Literal["assistant", "last", "all"] = "assistant"
@@ -96,7 +103,7 @@ class DataSection(Frozen):
     """Share of the samples, the last ones, kept out of training for validation; of an iterable none are."""
     packing: Literal["split", "whole", "none"] = "split"
     """How documents fill sequences: joined and split, whole ones that fit together, or one in each; the rest padded."""
-    too_long: Literal["stop", "cut", "skip"] = "stop"
+    too_long: TooLong = "stop"
     """What becomes of a document longer than a sequence that packing keeps whole: an error, cut off, or left out."""
     mask_documents: bool = False
     """Mask attention across documents that are packed into one sequence."""
@@ -114,10 +121,10 @@ class DataSection(Frozen):
     @property
     def restarts_positions(self) -> bool:
         """Return whether each document of a sequence counts its positions from 0, as if it were alone."""
-        return self.packing == "whole" and self.mask_documents
+        return self.packing != "split" and self.mask_documents
 
 
-Task = Literal["pretrain", "sft"]
+Task = Literal["pretrain", "sft", "dpo"]
 """What is learned."""
 
 
@@ -125,7 +132,8 @@ class TrainSection(Frozen):
     """How long, on how much, and from which seed."""
 
     task: Task = "pretrain"
-    """What is learned: the next token of all text (pretrain), or of the assistant's messages in conversations (sft)."""
+    """What is learned: the next token of all text (pretrain) or of the assistant's messages (sft), or which of two
+    answers is preferred (dpo)."""
     steps: PositiveInt = 100
     """Optimizer steps of the whole run."""
     stop_after: PositiveInt | None = Field(None, examples=[50])

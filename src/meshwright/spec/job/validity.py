@@ -22,6 +22,7 @@ from meshwright.spec.job.rules.compile_rules import (
     model_graph_problems,
 )
 from meshwright.spec.job.rules.cuda_graph_rules import cuda_graph_layout_problems, cuda_graph_problems
+from meshwright.spec.job.rules.dpo_rules import dpo_layout_problems
 from meshwright.spec.job.rules.exact_rules import exact_layout_problems
 from meshwright.spec.job.rules.float8_rules import float8_problems
 from meshwright.spec.job.rules.memory_rules import memory_problems
@@ -99,6 +100,7 @@ def broken_rules(job: Job, layout: Layout) -> list[Problem]:
     of_model += [*memory_problems(job.memory, job.optimizer, layout), *_own_model_problems(job.model, layout)]
     of_model += exact_layout_problems(layout, sums_exactly=job.train.exact_elastic)
     of_model += [*replica_problems(job.guards, layout), *adapter_layout_problems(job.adapter, layout)]
+    of_model += dpo_layout_problems(job, layout)
     return [*batch, *split, *schedule, *float8_problems(job, layout), *of_optimizer, *of_model]
 
 

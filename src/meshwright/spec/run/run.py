@@ -40,6 +40,7 @@ class Run:
         self.compile_cache = self.folder / "compile_cache"
         self.heartbeats = self.folder / "heartbeats"
         self.hangs = self.folder / "hangs"
+        self.reference = self.folder / "reference.npz"
         self.memory_owner = self.folder / "memory.json"
 
     def checkpoint(self, step: int) -> Path:

@@ -33,6 +33,7 @@ from meshwright.trainer.run.compile_watch import CompileWatch, explained_compila
 from meshwright.trainer.run.memory_post_mortem import MemoryPostMortem
 from meshwright.trainer.run.peak_flops import PeakFlops, peak_memory_bytes
 from meshwright.trainer.run.recording import Recording
+from meshwright.trainer.run.reference_scores import give_reference
 from meshwright.trainer.run.replica_training import agree, begin, join_others, watched_section
 from meshwright.trainer.run.run_checkpoints import RunCheckpoints
 from meshwright.trainer.run.run_recorder import RunRecorder, StepMetrics
@@ -86,6 +87,8 @@ def train(config: RankConfig, ranks: Ranks) -> ExitCode:
             recording.follow(step)
             if recording.is_ours:
                 announce(training, step, speed.peak_name)
+            watch.mark("reference")
+            give_reference(training, run, step, watch.mark)
             if cached is not None:
                 logger.info("%s", cached)
             # The tracker's hooks would be compiled with the model.
@@ -214,6 +217,7 @@ def take_step(
             summed_bytes=None if training.replicas is None else training.summed_bytes - summed_bytes,
             decision=result.decision,
             experts=result.experts,
+            rewards=result.rewards,
             sources=source_columns(training, position + 1),
         )
     )
@@ -271,8 +275,9 @@ def validate(training: Training, step: int, recorder: RunRecorder | None) -> flo
     num_batches = min(training.job.train.validation_batches, training.loader.num_validation_batches)
     started_s = time.perf_counter()
     loss = training.step.validate([training.loader.validation_microbatches(index) for index in range(num_batches)])
+    rewards = training.step.rewards()
     if recorder is not None:
-        recorder.validation(step, loss)
+        recorder.validation(step, loss, rewards)
         recorder.event("validation", step, time.perf_counter() - started_s)
     return loss
 

@@ -53,11 +53,11 @@ def read_manifest(run: Run) -> Manifest | None:
         ) from error
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Replace `path` atomically: a reader or a crash sees the old file or the new one."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
+    with temporary.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)

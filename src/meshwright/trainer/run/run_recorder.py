@@ -56,18 +56,20 @@ class StepMetrics:
     a step that was taken."""
     experts: dict[str, float] = field(default_factory=dict)
     """Further columns of the row, from ExpertLoad; empty without experts."""
+    rewards: dict[str, float] = field(default_factory=dict)
+    """Further columns of the row: rewards of the pairs of the step, with train.task = "dpo"."""
     sources: dict[str, float] = field(default_factory=dict)
     """Further columns of the row: what the run has read of each source of a mixture up to and with the step."""
 
     def row(self) -> dict[str, Any]:
         """Return the row as plain values; None for an unknown MFU and for data without tokens."""
         row = asdict(self)
-        experts, sources = row.pop("experts"), row.pop("sources")
+        further = [row.pop(name) for name in ("experts", "rewards", "sources")]
         if self.summed_bytes is None:
             del row["summed_bytes"]
         if self.decision == "take":
             del row["decision"]
-        return {**row, **experts, **sources}
+        return row | dict(item for columns in further for item in columns.items())
 
     def line(self, num_steps: int, left_s: float) -> str:
         """Return the log line, in at most 100 columns: what does not fit is left out, the estimated time first.
@@ -81,6 +83,7 @@ class StepMetrics:
         parts = {
             "step": f"step {self.step}/{num_steps}",
             "loss": f"loss {self.loss:.4f}",
+            "rewards": rewards_text(self.rewards),
             "gnorm": f"gnorm {self.grad_norm:.3f}",
             "lr": f"lr {self.learning_rate:.1e}",
             "skew": f"skew {self.experts['router_skew']:.2f}" if self.experts else "",
@@ -97,6 +100,13 @@ class StepMetrics:
             if len(line) <= _LINE_COLUMNS:
                 break
         return line
+
+
+def rewards_text(rewards: dict[str, float]) -> str:
+    """Return accuracy and margin of pairs for a log line; "" without any."""
+    if not rewards:
+        return ""
+    return f"accuracy {rewards['rewards/accuracy']:.2f}  margin {rewards['rewards/margin']:.3f}"
 
 
 class ConsoleHandler(logging.Handler):
@@ -166,12 +176,14 @@ class RunRecorder:
             left_s = (num_steps - metrics.step) * statistics.median(self._step_ms[-_RECENT_STEPS:]) / 1e3
             logger.info("%s", metrics.line(num_steps, left_s))
 
-    def validation(self, step: int, loss: float) -> None:
-        """Record a validation loss."""
+    def validation(self, step: int, loss: float, rewards: dict[str, float]) -> None:
+        """Record a validation loss, and the rewards of pairs."""
         self._losses["validation_loss"] = loss
+        columns = {f"validation_{name}": value for name, value in rewards.items()}
         for sink in self._sinks:
-            sink.write(step, {"step": step, "validation_loss": loss, "attempt": self.attempt})
-        logger.info("step %d/%d | validation loss %.4f", step, self._job.train.steps, loss)
+            sink.write(step, {"step": step, "validation_loss": loss, "attempt": self.attempt, **columns})
+        more = f"  {rewards_text(rewards)}" if rewards else ""
+        logger.info("step %d/%d | validation loss %.4f%s", step, self._job.train.steps, loss, more)
 
     def evaluation(self, step: int, accuracies: Mapping[str, Mean]) -> None:
         """Record the accuracy on questions."""

@@ -13,11 +13,11 @@ from meshwright.checkpoint.hf.own_model import OwnModel, has_format
 from meshwright.checkpoint.hf.weights import load_hf_weights
 from meshwright.checkpoint.peers import GroupPeers
 from meshwright.checkpoint.peft.read_adapter import read_peft_folder
-from meshwright.errors import ConfigError, InfeasibleLayout
+from meshwright.errors import ConfigError, InfeasibleLayout, UnsupportedError
 from meshwright.memory.memory_pools import memory_pools
 from meshwright.models.adapted_linear import adapter_names, add_adapter
 from meshwright.models.build import build_model
-from meshwright.models.contract import blocks_of, require_shardable
+from meshwright.models.contract import Loss, blocks_of, require_shardable
 from meshwright.parallelism.apply import parallelize
 from meshwright.parallelism.data.adapter_weights import (
     base_parameters,
@@ -29,9 +29,10 @@ from meshwright.parallelism.data.materialize import fill_from, materialize_stage
 from meshwright.parallelism.data.place_in_pools import place_in_pools
 from meshwright.parallelism.exact_sums import sum_exactly
 from meshwright.parallelism.gradients import share_tied
-from meshwright.parallelism.loss import make_loss
+from meshwright.parallelism.loss import NextTokenLoss, make_loss
 from meshwright.parallelism.mesh import Meshes, build_meshes
 from meshwright.parallelism.pipeline.pipeline import Pipeline
+from meshwright.parallelism.preference_loss import PreferenceLoss
 from meshwright.parallelism.torch_private.torch_compat import persistent_buffers
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import ModelSection
@@ -86,7 +87,19 @@ def build_pipeline(
     copy_adapter(model, adapter)
     share_tied(model, meshes)
     compute_dtype, loss = TORCH_DTYPES[job.precision.compute], make_loss(whole, meshes, model.last)
+    if job.train.task == "dpo":
+        loss = preference_loss(job, loss, meshes)
     return meshes, Pipeline(model, schedule, loss, meshes, compute_dtype), num_parameters
+
+
+def preference_loss(job: Job, token_loss: Loss, meshes: Meshes) -> PreferenceLoss:
+    """Return the loss of pairs from that of tokens; raises UnsupportedError for a loss of the model's own."""
+    if isinstance(token_loss, NextTokenLoss):
+        return PreferenceLoss(job.dpo, meshes, token_loss)
+    raise UnsupportedError(
+        f'train.task = "dpo" takes the log-probabilities of tokens, and model.source = {job.model.source!r} has a loss '
+        "of its own: remove that method, or set train.task to pretrain"
+    )
 
 
 def build_train_step(job: Job, meshes: Meshes, pipeline: Pipeline) -> TrainStep:

@@ -66,6 +66,13 @@ def constant_microbatches(job: Job, count: int, size: int) -> list[Microbatch]:
         inputs, targets = (
             stack(size * [value], size * [0], what) for value, what in zip(sample, ("inputs", "targets"), strict=True)
         )
+    is_pairs = job.train.task == "dpo"
     documents_BS = inputs if job.data.mask_documents else None
-    positions_BS = positions_in(inputs) if job.data.restarts_positions else None
-    return [Microbatch(inputs, targets, index * size, documents_BS, positions_BS) for index in range(count)]
+    if is_pairs:
+        # One pair in each row, of answers of half its length.
+        documents_BS = (torch.arange(job.train.seq_len) >= job.train.seq_len // 2).long().repeat(size, 1)
+    positions_BS = None
+    if job.data.restarts_positions and documents_BS is not None:
+        positions_BS = positions_in(documents_BS)
+    pairs_BP = torch.zeros(size, 1, dtype=torch.int64) if is_pairs else None
+    return [Microbatch(inputs, targets, index * size, documents_BS, positions_BS, pairs_BP) for index in range(count)]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from meshwright.data.loader import Microbatch
+from meshwright.data.packing.pair_dataset import NO_PAIR
 from meshwright.errors import ConfigError, NonFiniteError, UnsupportedError
 from meshwright.fault_tolerance.corruption.replica_copies import ReplicaCopies
 from meshwright.fault_tolerance.corruption.replica_guard import ReplicaGuard
@@ -29,6 +30,7 @@ from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.pipeline.pipeline import Observe, Pipeline, ignore
 from meshwright.parallelism.pipeline.stage_input import StageInput
 from meshwright.parallelism.pipeline.stages import Stages
+from meshwright.parallelism.preference_loss import Pairs, PreferenceLoss, rows_per_pair
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters, local_box, persistent_buffers
 from meshwright.spec.job.job import Job
 from meshwright.trainer.optimizer.optimizer import ModelOptimizer, learning_rate, optimizer_state
@@ -47,6 +49,8 @@ class StepResult:
     learning_rate: float
     experts: dict[str, float] = field(default_factory=dict)
     """Metrics of ExpertLoad; empty without experts."""
+    rewards: dict[str, float] = field(default_factory=dict)
+    """Metrics of PreferenceLoss; empty for other losses."""
     decision: Decision = "take"
     """What [guards] made of it."""
 
@@ -70,6 +74,8 @@ class TrainStep:
         """Independent replicas that share every step's batch; None where all of it is on these ranks."""
         self.outer_sync: OuterSync | None = None
         """What independent replicas do that train for several steps by themselves, each on its part of the batch."""
+        self.reference: Tensor | None = None
+        """What the reference gives both answers of each pair: float64 [pairs, 2] on the CPU; zeros until it is set."""
         self.guard = StepGuard(job.guards) if job.guards.skips_any else None
         self.replica_guard = self._replica_guard() if job.guards.checks_numbers else None
         self._has_checked_gradients = False
@@ -132,7 +138,7 @@ class TrainStep:
         if self.replicas is not None:
             self.replicas.sum(total_loss)
         own_loss = total_loss.clone()
-        loss = self._mean_loss(total_loss, num_microbatches)
+        loss, rewards = self._mean_loss(total_loss, num_microbatches), self.rewards()
         if self.replicas is not None and not self.replicas.commits():
             self.optimizer.zero_grad()
             return StepResult(loss, grad_norm.item(), rate, decision="again")
@@ -152,7 +158,7 @@ class TrainStep:
             decision = "restore"
         # What a rank writes of a step is no part of it.
         self._observe("record")
-        return StepResult(loss, grad_norm.item(), rate, experts, decision)
+        return StepResult(loss, grad_norm.item(), rate, experts, rewards, decision)
 
     def _replica_guard(self) -> ReplicaGuard:
         copies = ReplicaCopies(self.model, self.meshes, partial(optimizer_state, self.model, self.optimizer))
@@ -207,6 +213,7 @@ class TrainStep:
         """Return the mean loss over the targets of all `batches` of microbatches, without training; a collective."""
         self.model.eval()
         self.float8_gathers.update_scales()
+        self._forget_rewards()
         scale = self._loss_scale([microbatch for batch in batches for microbatch in batch])
         totals = [self.pipeline.evaluate([self._stage_input(0, one, scale) for one in batch]) for batch in batches]
         # A checkpoint, which saves shards, may follow.
@@ -272,13 +279,21 @@ class TrainStep:
 
     def _stage_inputs(self, step: int, microbatches: Sequence[Microbatch]) -> list[StageInput]:
         """Return this rank's shard of the microbatches, on its device; a collective if targets may be ignored."""
+        self._forget_rewards()
         scale = self._loss_scale(microbatches)
         return [self._stage_input(step, microbatch, scale) for microbatch in microbatches]
+
+    def evaluated_inputs(self, microbatches: Sequence[Microbatch]) -> list[StageInput]:
+        """Return this rank's shard of microbatches that are only evaluated, on its device."""
+        return [self._stage_input(0, microbatch, None) for microbatch in microbatches]
 
     def _loss_scale(self, microbatches: Sequence[Microbatch]) -> Tensor | None:
         """Return what makes losses of microbatches means over the targets that count; a collective, or None for 1."""
         if not self.may_ignore_targets or not isinstance(self.pipeline.loss, NextTokenLoss):
             return None
+        if isinstance(self.pipeline.loss, PreferenceLoss):
+            is_pair = [one.pairs != NO_PAIR for one in microbatches if one.pairs is not None]
+            return rows_per_pair(is_pair, torch.device(self.meshes.device_type))
         targets = [microbatch.targets for microbatch in microbatches]
         sum_outside = None if self.replicas is None else self.replicas.sum
         return 1 / counted_share(targets, torch.device(self.meshes.device_type), sum_outside)
@@ -297,8 +312,26 @@ class TrainStep:
         if self._takes_positions:
             positions = self.positions_S.to(device) if positions is None else positions
             context = {"positions_S": positions, "documents_BS": documents}
+        of_loss: tuple[Pairs, ...] = ()
+        if microbatch.pairs is not None and documents is not None:
+            of_loss = (self._pairs(documents, microbatch.pairs, device),)
         prepare = partial(seed_everything, self.job.train.seed, step, microbatch.first_slot)
-        return StageInput(inputs, targets, context, prepare, loss_scale)
+        return StageInput(inputs, targets, context, prepare, of_loss, loss_scale)
+
+    def _pairs(self, documents_BS: Tensor, pairs_BP: Tensor, device: torch.device) -> Pairs:
+        is_pair_BP = pairs_BP != NO_PAIR
+        reference_BP2 = torch.zeros(*pairs_BP.shape, 2, dtype=torch.float64)
+        if self.reference is not None:
+            reference_BP2[is_pair_BP] = self.reference[pairs_BP[is_pair_BP]]
+        return Pairs(documents_BS, reference_BP2.to(device), is_pair_BP.to(device, non_blocking=True))
+
+    def rewards(self) -> dict[str, float]:
+        """Return the rewards of the last step or validation, empty for other losses than of pairs; a collective."""
+        return self.pipeline.loss.rewards() if isinstance(self.pipeline.loss, PreferenceLoss) else {}
+
+    def _forget_rewards(self) -> None:
+        if isinstance(self.pipeline.loss, PreferenceLoss):
+            self.pipeline.loss.begin(torch.device(self.meshes.device_type))
 
     @property
     def _takes_positions(self) -> bool:

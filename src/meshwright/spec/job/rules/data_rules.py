@@ -16,7 +16,14 @@ if TYPE_CHECKING:
     from meshwright.spec.job.job import Job
 
 _KEPT_WHOLE: list[Fix] = [{"data.packing": "whole", "data.mask_documents": True}, {"data.packing": "none"}]
-_ONLY_SFT = ("messages_key", "chat_template", "train_on")
+_KEYS_OF_TASKS = {
+    "messages_key": ("sft",),
+    "chosen_key": ("dpo",),
+    "rejected_key": ("dpo",),
+    "chat_template": ("sft", "dpo"),
+    "train_on": ("sft", "dpo"),
+}
+"""Keys of [data] that only some tasks read."""
 
 
 def data_rule_problems(job: Job) -> Iterator[Problem]:
@@ -35,7 +42,9 @@ def data_rule_problems(job: Job) -> Iterator[Problem]:
             f'data.too_long = "{data.too_long}" does nothing with data.packing = "split", which keeps no document whole'
         )
         yield Problem(what, [{"data.too_long": "stop"}, {"data.packing": "whole"}])
-    yield from _sft_problems(job) if job.train.task == "sft" else _pretrain_problems(job)
+    if job.train.task == "sft":
+        yield from _sft_problems(job)
+    yield from _unread_problems(job)
 
 
 def _sft_problems(job: Job) -> Iterator[Problem]:
@@ -55,16 +64,15 @@ def _sft_problems(job: Job) -> Iterator[Problem]:
         yield Problem(what, [{"data.mask_documents": True}, {"data.packing": "none"}])
 
 
-def _pretrain_problems(job: Job) -> Iterator[Problem]:
+def _unread_problems(job: Job) -> Iterator[Problem]:
+    task = job.train.task
     for number, table in enumerate(job.data.mixture, start=1):
-        if table.messages_key is not None:
+        if table.messages_key is not None and task != "sft":
             where = f"data.mixture, table {number} ({table.label})"
-            what = (
-                f'{where}: messages_key = {shown_value(table.messages_key)} does nothing with train.task = "pretrain"'
-            )
+            what = f'{where}: messages_key = {shown_value(table.messages_key)} does nothing with train.task = "{task}"'
             yield Problem(what, [{"train.task": "sft"}], after=", or leave it out")
-    for key in _ONLY_SFT:
+    for key, tasks in _KEYS_OF_TASKS.items():
         value, default = getattr(job.data, key), type(job.data).model_fields[key].default
-        if value != default:
-            what = f'data.{key} = {shown_value(value)} does nothing with train.task = "pretrain"'
-            yield Problem(what, [{"train.task": "sft"}, {f"data.{key}": default}])
+        if value != default and job.train.task not in tasks:
+            what = f'data.{key} = {shown_value(value)} does nothing with train.task = "{job.train.task}"'
+            yield Problem(what, [*({"train.task": task} for task in tasks), {f"data.{key}": default}])

@@ -1,0 +1,114 @@
+"""Pairs of answers in records, one preferred to the other, and their tokens.
+
+A record holds a chosen and a rejected answer under data.chosen_key and data.rejected_key: two texts, or two lists of
+messages. A prompt in the same form comes before both; without one, the messages that both begin with are the prompt.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshwright.data.cache.token_file import Tokens
+from meshwright.data.conversations.conversation_encoder import END_OF_CONVERSATION, ConversationEncoder
+from meshwright.data.conversations.records import COMPLETION, MESSAGES, PROMPT, TOOLS, Conversation, as_conversation
+from meshwright.data.formats.readers import Broken, Piece
+from meshwright.errors import DataError
+from meshwright.spec.job.sections import DataSection
+
+CHOSEN, REJECTED = "chosen", "rejected"
+"""Keys of a pair in the form that `as_pair` returns: two conversations."""
+_BETWEEN = np.array([END_OF_CONVERSATION], np.uint32)
+
+Pair = dict[str, Conversation]
+
+
+class PairForm:
+    """A record as a document: the JSON of both of its conversations."""
+
+    member_suffix: str | None = None
+    takes_text = False
+
+    def __init__(self, section: DataSection, check: Callable[[Pair], object]) -> None:
+        """`check` raises DataError for a pair that cannot be learned, as one that the chat template refuses."""
+        self._keys, self._check = (section.chosen_key, section.rejected_key), check
+        self.columns: Sequence[str] = (*self._keys, PROMPT, TOOLS)
+        self.what = (
+            f'two answers, such as {{"{PROMPT}": "...", "{self._keys[0]}": "...", "{self._keys[1]}": "..."}}, texts or '
+            'lists of messages, which train.task = "dpo" learns from'
+        )
+
+    def missing(self, present: Sequence[str], where: str) -> Broken | None:
+        """Return that one of the answers is not among these fields."""
+        if {*self._keys} <= {*present}:
+            return None
+        fields = ", ".join(map(repr, present)) or "none"
+        return Broken(
+            f"{where} lacks {self._keys[0]!r} or {self._keys[1]!r} (its fields: {fields}): set data.chosen_key and "
+            "data.rejected_key to the fields that hold the two answers"
+        )
+
+    def document(self, record: Mapping[str, Any], where: str) -> Piece | Broken:
+        """Return the pair in a record."""
+        if (missing := self.missing([*record], where)) is not None:
+            return missing
+        try:
+            pair = as_pair(record, where, self._keys)
+        except DataError as error:
+            return Broken(str(error))
+        try:
+            self._check(pair)
+        except DataError as error:
+            return Broken(f"{where}: {error}")
+        return Piece(json.dumps(pair, ensure_ascii=False, sort_keys=True).encode(), ends_document=True)
+
+
+def as_pair(record: Mapping[str, Any], where: str, keys: tuple[str, str]) -> Pair:
+    """Return the two conversations of a record, with what both begin with as given; raises DataError."""
+    prompt, answers = record.get(PROMPT), [record[key] for key in keys]
+    if prompt is None:
+        prompt = ""
+        if all(isinstance(answer, list) for answer in answers):
+            num_shared = _num_shared(*answers)
+            prompt, answers = answers[0][:num_shared], [answer[num_shared:] for answer in answers]
+    found = {}
+    for name, key, answer in zip((CHOSEN, REJECTED), keys, answers, strict=True):
+        if type(answer) is not type(prompt) or not isinstance(answer, str | list) or not answer:
+            raise DataError(
+                f"{where}: field {key!r} is no answer: both answers, and the prompt where there is one, are texts or "
+                "lists of messages, and the answers differ: correct or remove the record"
+            )
+        one = {PROMPT: prompt, COMPLETION: answer, TOOLS: record.get(TOOLS)}
+        found[name] = as_conversation(one, f"{where}, {key!r}", MESSAGES)
+    return found
+
+
+def _num_shared(chosen: Sequence[Any], rejected: Sequence[Any]) -> int:
+    """Return how many messages both begin with."""
+    differs = [one != other for one, other in zip(chosen, rejected, strict=False)]
+    return differs.index(True) if True in differs else len(differs)
+
+
+class PairEncoder(ConversationEncoder):
+    """What the token cache needs of a tokenizer, for documents that are the JSON of pairs.
+
+    The tokens of a pair are those of the chosen conversation, END_OF_CONVERSATION, and those of the rejected one.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.learned = {**self.learned, "task": "dpo"}
+        self.identity = f"pairs, {self.identity}"
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Tokens]:
+        """Return the ids of pairs given as JSON, targets with TARGET_BIT; raises DataError."""
+        pairs = [json.loads(text) for text in texts]
+        halves = self.encode([pair[half] for pair in pairs for half in (CHOSEN, REJECTED)])
+        chosen, rejected = halves[::2], halves[1::2]
+        return [np.concatenate((one, _BETWEEN, other)) for one, other in zip(chosen, rejected, strict=True)]
+
+    def require_rendered(self, conversation: Conversation) -> None:
+        """Raise DataError for a pair that the template refuses, or of which no one knows what the answers are."""
+        for half in (CHOSEN, REJECTED):
+            super().require_rendered(conversation[half])

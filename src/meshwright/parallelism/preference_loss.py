@@ -1,0 +1,127 @@
+"""PreferenceLoss: the loss of pairs of answers, one preferred to the other (DPO, Rafailov et al., arXiv:2305.18290).
+
+    x = beta ((log p(chosen) - log q(chosen)) - (log p(rejected) - log q(rejected)))
+    loss = -(1 - e) log sigmoid(x) - e log sigmoid(-x)
+
+p is the model, q the reference, e dpo.label_smoothing; equation 7 has e = 0.
+
+Documents 2 i and 2 i + 1 of a row are the two answers of its pair i; what follows them is padding.
+
+Shapes: B rows, S positions of this rank's shard of a sequence, P pairs of a row at most, V this rank's shard of the
+vocabulary.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch import distributed as dist
+
+from meshwright.parallelism.collectives import all_reduce_sum
+from meshwright.parallelism.loss import NextTokenLoss
+from meshwright.parallelism.mesh import Meshes
+from meshwright.spec.job.dpo_section import DpoSection
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """What the loss of a microbatch needs besides logits and targets."""
+
+    documents_BS: Tensor
+    reference_BP2: Tensor
+    """log q of the chosen and the rejected answer of each pair, in float64."""
+    is_pair_BP: Tensor
+    """Which of them there are."""
+
+
+class AnswerScores:
+    """Callable: log-probabilities of both answers of each pair, summed over the tokens of all cp ranks."""
+
+    def __init__(self, token_loss: NextTokenLoss, cp_group: dist.ProcessGroup) -> None:
+        self._token_loss, self._cp_group = token_loss, cp_group
+
+    def __call__(self, output_BSV: Tensor, targets_BS: Tensor, pairs: Pairs) -> Tensor:
+        """Return them as float64 [B, P, 2], of this model; equal on all tp and cp ranks."""
+        log_probs_BS = -self._token_loss.of_tokens(output_BSV, targets_BS).view_as(targets_BS).double()
+        rows, num_pairs, _ = pairs.reference_BP2.shape
+        numbers_D = torch.arange(2 * num_pairs, device=targets_BS.device)
+        # A sum over a mask: adding at indices has no order on a GPU.
+        is_of_BDS = pairs.documents_BS[:, None, :] == numbers_D[None, :, None]
+        sums_BD = torch.where(is_of_BDS, log_probs_BS[:, None, :], 0.0).sum(-1)
+        if self._cp_group.size() > 1:
+            sums_BD = _SumOverRanks.apply(sums_BD, self._cp_group)  # type: ignore[no-untyped-call]
+        return sums_BD.view(rows, num_pairs, 2)
+
+
+class PreferenceLoss(NextTokenLoss):
+    """Callable: the loss summed over a microbatch's pairs, divided by its rows; also keeps the rewards of pairs.
+
+    Multiplied by `rows_per_pair` of the step, its mean over microbatches is that over the pairs of the global batch.
+    A reward is beta (log p - log q) of an answer.
+    """
+
+    def __init__(self, dpo: DpoSection, meshes: Meshes, token_loss: NextTokenLoss) -> None:
+        super().__init__(meshes.group("tp"))
+        self.scores = AnswerScores(token_loss, meshes.group("cp"))
+        self._dpo = dpo
+        self.begin(torch.device(meshes.device_type))
+
+    def begin(self, device: torch.device) -> None:
+        """Forget the rewards of earlier pairs."""
+        self._totals = torch.zeros(4, dtype=torch.float64, device=device)
+
+    def __call__(self, output_BSV: Tensor, targets_BS: Tensor, pairs: Pairs | None = None) -> Tensor:
+        """Return the loss of this rank's microbatch; the same on all tp and cp ranks."""
+        assert pairs is not None
+        rewards_BP2 = self._dpo.beta * (self.scores(output_BSV, targets_BS, pairs) - pairs.reference_BP2)
+        margins_BP = rewards_BP2[..., 0] - rewards_BP2[..., 1]
+        self._count(rewards_BP2.detach(), margins_BP.detach(), pairs.is_pair_BP)
+        swapped = self._dpo.label_smoothing
+        losses_BP = -(1 - swapped) * F.logsigmoid(margins_BP) - swapped * F.logsigmoid(-margins_BP)
+        return torch.where(pairs.is_pair_BP, losses_BP, 0.0).sum() / targets_BS.shape[0]
+
+    def _count(self, rewards_BP2: Tensor, margins_BP: Tensor, is_pair_BP: Tensor) -> None:
+        chosen, rejected = torch.where(is_pair_BP[..., None], rewards_BP2, 0.0).sum((0, 1))
+        is_right_BP = (margins_BP > 0) & is_pair_BP
+        self._totals += torch.stack((chosen, rejected, is_right_BP.sum().double(), is_pair_BP.sum().double()))
+
+    def rewards(self) -> dict[str, float]:
+        """Return the mean rewards of the pairs since `begin`, their margin, and the share that is ranked right.
+
+        A collective of all ranks. Each pair is counted by as many ranks as any other, so that means are of pairs.
+        """
+        totals = self._totals.clone()
+        dist.all_reduce(totals)
+        chosen, rejected, num_right, num_pairs = totals.tolist()
+        means = {"chosen": chosen, "rejected": rejected, "margin": chosen - rejected, "accuracy": num_right}
+        return {f"rewards/{name}": total / num_pairs for name, total in means.items()}
+
+
+def rows_per_pair(is_pair: Iterable[Tensor], device: torch.device) -> Tensor:
+    """Return how many rows there are for each pair of a step, over all ranks: a float64 scalar; a collective.
+
+    `is_pair` are the is_pair_BP of this rank's microbatches, on the CPU.
+    """
+    counts = [(one.shape[0], int(one.sum())) for one in is_pair]
+    totals = torch.tensor(counts, dtype=torch.float64).sum(0).to(device)
+    dist.all_reduce(totals)
+    return totals[0] / totals[1]
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """Sum over ranks, each of which computes the same loss from it.
+
+    The loss of a step is the mean over these ranks, so a rank's gradient is of the sum of their losses.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.num_ranks = group.size()
+        return all_reduce_sum(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.num_ranks, None

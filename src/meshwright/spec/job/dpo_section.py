@@ -1,0 +1,14 @@
+"""[dpo]: preference optimisation (Rafailov et al., arXiv:2305.18290), with train.task = "dpo"."""
+
+from pydantic import Field, PositiveFloat
+
+from meshwright.spec.frozen import Frozen
+
+
+class DpoSection(Frozen):
+    """How preferences are learned; the reference is the model that the run starts from."""
+
+    beta: PositiveFloat = 0.1
+    """How strongly the model is held to the reference: the factor of the log-ratios in equation 7."""
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    """Share of the pairs that are taken to be labelled the wrong way round; 0 is DPO itself."""
