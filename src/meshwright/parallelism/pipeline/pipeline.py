@@ -154,12 +154,11 @@ class Pipeline:
     def evaluate(self, microbatches: Sequence[StageInput], loss: StageLoss | None = None) -> Tensor:
         """Return the sum of the losses, or of another `loss`, 0 without the last stage; forward only; a collective."""
         self._start(microbatches)
-        numbers = range(len(microbatches))
+        numbers, pp = range(len(microbatches)), self._meshes.degree("pp")
         # pp microbatches at a time keep all ranks busy.
-        for first in numbers[:: self._meshes.degree("pp")]:
+        for first in numbers[::pp]:
             for stage in self.stages.numbers:
-                chunk = numbers[first : first + self._meshes.degree("pp")]
-                self._evaluate_stage(stage, microbatches, chunk, loss or self.loss)
+                self._evaluate_stage(stage, microbatches, numbers[first : first + pp], loss or self.loss)
         self._finish()
         return self._total
 

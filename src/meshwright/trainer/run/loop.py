@@ -87,7 +87,6 @@ def train(config: RankConfig, ranks: Ranks) -> ExitCode:
             recording.follow(step)
             if recording.is_ours:
                 announce(training, step, speed.peak_name)
-            watch.mark("reference")
             give_reference(training, run, step, watch.mark)
             if cached is not None:
                 logger.info("%s", cached)

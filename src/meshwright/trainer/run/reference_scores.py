@@ -38,6 +38,7 @@ def give_reference(training: Training, run: Run, step: int, mark: Callable[[str]
     dataset, peers = training.dataset, GroupPeers()
     if not isinstance(dataset, PairDataset):
         return
+    mark("reference")
     # Data may have moved.
     identity: dict[str, Any] = {"data": {key: one for key, one in dataset.fingerprint.items() if key != "source"}}
     if step == 0:
