@@ -20,7 +20,7 @@ def test_a_starting_job_is_sound_and_suits_the_size(name: str) -> None:
         assert not job.layout.compile
     if num_parameters > 7e9:
         assert job.precision.compute == "bfloat16"
-        assert job.train.seq_len == 8192
+        assert job.train.seq_len == min(8192, PRESETS[name].max_seq_len)
         assert job.layout.activation_checkpoint != "none"
     for num_ranks in (1, 8, 256):
         per_pass = num_ranks * job.layout.microbatch_size
