@@ -149,8 +149,8 @@ more: write layout.reshard_after_forward = "always"
   19. job.toml:35: precision.compute = "fp16" must be "float32" or "bfloat16" or "float64": write \
 precision.compute = "bfloat16"
   20. job.toml:38: parallelism.tensor_parallel_degree = 8 is an unknown key: did you mean layout.tp?
-  21. job.toml:40: [notes] is no section of a job: leave it out, or use one of model, data, train, optimizer, \
-precision, layout, memory, cluster, planner, checkpoint, guards, replicas, run"""
+  21. job.toml:40: [notes] is no section of a job: leave it out, or use one of model, adapter, data, train, dpo, \
+optimizer, precision, layout, memory, cluster, planner, checkpoint, guards, replicas, run"""
 
 
 def test_everything_wrong_is_told_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
