@@ -93,6 +93,7 @@ def test_and_with_the_other_kind_of_adapter(tmp_path: Path) -> None:
     require_equal(tmp_path, list(zip(adapters, DENSE, strict=False)), model={"source": "llama-1m", "options": SMALL})
 
 
+@pytest.mark.long
 def test_what_lies_below_the_adapted_layers_trains_nothing(tmp_path: Path) -> None:
     """No gradient flows into the first stages, nor into most blocks."""
     upper = {**DORA, "targets": ["blocks.3.attention.*", "blocks.3.ffn.down"]}
@@ -115,11 +116,13 @@ def test_adapters_of_mixtures_train_as_on_one_process(tmp_path: Path) -> None:
     require_equal(tmp_path, [(DORA, layout) for layout in layouts], model=MIXTURE)
 
 
+@pytest.mark.long
 def test_adapters_of_latent_attention_train_as_on_one_process(tmp_path: Path) -> None:
     layouts: list[dict[str, Any]] = [{"tp": 2, "dp_shard": 2}, {"cp": 2, "tp": 2}]
     require_equal(tmp_path, [(DORA, layout) for layout in layouts], model=LATENT)
 
 
+@pytest.mark.long
 def test_compiled_blocks_train_adapters_as_eager_ones(tmp_path: Path) -> None:
     layouts: list[dict[str, Any]] = [
         {"dp_shard": 4, "compile": True},
@@ -129,7 +132,10 @@ def test_compiled_blocks_train_adapters_as_eager_ones(tmp_path: Path) -> None:
     require_equal(tmp_path, [(DORA, layout) for layout in layouts], model={"source": "llama-1m", "options": SMALL})
 
 
-@pytest.mark.parametrize("base_dtype", ["bfloat16", "int8", "nf4"])
+@pytest.mark.parametrize(
+    "base_dtype",
+    [pytest.param("bfloat16", marks=pytest.mark.long), pytest.param("int8", marks=pytest.mark.long), "nf4"],
+)
 def test_a_base_in_few_bits_is_the_same_on_every_layout(tmp_path: Path, base_dtype: str) -> None:
     """Numbers of blocks are those of the whole weight, whatever is sharded."""
     wide = {**SMALL, "dim": 128, "head_dim": 32, "ffn_dim": 256, "num_layers": 2}
@@ -138,7 +144,7 @@ def test_a_base_in_few_bits_is_the_same_on_every_layout(tmp_path: Path, base_dty
         {"dp_shard": 4, "activation_checkpoint": "full"},
         {"tp": 2, "dp_shard": 2, "activation_checkpoint": "selective"},
         {"pp": 2, "tp": 2},
-        {"cp": 2, "dp_shard": 2, "compile": True},
+        {"cp": 2, "dp_shard": 2},
     ]
     cases = list(zip(cycle(adapters), layouts, strict=False))
     require_equal(tmp_path, cases, model={"source": "llama-1m", "options": wide})

@@ -41,10 +41,11 @@ def copy_adapter(stages: Stages, tensors: Mapping[str, Tensor]) -> None:
             copy_shard(parameter, tensors[name])
 
 
-def base_parameters(stages: Stages) -> list[tuple[str, nn.Parameter]]:
+def base_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Return the parameters of the model itself, without those of an adapter and scales of packed weights, by name."""
-    own = {canonical_fqn(name) for stage in stages for name in adapter_names(stage)} | PackedShards(stages).scales
-    return [(name, parameter) for name, parameter in canonical_parameters(stages) if name not in own]
+    stages = model if isinstance(model, Stages) else [model]
+    own = {canonical_fqn(name) for stage in stages for name in adapter_names(stage)} | PackedShards(model).scales
+    return [(name, parameter) for name, parameter in canonical_parameters(model) if name not in own]
 
 
 def _set_magnitude(layer: AdaptedLinear, meshes: Meshes) -> None:

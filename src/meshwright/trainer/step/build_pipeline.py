@@ -32,7 +32,6 @@ from meshwright.parallelism.gradients import share_tied
 from meshwright.parallelism.loss import NextTokenLoss, make_loss
 from meshwright.parallelism.mesh import Meshes, build_meshes
 from meshwright.parallelism.pipeline.pipeline import Pipeline
-from meshwright.parallelism.pipeline.stages import Stages
 from meshwright.parallelism.preference_loss import PreferenceLoss
 from meshwright.parallelism.torch_private.torch_compat import persistent_buffers
 from meshwright.spec.job.job import Job
@@ -177,7 +176,7 @@ def described_for_hf(job: Job, whole: nn.Module) -> HfModel | None:
     return OwnModel(job.model.source, whole) if is_needed or has_format(whole) else None
 
 
-def fill_from_hf(model: Stages, section: ModelSection, described: HfModel | None) -> None:
+def fill_from_hf(model: nn.Module, section: ModelSection, described: HfModel | None) -> None:
     """Copy the weights of model.initial_weights, if set, into this rank's shards of `model`; a collective."""
     if section.initial_weights is None or described is None:
         return
