@@ -19,7 +19,7 @@ def test_a_model_of_ones_own_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     if name == "hf_causal_lm":
         pytest.importorskip("transformers", reason="the example wraps a transformers model")
     # What `meshwright train` does for modules that lie next to the job file.
-    monkeypatch.setenv("PYTHONPATH", str(EXAMPLES))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(EXAMPLES), *sys.path]))
     monkeypatch.setattr(sys, "path", [str(EXAMPLES), *sys.path])
     job = load_job(EXAMPLES / f"{name}.toml", ["train.steps=12", "run.device=cpu", f"data.cache_dir={tmp_path}"]).job
     finished = train_on_ranks(job.to_dict(), tmp_path / "run", 2)
