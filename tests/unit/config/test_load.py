@@ -150,7 +150,7 @@ more: write layout.reshard_after_forward = "always"
 precision.compute = "bfloat16"
   20. job.toml:38: parallelism.tensor_parallel_degree = 8 is an unknown key: did you mean layout.tp?
   21. job.toml:40: [notes] is no section of a job: leave it out, or use one of model, adapter, data, train, \
-evaluation, optimizer, precision, layout, memory, cluster, planner, checkpoint, guards, replicas, run"""
+evaluation, dpo, optimizer, precision, layout, memory, cluster, planner, checkpoint, guards, replicas, run"""
 
 
 def test_everything_wrong_is_told_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -132,8 +132,7 @@ class TrainSection(Frozen):
     """How long, on how much, and from which seed."""
 
     task: Task = "pretrain"
-    """What is learned: the next token of all text (pretrain) or of the assistant's messages (sft), or which of two
-    answers is preferred (dpo)."""
+    """What is learned: all text (pretrain), the assistant's part of conversations (sft), or preferred answers (dpo)."""
     steps: PositiveInt = 100
     """Optimizer steps of the whole run."""
     stop_after: PositiveInt | None = Field(None, examples=[50])
