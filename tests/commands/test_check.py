@@ -269,7 +269,7 @@ dir = "taken"
         "the environment: put mine.py there, or change model.source",
         "  4. job.toml:3: model.initial_weights = 'weights' is no Hugging Face folder (it holds no config.json): name "
         "one, or leave it out to start from random weights",
-        "  5. job.toml:11: cluster.device: 'h1000-sxm' must be one of the 25 devices of the catalogue: did you mean "
+        "  5. job.toml:11: cluster.device: 'h1000-sxm' must be one of the 26 devices of the catalogue: did you mean "
         f"'h100-sxm'? `meshwright list devices` shows them all; your own go to {catalogue('devices')}/NAME.toml",
     ]
     assert (

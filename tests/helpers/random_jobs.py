@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from meshwright.config.keys import SECTIONS, Key, job_keys
 from meshwright.spec.job.job import Job
+from meshwright.spec.job.mixture_source import MixtureSource
 from meshwright.spec.job.sections import ParameterGroup
 
 _texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
@@ -30,6 +31,14 @@ _groups = st.builds(
     learning_rate_ratio=st.floats(0, 2),
 )
 
+_tables = {
+    "optimizer.groups": _groups,
+    "data.mixture": st.builds(MixtureSource, source=_texts.filter(bool), weight=st.floats(0.01, 1)),
+    "data.stage_steps": st.integers(1, 2**20),
+    "adapter.targets": _texts.filter(bool),
+}
+"""What is in lists, of which a filter would leave the empty one alone."""
+
 
 def values_of(key: Key) -> st.SearchStrategy[Any]:
     """Return a strategy for the values of one key, None included where it may be left out."""
@@ -38,8 +47,8 @@ def values_of(key: Key) -> st.SearchStrategy[Any]:
         values = st.floats(0, 1).filter(key.accepts)
     if key.dotted == "checkpoint.niceness":
         values = st.integers(0, 19)  # a filter would reject nearly all integers
-    if key.dotted == "optimizer.groups":
-        values = st.lists(_groups, max_size=2).map(tuple)
+    if key.dotted in _tables:
+        values = st.lists(_tables[key.dotted], max_size=2).map(tuple)
     if key.dotted == "layout.reshard_after_forward":
         values |= st.integers(1, 64)
     return st.none() | values if key.is_optional else values
