@@ -27,7 +27,7 @@ from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.model.moe_architecture import LatentAttention, MoEArchitecture
 from meshwright.spec.model.weight_shapes import weight_shapes
 from meshwright.spec.run.proof import Change, ProofPrecision
-from meshwright.spec.step.adapter import ALL_LINEAR_LAYERS, Adapter
+from meshwright.spec.step.adapter import ALL_LINEAR_LAYERS, PACKED_BLOCK, Adapter
 
 _SEQ_LEN = 32
 _NUM_DOCUMENTS = 2000
@@ -82,7 +82,7 @@ def small_job(job: Job, layouts: Sequence[Layout], corpus: Path, num_steps: int,
         train = job.train.replace(steps=num_steps, stop_after=None, validation_interval=0, exact_elastic=False)
         own = job.replace(train=train, **common)
         return SmallJob(own, _changes(job, own))
-    smaller = shrink(architecture, layouts)
+    smaller = shrink(architecture, layouts, PACKED_BLOCK if job.adapter.packs_base else 1)
     small = job.replace(
         model=ModelSection(source=job.model.source, options={**job.model.options, **_options(architecture, smaller)}),
         data=_data(job.data, job.train.task, corpus),
@@ -182,15 +182,18 @@ _VOCAB_SIZE = 288
 _MIN_EXPERTS = 4
 
 
-def shrink(architecture: LlamaArchitecture, layouts: Sequence[Layout]) -> LlamaArchitecture:
-    """Return the architecture with the smallest sizes that `layouts` and its features allow."""
+def shrink(architecture: LlamaArchitecture, layouts: Sequence[Layout], block: int = 1) -> LlamaArchitecture:
+    """Return the architecture with the smallest sizes that `layouts` and its features allow.
+
+    What a rank has of the inputs of a linear layer are whole blocks of so many.
+    """
     tp = math.lcm(*(layout.tp for layout in layouts))
     sizes: dict[str, Any] = {
         "vocab_size": _multiple_from(_VOCAB_SIZE, tp),
-        "dim": _DIM,
+        "dim": _multiple_from(_DIM, block),
         "num_layers": _num_layers(architecture, layouts),
-        "head_dim": _HEAD_DIM,
-        "ffn_dim": _multiple_from(_FFN_DIM, tp),
+        "head_dim": _multiple_from(_HEAD_DIM, block),
+        "ffn_dim": _multiple_from(_FFN_DIM, tp * block),
         **_heads(architecture, layouts),
     }
     if architecture.sliding_window is not None:

@@ -105,6 +105,13 @@ def test_experts_get_tokens_though_nobody_routes_them() -> None:
     assert tuple(range(4, 8)) in found.groups
 
 
+def test_a_step_is_the_same_whatever_its_weights_start_from(tmp_path: Path) -> None:
+    """No fake rank reads the folders, which may not be on this machine."""
+    named = ("adapter.kind=lora", f"model.initial_weights={tmp_path}", f"adapter.initial={tmp_path}")
+    first, second = (trace(BUILD, 0, 2, arguments_of(JOB, "layout.dp_shard=2", *keys)) for keys in (named, named[:1]))
+    assert ops(first) == ops(second)
+
+
 def test_a_step_that_cannot_be_built_says_why() -> None:
     with pytest.raises(ConfigError, match=r"layout.tp = 8 does not divide the model's num_heads = 4: set layout.tp to"):
         traced(0, "layout.dp_shard=64", "layout.tp=8")

@@ -17,6 +17,7 @@ from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.spec.model.model_spec import model_spec
 from meshwright.spec.model.moe_architecture import MoEArchitecture
 from meshwright.spec.model.presets import PRESETS
+from meshwright.spec.step.adapter import PACKED_BLOCK
 
 DEEPSEEK = PRESETS["deepseek-v3"]
 DEGREES = st.sampled_from([1, 2, 4])
@@ -95,3 +96,11 @@ def test_layouts_that_fit_a_model_fit_the_small_one_together(layouts: list[Layou
     architecture = resolve_architecture(small.job.model)
     assert architecture is not None
     assert model_spec(architecture).num_parameters < 2_000_000
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_a_base_in_few_bits_has_whole_blocks_on_each_rank(tp: int) -> None:
+    small = shrink(PRESETS["llama3-8b"], [Layout(tp=tp)], PACKED_BLOCK)
+    assert small.dim % PACKED_BLOCK == 0
+    assert small.num_heads * small.head_dim % (tp * PACKED_BLOCK) == 0
+    assert small.ffn_dim % (tp * PACKED_BLOCK) == 0

@@ -41,6 +41,8 @@ def _job(text: str, folder: str) -> Job:
 
 
 def _build(job: Job, ranks: Ranks, chosen: Sequence[int] | None = None) -> Callable[[], None]:
+    # A step is the same whatever its weights are, and fake ranks cannot agree on what a folder holds.
+    job = job.replace(model=job.model.replace(initial_weights=None), adapter=job.adapter.replace(initial=None))
     meshes, pipeline, _ = build_pipeline(job, ranks, chosen)
     if job.data.mask_documents:
         state_document_length(pipeline.stages, job.data.document_tokens)
