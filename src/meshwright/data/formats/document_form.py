@@ -68,6 +68,13 @@ class TextForm:
             )
 
 
+def json_kind(value: object) -> str:
+    """Return what JSON calls a value that `json.loads` has read."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else "boolean"
+    return {str: "string", list: "array", dict: "object"}.get(type(value), "number")
+
+
 def json_document(data: bytes, where: str, form: DocumentForm) -> Piece | Broken:
     """Return the document in one JSON object."""
     try:
@@ -79,7 +86,7 @@ def json_document(data: bytes, where: str, form: DocumentForm) -> Piece | Broken
         )
     if not isinstance(record, dict):
         return Broken(
-            f"{where} is a JSON {type(record).__name__}, not an object: each line of a JSONL file is one object with "
+            f"{where} is a JSON {json_kind(record)}, not an object: each line of a JSONL file is one object with "
             f"{form.what}"
         )
     return form.document(record, where)
