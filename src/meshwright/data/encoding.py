@@ -47,5 +47,5 @@ class Encoding:
         check, identity = self.conversations.require_rendered, self.conversations.identity
         if self.task == "dpo":
             keys = f"{self._section.chosen_key} and {self._section.rejected_key}"
-            return SourceReader(lambda section: PairForm(section, check), f"{keys}, {identity}")
+            return SourceReader(lambda section: PairForm(section, check), f"differing {keys}, {identity}")
         return SourceReader(lambda section: ConversationForm(section, check), f"conversations, {identity}")
