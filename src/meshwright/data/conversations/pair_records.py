@@ -150,6 +150,10 @@ class PairEncoder(ConversationEncoder):
         chosen, rejected = halves[::2], halves[1::2]
         return [np.concatenate((one, _BETWEEN, other)) for one, other in zip(chosen, rejected, strict=True)]
 
+    def has_target(self, conversation: Conversation) -> bool:
+        """Return whether anything of both answers of a pair is learned."""
+        return all(super(PairEncoder, self).has_target(conversation[half]) for half in (CHOSEN, REJECTED))
+
     def require_rendered(self, conversation: Conversation) -> None:
         """Raise DataError for a pair that the template refuses or makes equal, or whose answers are unknown in it."""
         chosen, rejected = (self._with_spans(conversation[half]) for half in (CHOSEN, REJECTED))

@@ -72,7 +72,8 @@ def json_kind(value: object) -> str:
     """Return what JSON calls a value that `json.loads` has read."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else "boolean"
-    return {str: "string", list: "array", dict: "object"}.get(type(value), "number")
+    kinds = {"string": str, "array": list, "object": dict}
+    return next((name for name, kind in kinds.items() if isinstance(value, kind)), "number")
 
 
 def json_document(data: bytes, where: str, form: DocumentForm) -> Piece | Broken:
