@@ -44,6 +44,14 @@ def test_what_a_template_refuses_is_named_in_its_words(tmp_path: Path) -> None:
     assert "does not take these messages: Conversation roles must alternate" in problem
 
 
+def test_the_plain_template_writes_no_message_without_content(tmp_path: Path) -> None:
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    section = section_of(tmp_path, GOOD, {"messages": [GOOD["messages"][0], call]})
+    (problem,) = problems(section, 64, None, "sft")
+    assert "chat.jsonl:2: the chat template plain writes contents alone, and message 2 has none" in problem
+    assert "set data.chat_template to a Jinja file that writes them" in problem
+
+
 def test_too_long_and_too_few(tmp_path: Path) -> None:
     (problem,) = problems(section_of(tmp_path, GOOD), 8, None, "sft")
     assert "1 document of 1" in problem
