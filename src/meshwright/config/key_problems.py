@@ -221,7 +221,8 @@ def _number_repairs(value: int | float) -> Iterator[Any]:
         yield int(value)
     if isinstance(value, float):
         yield abs(value)
-    yield value / 100  # a share written in percent
+    if abs(value) >= 1:
+        yield float(f"{value / 100:.12g}")  # a share written in percent
 
 
 _REMOVED = object()

@@ -7,6 +7,7 @@ from meshwright.data.conversations.chat_template import load_chat_template
 from meshwright.data.conversations.conversation_encoder import ConversationEncoder
 from meshwright.data.conversations.pair_records import PairEncoder, PairForm
 from meshwright.data.conversations.records import ConversationForm
+from meshwright.data.formats.document_form import DocumentForm, TextForm
 from meshwright.data.sources import SourceReader, pieces
 from meshwright.data.tokenizer import Tokenizer, load_tokenizer
 from meshwright.spec.job.sections import DataSection, Task
@@ -44,8 +45,14 @@ class Encoding:
         """Return what reads documents: of text, or conversations that the template takes."""
         if self.conversations is None:
             return pieces
-        check, identity = self.conversations.require_rendered, self.conversations.identity
+        name = "conversations"
         if self.task == "dpo":
-            keys = f"{self._section.chosen_key} and {self._section.rejected_key}"
-            return SourceReader(lambda section: PairForm(section, check), f"{keys}, {identity}")
-        return SourceReader(lambda section: ConversationForm(section, check), f"conversations, {identity}")
+            name = f"differing {self._section.chosen_key} and {self._section.rejected_key}"
+        return SourceReader(self.form, f"{name}, {self.conversations.identity}")
+
+    def form(self, section: DataSection) -> DocumentForm:
+        """Return what is a document in a record of one source."""
+        if self.conversations is None:
+            return TextForm(section)
+        kind = PairForm if self.task == "dpo" else ConversationForm
+        return kind(section, self.conversations.require_rendered)

@@ -1,5 +1,7 @@
 """What preparing and examining the data of a job finds: tokens made, sizes, samples as text, what is corrupt."""
 
+from typing import Literal
+
 from meshwright.spec.frozen import Frozen
 
 
@@ -91,6 +93,8 @@ class TextSegment(Frozen):
     is_target: bool
     """Whether the model learns to write them; the first token of a sample is never learned."""
     ends_document: bool
+    answer: Literal["chosen", "rejected"] | None = None
+    """Which answer of a pair it is of, with its prompt; None where there are no pairs."""
 
 
 class SamplePreview(Frozen):

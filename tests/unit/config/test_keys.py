@@ -59,6 +59,10 @@ def test_a_suggestion_is_always_allowed(key: Key, value: object) -> None:
         ("optimizer.learning_rate", "3e-4", 3e-4),
         ("optimizer.learning_rate", 0, None),
         ("data.validation_fraction", 5, 0.05),
+        ("data.validation_fraction", 7, 0.07),
+        # A share that is too large is no percent.
+        ("dpo.label_smoothing", 0.7, None),
+        ("dpo.label_smoothing", 10, 0.1),
         ("run.timeout_s", float("inf"), None),
     ],
 )

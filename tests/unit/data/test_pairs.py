@@ -91,13 +91,38 @@ def test_keys_of_a_record_have_other_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("record", "words"),
     [
-        ({"chosen": "a"}, "lacks 'chosen' or 'rejected'"),
-        ({"prompt": "Q", "chosen": "a", "rejected": [turn("assistant", "b")]}, "field 'rejected' is no answer"),
-        ({"prompt": [QUESTION], "chosen": "a", "rejected": "b"}, "field 'chosen' is no answer"),
-        ({"chosen": "a", "rejected": ""}, "field 'rejected' is no answer"),
-        ({"chosen": [QUESTION], "rejected": [QUESTION]}, "field 'chosen' is no answer"),
-        ({"chosen": 1, "rejected": 2}, "field 'chosen' is no answer"),
-        ({"prompt": "Q", "chosen": [{"role": "assistant"}], "rejected": [QUESTION]}, "field 'chosen' is no answer"),
+        ({"chosen": "a"}, "lacks 'rejected' (its fields: 'chosen')"),
+        ({"chosen": "a", "rejected": None}, "field 'rejected' is null, neither text nor a list of messages"),
+        ({"chosen": 1, "rejected": 2}, "field 'chosen' is 1, neither text nor a list of messages"),
+        ({"prompt": 1, "chosen": "a", "rejected": "b"}, "field 'prompt' is 1, neither"),
+        ({"chosen": "a", "rejected": ""}, "field 'rejected' is empty"),
+        ({"chosen": [], "rejected": [QUESTION]}, "field 'chosen' is empty"),
+        (
+            {"prompt": [QUESTION], "chosen": turn("assistant", "a"), "rejected": []},
+            "'chosen' is one object, not a list",
+        ),
+        (
+            {"prompt": "Q", "chosen": [turn("assistant", "a")], "rejected": [turn("assistant", "b")]},
+            "field 'prompt' is a text and field 'chosen' is a list, but all are texts or all are lists of messages",
+        ),
+        (
+            {"prompt": "Q", "chosen": "a", "rejected": [turn("assistant", "b")]},
+            "field 'prompt' is a text and field 'rejected' is a list",
+        ),
+        ({"prompt": [QUESTION], "chosen": "a", "rejected": "b"}, "'prompt' is a list and field 'chosen' is a text"),
+        (
+            {"chosen": [QUESTION], "rejected": [QUESTION, turn("assistant", "b")]},
+            "field 'chosen' holds no answer of its own: field 'rejected' begins with all of its messages",
+        ),
+        (
+            {"chosen": [QUESTION, turn("assistant", "b")], "rejected": [QUESTION]},
+            "'rejected' holds no answer of its own",
+        ),
+        ({"chosen": "a", "rejected": "a"}, "fields 'chosen' and 'rejected' are equal"),
+        ({"prompt": "Q", "chosen": "a", "rejected": "a"}, "are equal, so that neither answer is the better one"),
+        ({"chosen": [QUESTION], "rejected": [QUESTION]}, "are equal"),
+        (EXPLICIT | {"rejected": [turn("assistant", "yes") | {"name": None}]}, "are equal"),
+        (EXPLICIT | {"rejected": [turn("assistant", "yes") | {"name": "a"}]}, "makes the same text of both answers"),
         ({"chosen": [{"role": "assistant"}], "rejected": [turn("assistant", "a")]}, "without a content"),
     ],
 )

@@ -103,7 +103,7 @@ def write(folder: Path, *lines: Any) -> Path:
     ("lines", "message"),
     [
         ((GOOD, "{"), r"choices.jsonl:2 is no JSON"),
-        (([1],), r"choices.jsonl:1 is a JSON list, but each line must be an object, such as"),
+        (([1],), r"choices.jsonl:1 is a JSON array, but each line must be an object, such as"),
         (({**GOOD, "query": 3},), r"choices.jsonl:1: query = 3 must be text"),
         (({**GOOD, "choices": ["a"]},), r"choices = \[\"a\"\] must be a list of two or more texts"),
         (({**GOOD, "choices": ["a", ""]},), r"choices = \[\"a\", \"\"\] must be a list of two or more texts"),

@@ -222,7 +222,8 @@ def test_jsonl_mistakes_name_file_and_line(tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     for line, message in (
         ('{"text": "b"', r"bad.jsonl:2 is no JSON \("),
-        ('["b"]', "bad.jsonl:2 is a JSON list, not an object"),
+        ('["b"]', "bad.jsonl:2 is a JSON array, not an object"),
+        ("null", "bad.jsonl:2 is a JSON null, not an object"),
         ('{"body": "b", "id": 1}', r"bad.jsonl:2 has no field 'text' \(its fields: 'body', 'id'\).*data.text_key"),
         ("{}", r"bad.jsonl:2 has no field 'text' \(its fields: none\)"),
         ('{"text": null}', "bad.jsonl:2: field 'text' is null, not text"),

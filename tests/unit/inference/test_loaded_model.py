@@ -83,6 +83,10 @@ def test_data_of_the_users_own_has_no_known_tokenizer(tmp_path: Path) -> None:
 def test_other_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"holds no manifest\.json, so it is no run folder"):
         load_model(tmp_path)
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"is the folder of an adapter, without its base: name the run .* --merge"):
+        load_model(tmp_path / "adapter")
     write_hf(tmp_path / "theirs", "llama")
     with pytest.raises(ConfigError, match="is a Hugging Face folder, which has no steps: omit --step 3"):
         load_model(tmp_path / "theirs", 3)

@@ -15,6 +15,7 @@ from meshwright.data.examine.sample_text import segments_of
 from meshwright.data.mixing.mixture_dataset import MixtureDataset
 from meshwright.data.numbered_samples import IGNORED, Dataset
 from meshwright.data.packing.packed_dataset import PackedDataset
+from meshwright.data.packing.pair_dataset import PairDataset
 from meshwright.data.token_dataset import TokenDataset
 from meshwright.data.tokenizer import load_tokenizer
 from meshwright.errors import ConfigError
@@ -61,7 +62,7 @@ def _indices_of_step(dataset: Dataset, job: Job, step: int) -> list[int]:
 
 def _previews(dataset: Dataset, job: Job, indices: Sequence[int]) -> list[SamplePreview]:
     tokenizer = None if dataset.vocab_size is None else load_tokenizer(job.data.tokenizer)
-    found = []
+    found, holds_pairs = [], isinstance(dataset, PairDataset)
     for index, places in zip(indices, _places(dataset, job, indices), strict=True):
         whole = dataset.sample(index)
         # Of a padded row, what is before the padding.
@@ -73,7 +74,7 @@ def _previews(dataset: Dataset, job: Job, indices: Sequence[int]) -> list[Sample
             SamplePreview(
                 sample=index,
                 shapes=shapes_of(whole),
-                segments=[] if tokenizer is None else segments_of(sample, tokenizer),
+                segments=[] if tokenizer is None else segments_of(sample, tokenizer, holds_pairs=holds_pairs),
                 num_targets=targets.size - num_ignored,
                 num_ignored=num_ignored,
                 places=places,

@@ -8,6 +8,8 @@ from meshwright.spec.run.run import Run
 
 FILE_NAME = "checkpoint.json"
 """The file of a checkpoint that says what is in it."""
+ADAPTER_CONFIG = "adapter_config.json"
+"""The file in which PEFT says what an adapter is."""
 
 
 def is_hugging_face(source: Path) -> bool:
@@ -49,6 +51,11 @@ def find_checkpoint(source: Path, step: int | None = None) -> tuple[Run, Path]:
     steps = run.checkpoint_steps()
     # A mw.CheckpointFolder has checkpoints and no manifest.
     if not steps and not run.manifest.is_file():
+        if (run.folder / ADAPTER_CONFIG).is_file():
+            raise ConfigError(
+                f"{run.folder} is the folder of an adapter, without its base: name the run that trained it, or a whole "
+                "model, which `meshwright export RUN FOLDER --merge` writes"
+            )
         raise ConfigError(
             f"{run.folder} holds no {run.manifest.name}, so it is no run folder: name one that `meshwright train` or "
             "`meshwright import` wrote"

@@ -7,12 +7,13 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from meshwright.checkpoint.format.find_checkpoint import ADAPTER_CONFIG
 from meshwright.checkpoint.peft.peft_names import TheirModule
 from meshwright.checkpoint.safetensors.weight_index import read_json
 from meshwright.spec.problem import shown_value
 from meshwright.spec.step.adapter import Adapter
 
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _PLAIN_STARTS = (True, False, "gaussian")
 """Values of init_lora_weights that leave the base as it is; others subtract the adapter's start from it."""
 _WITHOUT_EFFECT = frozenset(

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import torch
 
+from meshwright.checkpoint.format.find_checkpoint import ADAPTER_CONFIG
 from meshwright.checkpoint.hf.hf_model import HfModel
 from meshwright.checkpoint.hf.output_folder import NewFolder, Replaceable
-from meshwright.checkpoint.peft.peft_config import ADAPTER_CONFIG, ADAPTER_WEIGHTS, peft_config
+from meshwright.checkpoint.peft.peft_config import ADAPTER_WEIGHTS, peft_config
 from meshwright.checkpoint.peft.peft_names import keys_of, layers_of, their_module, their_modules
 from meshwright.checkpoint.safetensors.rounding import rounded
 from meshwright.checkpoint.safetensors.safetensors_file import create, safetensors_header, write_at

@@ -78,11 +78,22 @@ class ChatTemplate:
         self, messages: Sequence[dict[str, Any]], tools: Any = None, *, add_generation_prompt: bool = False
     ) -> Rendered:
         """Return the messages as text; raises DataError with the template's own words where it refuses them."""
+        if self.source == PLAIN_TEMPLATE:
+            _require_contents(messages)
         given = {"messages": list(messages), "tools": tools, "add_generation_prompt": add_generation_prompt}
         try:
             return _unmarked(self._template.render(**self.special_tokens, **given))
         except (self._error, _Refused, TypeError, ValueError, LookupError, AttributeError) as error:
             raise DataError(f"the chat template {self.name} does not take these messages: {error}") from error
+
+
+def _require_contents(messages: Sequence[dict[str, Any]]) -> None:
+    for number, message in enumerate(messages, start=1):
+        if message.get("content") is None:
+            raise DataError(
+                f"the chat template {PLAIN} writes contents alone, and message {number} has none, only tool_calls: set "
+                "data.chat_template to a Jinja file that writes them, or remove the record"
+            )
 
 
 class _Refused(Exception):

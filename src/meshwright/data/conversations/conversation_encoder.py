@@ -58,6 +58,10 @@ class ConversationEncoder:
         """Raise DataError for a conversation that the template refuses, or of which no one knows what is learned."""
         self._with_spans(conversation)
 
+    def has_target(self, conversation: Conversation) -> bool:
+        """Return whether anything of a conversation is learned; raises DataError as `require_rendered` does."""
+        return any(end > start for start, end in self._with_spans(conversation)[1])
+
     def _with_spans(self, conversation: Conversation) -> tuple[str, list[Span]]:
         """Return the text of a conversation and the characters that are learned."""
         if MESSAGES not in conversation:

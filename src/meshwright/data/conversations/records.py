@@ -62,7 +62,7 @@ def as_piece(conversation: Conversation) -> Piece:
 
 def as_conversation(record: Mapping[str, Any], where: str, key: str) -> Conversation:
     """Return what is learned of a record; raises DataError where that is no conversation."""
-    fields = _without_null(dict(record))
+    fields = without_null(dict(record))
     if key in fields:
         return _checked({MESSAGES: fields[key], GIVEN: 0, **_tools(fields)}, where, key)
     prompt, completion = fields.get(PROMPT), fields.get(COMPLETION)
@@ -71,14 +71,29 @@ def as_conversation(record: Mapping[str, Any], where: str, key: str) -> Conversa
     if isinstance(prompt, list) and isinstance(completion, list):
         given = {MESSAGES: [*prompt, *completion], GIVEN: len(prompt), **_tools(fields)}
         return _checked(given, where, f"{PROMPT} or {COMPLETION}")
-    raise DataError(_no_conversation(where, key, [*record]))
+    problem = _null_or_unlike(record, key)
+    raise DataError(f"{where}: {problem}" if problem else _no_conversation(where, key, [*record]))
+
+
+def _null_or_unlike(record: Mapping[str, Any], key: str) -> str | None:
+    """Return what is wrong with the fields that a record has; None where one that it needs is missing."""
+    has_both = record.get(PROMPT) is not None and record.get(COMPLETION) is not None
+    if key in record and not has_both:
+        return f"field {key!r} is null: correct or remove the record"
+    if not {PROMPT, COMPLETION} <= {*record}:
+        return None
+    prompt, completion = form_words(record[PROMPT]), form_words(record[COMPLETION])
+    return (
+        f"field {PROMPT!r} is {prompt} and field {COMPLETION!r} is {completion}, but both are texts or both are lists "
+        "of messages: correct or remove the record"
+    )
 
 
 def _no_conversation(where: str, key: str, present: Sequence[str]) -> str:
     fields = ", ".join(map(repr, present)) or "none"
     return (
-        f"{where} has no field {key!r}, nor a prompt and a completion that are both texts or both lists of messages "
-        f"(its fields: {fields}): set data.messages_key to the field that holds the conversation"
+        f"{where} has no field {key!r}, nor both {PROMPT!r} and {COMPLETION!r} (its fields: {fields}): set "
+        "data.messages_key to the field that holds the conversation"
     )
 
 
@@ -102,24 +117,30 @@ def _checked(conversation: Conversation, where: str, key: str) -> Conversation:
 
 def _message_problem(messages: Any) -> str | None:
     if not isinstance(messages, list) or not messages:
-        return f"is {_shown(messages)}, not a list of messages"
+        return f"is {shown_record_value(messages)}, not a list of messages"
     for number, message in enumerate(messages, start=1):
         if not isinstance(message, dict):
-            return f"has {_shown(message)} as message {number}, not an object with a role and a content"
+            return f"has {shown_record_value(message)} as message {number}, not an object with a role and a content"
         if not isinstance(message.get("role"), str):
-            return f"has a message {number} without a role ({_shown(message)})"
+            return f"has a message {number} without a role ({shown_record_value(message)})"
         if not isinstance(message.get("content"), str) and not message.get("tool_calls"):
-            return f"has a message {number} without a content of text ({_shown(message)})"
+            return f"has a message {number} without a content of text ({shown_record_value(message)})"
     return None
 
 
-def _shown(value: Any) -> str:
+def form_words(value: Any) -> str:
+    """Return in words what a field holds: a text, a list of messages, or the value itself."""
+    return "a text" if isinstance(value, str) else "a list" if isinstance(value, list) else shown_record_value(value)
+
+
+def shown_record_value(value: Any) -> str:
+    """Return the start of a value as JSON."""
     text = json.dumps(value, default=str)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _without_null(value: Any) -> Any:
+def without_null(value: Any) -> Any:
     """Return a value without the keys that are null: those that only other rows of a Parquet file have."""
     if isinstance(value, dict):
-        return {key: _without_null(inner) for key, inner in value.items() if inner is not None}
-    return [_without_null(inner) for inner in value] if isinstance(value, list) else value
+        return {key: without_null(inner) for key, inner in value.items() if inner is not None}
+    return [without_null(inner) for inner in value] if isinstance(value, list) else value

@@ -36,16 +36,18 @@ class CorpusCheck:
 
     def packing_problems(self, encoding: Encoding, seq_len: int) -> list[str]:
         """Return the problems of files; without any, those of whole documents together: too long ones, or too few."""
-        section, lengths, num_kept = self._section, [], 0
+        section, lengths, num_kept, without_target = self._section, [], 0, 0
         for num_tokens, has_targets in self._documents(encoding, seq_len):
             lengths.append(num_tokens)
+            without_target += not has_targets
             num_kept += has_targets and (num_tokens <= seq_len + 1 or section.too_long != "skip")
         if self.problems:
             return self.problems
         is_pairs = encoding.task == "dpo"
         describe = too_long_pairs if is_pairs else too_long_problem
         too_long = describe(lengths, section, seq_len) if section.too_long == "stop" else None
-        problem = too_long or shortage_of_documents(num_kept, section, "pair" if is_pairs else "document")
+        has_long, unit = max(lengths, default=0) > seq_len + 1, "pair" if is_pairs else "document"
+        problem = too_long or shortage_of_documents(num_kept, section, unit, without_target, has_long=has_long)
         return [problem] if problem else []
 
     def _documents(self, encoding: Encoding, seq_len: int) -> Iterator[tuple[int, bool]]:
@@ -97,4 +99,8 @@ class CorpusCheck:
             except MeshwrightError as error:
                 self.problems.append(str(error))
             if len(self.problems) == _MAX_PROBLEMS:
+                self.problems.append(
+                    f"data.source = {self._section.source!r} may hold more problems than these {_MAX_PROBLEMS}, after "
+                    "which check stops: `meshwright data verify JOB` names all"
+                )
                 return

@@ -1,6 +1,6 @@
 """segments_of(): a sample of tokens as text, cut where documents end and where targets are ignored."""
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -10,12 +10,14 @@ from meshwright.data.numbered_samples import IGNORED
 from meshwright.data.tokenizer import Tokenizer
 from meshwright.spec.data_findings import TextSegment
 
+_ANSWERS: tuple[Literal["chosen"], Literal["rejected"]] = "chosen", "rejected"
 
-def segments_of(sample: tuple[Any, ...], tokenizer: Tokenizer) -> list[TextSegment]:
+
+def segments_of(sample: tuple[Any, ...], tokenizer: Tokenizer, *, holds_pairs: bool = False) -> list[TextSegment]:
     """Return the text of (inputs, targets), each [seq_len], or with the document of each input as a third part.
 
     A token is learned where the target in the place before it is not ignored. Nothing is before the first token of a
-    document: it is counted with the one after it.
+    document: it is counted with the one after it. With `holds_pairs`, even documents are chosen and odd ones rejected.
     """
     inputs, targets, *rest = arrays_of(sample)
     has_last = bool(targets[-1] != IGNORED)
@@ -37,6 +39,7 @@ def segments_of(sample: tuple[Any, ...], tokenizer: Tokenizer) -> list[TextSegme
                 num_tokens=int(end - start),
                 is_target=bool(is_target[start]),
                 ends_document=bool(ends_document),
+                answer=_ANSWERS[documents[start] % 2] if holds_pairs else None,
             )
         )
     return segments

@@ -68,6 +68,14 @@ class TextForm:
             )
 
 
+def json_kind(value: object) -> str:
+    """Return what JSON calls a value that `json.loads` has read."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else "boolean"
+    kinds = {"string": str, "array": list, "object": dict}
+    return next((name for name, kind in kinds.items() if isinstance(value, kind)), "number")
+
+
 def json_document(data: bytes, where: str, form: DocumentForm) -> Piece | Broken:
     """Return the document in one JSON object."""
     try:
@@ -79,7 +87,7 @@ def json_document(data: bytes, where: str, form: DocumentForm) -> Piece | Broken
         )
     if not isinstance(record, dict):
         return Broken(
-            f"{where} is a JSON {type(record).__name__}, not an object: each line of a JSONL file is one object with "
+            f"{where} is a JSON {json_kind(record)}, not an object: each line of a JSONL file is one object with "
             f"{form.what}"
         )
     return form.document(record, where)

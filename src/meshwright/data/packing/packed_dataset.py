@@ -40,7 +40,9 @@ class PackedDataset(Dataset):
             self._whole = WholeDocuments.of_conversations(corpus.tokens, END_OF_CONVERSATION)
         self._seq_len, self._marks_documents = seq_len, section.mask_documents
         self.kept = kept = self._keep(section)
-        if shortage := shortage_of_documents(len(kept.documents), section, self.unit):
+        has_long = bool(kept.num_too_long or (self._whole.num_tokens > seq_len + 1).any())
+        num_kept, without_target = len(kept.documents), kept.num_without_target
+        if shortage := shortage_of_documents(num_kept, section, self.unit, without_target, has_long=has_long):
             raise DataError(shortage)
         self.vocab_size = corpus.tokenizer.vocab_size
         num_held_out = num_validation(len(kept.documents), section.validation_fraction)

@@ -131,14 +131,27 @@ def too_long_problem(num_tokens: Sequence[int] | Indices, section: DataSection, 
     )
 
 
-def shortage_of_documents(num_kept: int, section: DataSection, unit: str = "document") -> str | None:
-    """Return that too few documents, or pairs, are left to train on and to validate; None where they are enough."""
+def shortage_of_documents(
+    num_kept: int, section: DataSection, unit: str, num_without_target: int, *, has_long: bool
+) -> str | None:
+    """Return that too few documents, or pairs, are left to train on and to validate; None where they are enough.
+
+    `has_long` says whether some are longer than a sequence.
+    """
     needed = 1 + bool(section.validation_fraction)
     if num_kept >= needed:
         return None
+    others = ""
+    if num_without_target:
+        within = " within train.seq_len" if has_long else ""
+        others = (
+            f"; {num_without_target} without a target {'is' if num_without_target == 1 else 'are'} left out: a "
+            f"conversation needs a message with the role 'assistant', spelled so{within}"
+        )
     return (
         f"data.source = {section.source!r} holds {counted(num_kept, unit)} to learn from but needs {needed}"
-        f"{', one of them for validation' if needed == 2 else ''}: add some, or lengthen train.seq_len"
+        f"{', one of them for validation' if needed == 2 else ''}{others}: "
+        f"{'correct those, ' if others else ''}add some{', or lengthen train.seq_len' if has_long else ''}"
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from meshwright.data.formats.document_form import json_kind
 from meshwright.data.questions.continuation import Continuation, ContinuationEncoder
 from meshwright.errors import DataError
 
@@ -99,7 +100,7 @@ def _question(where: str, line: str) -> Question:
     except ValueError as error:
         raise DataError(f"{where} is no JSON ({error}): write one object on each line, {_FIELDS}") from error
     if not isinstance(record, dict):
-        raise DataError(f"{where} is a JSON {type(record).__name__}, but each line must be an object, {_FIELDS}")
+        raise DataError(f"{where} is a JSON {json_kind(record)}, but each line must be an object, {_FIELDS}")
     query, choices, answer = record.get("query"), record.get("choices"), record.get("answer")
     if not isinstance(query, str):
         raise DataError(_wrong(where, "query", query, "be text"))

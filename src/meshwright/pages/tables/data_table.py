@@ -1,6 +1,7 @@
 """The data of a job on the terminal: tokens prepared, sizes, samples as text, problems."""
 
 from collections.abc import Iterator
+from itertools import groupby
 
 from rich.console import RenderableType
 from rich.markup import escape
@@ -94,8 +95,11 @@ def preview_page(found: DataPreview) -> Iterator[RenderableType]:
     for one in found.samples:
         yield ""
         yield _sample_words(one)
-        for segment in one.segments:
-            yield _segment_text(segment)
+        # The answers of pairs alternate.
+        for answer, segments in groupby(one.segments, lambda segment: segment.answer):
+            if answer is not None:
+                yield Text(f"{answer}:", "bold")
+            yield from map(_segment_text, segments)
 
 
 def _sample_words(one: SamplePreview) -> str:

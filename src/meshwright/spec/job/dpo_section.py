@@ -6,7 +6,7 @@ from meshwright.spec.frozen import Frozen
 
 
 class DpoSection(Frozen):
-    """How preferences are learned; the reference is the model that the run starts from."""
+    """How preferences are learned; the reference is the model that the run starts from. A run keeps all of it."""
 
     beta: PositiveFloat = 0.1
     """How strongly the model is held to the reference: the factor of the log-ratios in equation 7."""

@@ -20,6 +20,7 @@ _IDENTITY = (
     "model",
     "adapter",
     "data",
+    "dpo",
     "train.seed",
     "train.seq_len",
     "train.global_batch_size",

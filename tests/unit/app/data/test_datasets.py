@@ -130,6 +130,17 @@ def test_a_preview_shows_where_documents_end_and_are_from(job: Path, capsys: pyt
     assert "\n──\n" in printed
 
 
+def test_a_preview_says_which_answer_is_preferred(tmp_path: Path) -> None:
+    (tmp_path / "pairs.jsonl").write_text('{"prompt": "Q ", "chosen": "good", "rejected": "bad"}\n' * 2)
+    (tmp_path / "dpo.toml").write_text(
+        f'[data]\nsource = "pairs.jsonl"\npacking = "whole"\nmask_documents = true\nvalidation_fraction = 0.0\n'
+        f'cache_dir = "{tmp_path}"\n[train]\ntask = "dpo"\nseq_len = 64\n'
+    )
+    table = mw.datasets.preview(tmp_path / "dpo.toml", sample=0).table()
+    words = [line for line in table.splitlines() if line in ("chosen:", "│ good", "rejected:", "│ bad")]
+    assert words == ["chosen:", "│ good", "rejected:", "│ bad"] * 2
+
+
 def test_a_preview_lets_no_control_character_through(job: Path, tmp_path: Path) -> None:
     (tmp_path / "texts" / "0.txt").write_text("\x1b[31mred\x07\n" * 100)
     table = mw.datasets.preview(job, sample=0).table()

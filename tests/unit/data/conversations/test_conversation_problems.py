@@ -11,6 +11,7 @@ import pytest
 from chat_tokenizer import LLAMA_2, write_chat_tokenizer
 from meshwright.data.data_problems import problems
 from meshwright.data.dataset import build_dataset
+from meshwright.data.examine.target_notes import target_notes
 from meshwright.errors import DataError
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import DataSection
@@ -43,6 +44,14 @@ def test_what_a_template_refuses_is_named_in_its_words(tmp_path: Path) -> None:
     assert "does not take these messages: Conversation roles must alternate" in problem
 
 
+def test_the_plain_template_writes_no_message_without_content(tmp_path: Path) -> None:
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    section = section_of(tmp_path, GOOD, {"messages": [GOOD["messages"][0], call]})
+    (problem,) = problems(section, 64, None, "sft")
+    assert "chat.jsonl:2: the chat template plain writes contents alone, and message 2 has none" in problem
+    assert "set data.chat_template to a Jinja file that writes them" in problem
+
+
 def test_too_long_and_too_few(tmp_path: Path) -> None:
     (problem,) = problems(section_of(tmp_path, GOOD), 8, None, "sft")
     assert "1 document of 1" in problem
@@ -50,7 +59,10 @@ def test_too_long_and_too_few(tmp_path: Path) -> None:
     # The first eight tokens hold no word of the assistant.
     cut = section_of(tmp_path, GOOD, too_long="cut")
     (problem,) = problems(cut, 8, None, "sft")
-    assert "holds 0 documents to learn from but needs 1" in problem
+    assert "holds 0 documents to learn from but needs 1; 1 without a target is left out" in problem
+    assert problem.endswith(
+        "'assistant', spelled so within train.seq_len: correct those, add some, or lengthen train.seq_len"
+    )
     with pytest.raises(DataError, match="holds 0 documents"):
         build_dataset(cut, 8, "sft")
 
@@ -61,6 +73,48 @@ def test_conversations_without_an_answer_are_left_out_and_counted(tmp_path: Path
     assert [*build_dataset(section, 64, "sft").notes] == [
         "2 documents in 1 row, 81.2% full (1 left out without a target)"
     ]
+
+
+def test_check_notes_records_without_a_target(tmp_path: Path) -> None:
+    typo = {"messages": [{"role": "user", "content": "Hi"}, {"role": "Assistant", "content": "Hello"}]}
+    section = section_of(tmp_path, GOOD, SILENT, typo, GOOD, SILENT, SILENT)
+    assert target_notes(section, "pretrain") == []
+    assert target_notes(section_of(tmp_path, GOOD), "sft") == []
+    section = section_of(tmp_path, GOOD, SILENT, typo, GOOD, SILENT, SILENT)
+    (note,) = target_notes(section, "sft")
+    file = section.source
+    assert f"4 of 6 records read of data.source = {file!r} have no target and are left out" in note
+    assert f"({file}:2, {file}:3, {file}:5, ...): targets are what messages with the role 'assistant', spelled" in note
+    (note,) = target_notes(section_of(tmp_path, GOOD, typo), "sft")
+    assert f"1 of 2 records read of data.source = {file!r} has no target and is left out ({file}:2)" in note
+
+
+def test_check_notes_pairs_without_a_target(tmp_path: Path) -> None:
+    said = [{"role": "user", "content": "A"}], [{"role": "assistant", "content": "B"}]
+    pairs = [
+        {"prompt": said[0], "chosen": said[1], "rejected": other}
+        for other in (said[0], [said[1][0] | {"content": "C"}])
+    ]
+    (note,) = target_notes(section_of(tmp_path, *pairs), "dpo")
+    assert "1 of 2 records read" in note
+    assert "chat.jsonl:1)" in note
+
+
+def test_no_longer_sequence_gives_a_target(tmp_path: Path) -> None:
+    section = section_of(tmp_path, SILENT, SILENT)
+    (problem,) = problems(section, 64, None, "sft")
+    assert "2 without a target are left out: a conversation needs a message with the role 'assistant'" in problem
+    assert "seq_len" not in problem
+    with pytest.raises(DataError, match="2 without a target are left out"):
+        build_dataset(section, 64, "sft")
+
+
+def test_check_says_that_it_stops_at_five(tmp_path: Path) -> None:
+    found = problems(section_of(tmp_path, *[{"text": "a"}] * 7), 64, None, "sft")
+    assert len(found) == 6
+    assert "may hold more problems than these 5" in found[-1]
+    assert found[-1].endswith("`meshwright data verify JOB` names all")
+    assert len(problems(section_of(tmp_path, *[{"text": "a"}] * 4), 64, None, "sft")) == 4
 
 
 def test_text_holds_no_conversations(tmp_path: Path) -> None:

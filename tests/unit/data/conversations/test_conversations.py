@@ -139,7 +139,15 @@ def test_a_template_is_data_and_runs_no_code(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("record", "expected"),
     [
-        ({"text": "a"}, "line has no field 'messages', nor a prompt and a completion .*'text'.*data.messages_key"),
+        ({"text": "a"}, "line has no field 'messages', nor both 'prompt' and 'completion' .*'text'.*data.messages_key"),
+        ({"messages": None}, "line: field 'messages' is null: correct or remove the record"),
+        ({"messages": None, "prompt": None, "completion": "a"}, "field 'messages' is null"),
+        ({"prompt": "a", "completion": 3}, "line: field 'prompt' is a text and field 'completion' is 3, but both are"),
+        ({"prompt": None, "completion": "a"}, "field 'prompt' is null and field 'completion' is a text"),
+        (
+            {"messages": None, "prompt": "a", "completion": []},
+            "field 'prompt' is a text and field 'completion' is a list",
+        ),
         ({"messages": []}, r"line: field 'messages' is \[\], not a list of messages"),
         ({"messages": ["a"]}, "'messages' has \"a\" as message 1, not an object"),
         ({"messages": [{"content": "a"}]}, "has a message 1 without a role"),

@@ -37,6 +37,15 @@ def test_a_row_of_whole_documents_says_which() -> None:
     assert cut == [("ab", True, True), ("cd", True, True), ("", False, True)]
 
 
+def test_answers_of_pairs_are_told_apart() -> None:
+    """Each is a document: the chosen one first."""
+    ids, targets = [*b"pcpr"], [*b"c", -100, *b"r", -100]
+    segments = segments_of(
+        (np.array(ids), np.array(targets), np.array([0, 0, 1, 1])), ByteTokenizer(), holds_pairs=True
+    )
+    assert [(one.text, one.answer) for one in segments] == [("pc", "chosen"), ("pr", "rejected")]
+
+
 def test_a_document_of_one_token_is_shown() -> None:
     ids = [END, *b"a", END, END]
     assert [text for text, _, _ in found(ids[:-1], ids[1:])] == ["", "a", ""]

@@ -60,3 +60,9 @@ def test_data_may_have_moved_and_be_read_by_other_processes(run: Run) -> None:
 def test_data_that_is_read_otherwise_is_refused(run: Run) -> None:
     with pytest.raises(ConfigError, match=r"the job is another one: data.mask_documents was False, is True"):
         require_same_run(run, Job.from_dict({"data": {"mask_documents": True}}))
+
+
+@pytest.mark.parametrize("key", ["beta", "label_smoothing"])
+def test_a_run_keeps_its_loss_of_preferences(run: Run, key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"the job is another one: dpo\.{key} was 0\.\d, is 0\.3: change it back"):
+        require_same_run(run, Job.from_dict({"dpo": {key: 0.3}}))

@@ -37,7 +37,8 @@ def data_rule_problems(job: Job) -> Iterator[Problem]:
     if data.on_bad_document != "stop" and is_object:
         what = f'data.on_bad_document = "skip" leaves out documents, and data.source = {data.source!r} has samples'
         yield Problem(what, [{"data.on_bad_document": "stop"}])
-    if data.packing == "split" and data.too_long != "stop":
+    # Conversations and pairs need another packing, with which too_long does something.
+    if data.packing == "split" and data.too_long != "stop" and job.train.task == "pretrain":
         what = (
             f'data.too_long = "{data.too_long}" does nothing with data.packing = "split", which keeps no document whole'
         )

@@ -55,6 +55,12 @@ def test_a_mixture_and_a_class_of_the_users_are_refused() -> None:
     assert any("makes its own samples" in one for one in problems)
 
 
+def test_too_long_pairs_get_one_advice_whatever_the_packing() -> None:
+    problems = job(data={"packing": "split", "too_long": "cut"}).problems()
+    assert [one for one in problems if "data.too_long" in one and "skip" not in one] == []
+    assert sum("data.too_long" in one for one in problems) == 1
+
+
 @pytest.mark.parametrize("key", ["beta", "label_smoothing"])
 def test_keys_of_dpo_do_nothing_for_another_task(key: str) -> None:
     (problem,) = Job.from_dict({"dpo": {key: 0.3}}).problems()
