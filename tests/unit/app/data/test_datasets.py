@@ -184,6 +184,13 @@ def test_a_users_data_is_read_and_compared(job: Path) -> None:
     assert "ValueError: row 3 is gone" in bad.problems[0].reason
 
 
+def test_a_length_that_is_no_number_is_one_problem(job: Path) -> None:
+    path = job.with_name("uncounted.toml")
+    path.write_text(job.read_text().replace('"texts"', '"sample_sources:Uncounted"'))
+    (problem,) = mw.datasets.verify(path).problems
+    assert "its __len__ must return the number of samples" in problem.reason
+
+
 def test_a_users_data_has_shapes_and_nothing_to_prepare(job: Path) -> None:
     found = mw.datasets.preview(own(job), sample=2, count=1)
     assert found.samples[0].shapes == ["float32 [3]", "int64 []"]
