@@ -145,5 +145,4 @@ def test_numbered_samples_that_end_their_process_are_an_error(num_workers: int) 
         opened(section_of(num_workers, exits_at=7), Share(12)) as reader,
         pytest.raises(MeshwrightError, match=r"reading sample 7 of .* raised SystemExit: 0 \(.*sample_sources.py"),
     ):
-        for step in range(4):
-            reader.microbatches(step)
+        [reader.microbatches(step) for step in range(4)]
