@@ -221,7 +221,8 @@ def _number_repairs(value: int | float) -> Iterator[Any]:
         yield int(value)
     if isinstance(value, float):
         yield abs(value)
-    yield value / 100  # a share written in percent
+    if value == value // 1 and value > 1:
+        yield value / 100  # a share written in percent
 
 
 _REMOVED = object()

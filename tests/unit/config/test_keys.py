@@ -59,6 +59,7 @@ def test_a_suggestion_is_always_allowed(key: Key, value: object) -> None:
         ("optimizer.learning_rate", "3e-4", 3e-4),
         ("optimizer.learning_rate", 0, None),
         ("data.validation_fraction", 5, 0.05),
+        ("data.validation_fraction", 1.5, None),
         ("run.timeout_s", float("inf"), None),
     ],
 )
