@@ -221,7 +221,7 @@ def _number_repairs(value: int | float) -> Iterator[Any]:
         yield int(value)
     if isinstance(value, float):
         yield abs(value)
-    if abs(value) >= 1:
+    if value == value // 1 and value > 1:
         yield float(f"{value / 100:.12g}")  # a share written in percent
 
 

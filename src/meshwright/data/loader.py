@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from meshwright.data.examine.sample_limits import SampleLimits
 from meshwright.data.numbered_samples import Dataset, Sample, SourceUse
 from meshwright.data.order import Indices, Share
 from meshwright.data.workers.read_thread import ReadThread
@@ -47,6 +48,9 @@ class Loader:
 
     Stateless: the batches of a step depend only on (dataset, seed, shuffle, share, step).
     """
+
+    limits: SampleLimits | None = None
+    """What the samples of a user's own must keep to."""
 
     def __init__(
         self,
@@ -155,6 +159,8 @@ class Loader:
                 break
             inputs = stack([pair[0] for pair in pairs], numbers, "inputs")
             targets = stack([pair[1] for pair in pairs], numbers, "targets")
+            if self.limits is not None:
+                self.limits.require(inputs, targets, numbers)
             documents, positions = self._documents_of(inputs, pairs, numbers)
             of_pairs = [sample[3] for sample in pairs if len(sample) > 3]
             numbered = stack(of_pairs, numbers, "pairs") if of_pairs else None

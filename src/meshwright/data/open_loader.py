@@ -1,5 +1,6 @@
 """open_loader(): what reads the batches of a dataset, whichever it is."""
 
+from meshwright.data.examine.sample_limits import sample_limits
 from meshwright.data.loader import Loader, Prefetch
 from meshwright.data.numbered_samples import Dataset
 from meshwright.data.order import Share
@@ -11,6 +12,12 @@ from meshwright.spec.job.job import Job
 
 def open_loader(dataset: Dataset, share: Share, job: Job, *, pin_memory: bool = False) -> Loader:
     """Return the loader of a rank's `share` of `dataset`, which is that of `job` where worker processes read it."""
+    loader = _loader_of(dataset, share, job, pin_memory)
+    loader.limits = sample_limits(job)
+    return loader
+
+
+def _loader_of(dataset: Dataset, share: Share, job: Job, pin_memory: bool) -> Loader:
     section, train = job.data, job.train
     num_ahead = section.prefetch_batches
     if isinstance(dataset, StreamDataset):

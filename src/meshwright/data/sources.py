@@ -219,7 +219,12 @@ def _missing(source: str, path: Path) -> str:
         names = []
     close = difflib.get_close_matches(path.name, names, n=1)
     hint = f"; did you mean {str(path.parent / close[0])!r}?" if close else ""
+    if path.is_symlink():
+        return (
+            f"data.source = {source!r} is a link to {os.readlink(path)}, which leads to no file: set it to "
+            "one, or to a folder"
+        )
     return (
-        f"data.source = {source!r} does not exist (looked in {path.parent.resolve()}){hint}: set it to stdlib, "
+        f"data.source = {source!r} does not exist (looked in {os.path.realpath(path.parent)}){hint}: set it to stdlib, "
         "a file or folder of text, records or tokens, a URL, or my_module:MyData"
     )

@@ -3,17 +3,19 @@
 import errno
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeGuard, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from meshwright.errors import ConfigError, DataError, DataUnavailable
+from meshwright.errors import ConfigError, DataError, DataUnavailable, MeshwrightError
 from meshwright.spec.job.sections import DataSection
 from meshwright.spec.job.user_object import make_object, place_of
 
 _NUM_HASHED_SAMPLES = 3
+_END = object()
 _LASTING = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Errors of the operating system that another attempt gets again: a wrong path, a missing right, a full disk."""
@@ -73,18 +75,45 @@ def _stream_problem(data: Any) -> str | None:
     return None
 
 
+def num_samples_of(data: UserData, source: str) -> int:
+    """Return the number of a user's samples; raises DataError where its __len__ returns none."""
+    try:
+        return len(data)
+    except (Exception, SystemExit) as error:
+        raise DataError(
+            f"len() of data.source = {source!r} raised {place_of(error)}: its __len__ must return the number of samples"
+        ) from error
+
+
 def read_pair(data: UserData, index: int, source: str) -> tuple[Any, Any]:
     """Return (inputs, targets) of one sample; raises DataError if it is not a pair.
 
     Raises DataUnavailable where reading it raises an OSError that may pass.
     """
-    try:
+    with explained_reading(index, source):
         sample: Any = data[index]
+    return require_pair(sample, index, source)
+
+
+@contextmanager
+def explained_reading(index: int, source: str) -> Iterator[None]:
+    """Raise DataUnavailable for an OSError that may pass, MeshwrightError for what would end this process unexplained.
+
+    That is SystemExit above all: code of the user's that ends itself has not read the sample.
+    """
+    try:
+        yield
     except OSError as error:
         if is_transient(error):
             raise unavailable(f"reading sample {index} of", source, error) from error
         raise
-    return require_pair(sample, index, source)
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise MeshwrightError(
+            f"reading sample {index} of data.source = {source!r} raised {place_of(error)}: let that code return a "
+            "sample, or raise an error, then start again with --resume"
+        ) from error
 
 
 def require_pair(sample: Any, index: int, source: str) -> tuple[Any, Any]:
@@ -103,7 +132,9 @@ def first_sample(section: DataSection) -> tuple[Any, Any]:
     data = load_user_data(section)
     if not is_stream(data):
         return read_pair(cast(UserData, data), 0, section.source)
-    for sample in data:
+    with explained_reading(0, section.source):
+        sample = next(iter(data), _END)
+    if sample is not _END:
         return require_pair(sample, 0, section.source)
     raise DataError(f"data.source = {section.source!r} ended without a sample: let it give some")
 
@@ -123,7 +154,7 @@ def unavailable(doing: str, source: str, error: OSError) -> DataUnavailable:
 
 def sample_hash(data: UserData, source: str) -> str:
     """Return a hash of a few samples; raises DataError if reading them twice gives different values."""
-    num_samples = len(data)
+    num_samples = num_samples_of(data, source)
     indices = sorted({round(i * (num_samples - 1) / (_NUM_HASHED_SAMPLES - 1)) for i in range(_NUM_HASHED_SAMPLES)})
     total = hashlib.blake2b(digest_size=16)
     for index in indices:

@@ -1,7 +1,7 @@
 """UserDataset: the samples of a user's data object."""
 
 from meshwright.data.numbered_samples import Dataset, Sample
-from meshwright.data.user_data import UserData, read_pair, sample_hash, user_fingerprint
+from meshwright.data.user_data import UserData, num_samples_of, read_pair, sample_hash, user_fingerprint
 from meshwright.errors import DataError
 from meshwright.spec.job.sections import DataSection
 
@@ -14,7 +14,7 @@ class UserDataset(Dataset):
     def __init__(self, section: DataSection, data: UserData) -> None:
         self.vocab_size = None
         self._data, self._source = data, section.source
-        num_samples = len(data)
+        num_samples = num_samples_of(data, section.source)
         needed = 1 + bool(section.validation_fraction)
         if num_samples < needed:
             raise DataError(

@@ -19,8 +19,12 @@ class PreparedTokens(Frozen):
     """Parts that this call tokenised; the others were there."""
     num_parts_missing: int
     """Parts that other calls are still to make; 0 when training can start."""
+    parts_missing: list[int] = []
+    """Their numbers, from 0: part P is of shard P modulo N of --shard I/N."""
     num_tokens: int | None = None
     """With end of text after each document; None while parts are missing."""
+    left_out: list[str] = []
+    """Lines about documents that were left out, since they cannot be read or are copies."""
     duration_s: float
     folder: str | None = None
     """The portable folder that was written."""

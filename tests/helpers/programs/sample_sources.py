@@ -21,8 +21,11 @@ def tokens_of(number: int, seq_len: int = 32) -> Pair:
 class Numbered:
     """Numbered samples, one of which fails if asked to."""
 
-    def __init__(self, length: int = 60, bad: int = -1, killed_at: int = -1, hangs_at: int = -1) -> None:
+    def __init__(
+        self, length: int = 60, bad: int = -1, killed_at: int = -1, hangs_at: int = -1, exits_at: int = -1
+    ) -> None:
         self._length, self._bad, self._killed_at, self._hangs_at = length, bad, killed_at, hangs_at
+        self._exits_at = exits_at
         self._built_in = os.getpid()
 
     def __len__(self) -> int:
@@ -35,6 +38,8 @@ class Numbered:
             os.kill(os.getpid(), signal.SIGKILL)
         if index == self._hangs_at:
             time.sleep(600)
+        if index == self._exits_at:
+            raise SystemExit(0)
         return tokens_of(index)
 
 
@@ -76,8 +81,15 @@ class Iterable:
         return map(tokens_of, range(self.length))
 
 
-def generated(length: int = 30, bad: int = -1) -> Iterator[Pair]:
+class Uncounted(Numbered):
+    def __len__(self) -> Any:
+        return "many"
+
+
+def generated(length: int = 30, bad: int = -1, exits_at: int = -1) -> Iterator[Pair]:
     for number in range(length):
+        if number == exits_at:
+            raise SystemExit(0)
         if number == bad:
             raise ValueError(f"record {number} is bad")
         yield tokens_of(number)

@@ -63,6 +63,7 @@ def test_a_suggestion_is_always_allowed(key: Key, value: object) -> None:
         # A share that is too large is no percent.
         ("dpo.label_smoothing", 0.7, None),
         ("dpo.label_smoothing", 10, 0.1),
+        ("data.validation_fraction", 1.5, None),
         ("run.timeout_s", float("inf"), None),
     ],
 )

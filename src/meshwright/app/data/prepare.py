@@ -77,6 +77,7 @@ def _prepared(cache: TokenCache, place: tuple[int, int] | None, show: Callable[[
         numbers = range(place[0], num_parts, place[1])
         share_bytes = sum(cache.content.parts[number].num_bytes for number in numbers)
         cache.build_parts(numbers, byte_counter(text, share_bytes, show))
+    missing = cache.parts_missing
     return PreparedTokens(
         source=cache.source,
         path=str(cache.path),
@@ -84,7 +85,9 @@ def _prepared(cache: TokenCache, place: tuple[int, int] | None, show: Callable[[
         num_documents=cache.content.num_documents,
         num_parts=num_parts,
         num_parts_made=cache.num_parts_made,
-        num_parts_missing=cache.num_parts_missing,
+        num_parts_missing=len(missing),
+        parts_missing=missing,
+        left_out=cache.content.left_out.lines(),
         num_tokens=num_tokens,
         duration_s=time.perf_counter() - start_s,
     )

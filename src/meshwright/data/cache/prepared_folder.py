@@ -111,6 +111,8 @@ def find_prepared(section: DataSection) -> PreparedFolder | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
+        if not folder.is_dir():
+            return None  # such as a link to itself
         raise DataError(f"{manifest} cannot be read ({error}): prepare the folder again") from error
     try:
         if record["format"] != _FORMAT:

@@ -101,10 +101,12 @@ class TokenCache:
             return [file.path for file in (self._whole, *self._parts) if file.path.exists() and file.open() is None]
 
     @property
-    def num_parts_missing(self) -> int:
-        """Return the number of parts that are still to be made, judged by headers and sizes."""
+    def parts_missing(self) -> list[int]:
+        """Return the numbers of the parts that are still to be made, judged by headers and sizes."""
         with self._explained():
-            return 0 if self._whole.is_complete else sum(not part.is_complete for part in self._parts)
+            if self._whole.is_complete:
+                return []
+            return [number for number, part in enumerate(self._parts) if not part.is_complete]
 
     def _file(self, folder: Path, text_hash: str) -> TokenFile:
         tokenizer = self._tokenizer

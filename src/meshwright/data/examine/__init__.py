@@ -1,1 +1,1 @@
-"""What a corpus and its samples hold: for a reader, not for training."""
+"""What a corpus and its samples hold, for a reader, and whether a model can take them."""

@@ -4,12 +4,20 @@ import tarfile
 import zlib
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 
 from meshwright.data.formats.archive_readers import read_tar
 from meshwright.data.formats.document_form import DocumentForm, json_document
 from meshwright.data.formats.mds import read_mds_text
 from meshwright.data.formats.readers import Broken, Piece, read_text
-from meshwright.data.formats.source_file import COMPRESSED_SUFFIXES, RemoteFile, SourceFile, explained, open_stream
+from meshwright.data.formats.source_file import (
+    COMPRESSED_SUFFIXES,
+    RemoteFile,
+    SourceFile,
+    explained,
+    no_regular_file,
+    open_stream,
+)
 from meshwright.data.formats.table_readers import read_arrow, read_parquet
 from meshwright.errors import DataError
 
@@ -44,6 +52,9 @@ def read_documents(file: SourceFile, form: DocumentForm) -> Iterator[Piece | Bro
     A document is a text file, a JSON line, a row of a table, or a member of an archive. Raises DataError where the file
     itself is missing or may not be read, DataUnavailable where a store cannot be reached.
     """
+    if isinstance(file, Path) and (problem := no_regular_file(file)) is not None:
+        yield Broken(problem)
+        return
     with explained(file.url) if isinstance(file, RemoteFile) else nullcontext():
         try:
             yield from _documents(file, form)

@@ -1,7 +1,10 @@
 """Files of a source: paths of this machine, or URLs that fsspec reads, and their streams without compression."""
 
+import errno
 import gzip
 import io
+import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,11 +51,36 @@ def is_url(source: str) -> bool:
     return "://" in source
 
 
+_KINDS = ((stat.S_ISFIFO, "named pipe"), (stat.S_ISSOCK, "socket"), (stat.S_ISDIR, "folder"))
+
+
+def no_regular_file(path: Path) -> str | None:
+    """Return that a path is neither a regular file nor a link to one; None if it is, or does not exist at all.
+
+    Opening a named pipe would wait for a writer.
+    """
+    advice = "remove it from data.source"
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        if not path.is_symlink() or error.errno == errno.EACCES:
+            return None  # opening it says so
+        return f"{path} is no regular file but a link to {os.readlink(path)} ({error.strerror}): {advice}"
+    if stat.S_ISREG(mode):
+        return None
+    kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "device")
+    return f"{path} is no regular file but a {kind}: {advice}"
+
+
 def file_identity(file: SourceFile) -> list[Any]:
     """Return what differs, as JSON, once a file is another one or was changed."""
     if isinstance(file, RemoteFile):
         return [file.url, file.version]
-    found = file.stat()
+    try:
+        found = file.stat()
+    except OSError as error:
+        # What is wrong with it is said, or it is left out, where it is read.
+        return [str(file.absolute()), error.errno]
     return [str(file.absolute()), found.st_size, found.st_mtime_ns, found.st_ino]
 
 

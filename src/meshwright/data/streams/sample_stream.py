@@ -5,11 +5,10 @@ reads as many samples again, and refuses a stream that then gives others.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from meshwright.data.streams.stream_state import decoded, encoded
-from meshwright.data.user_data import is_transient, load_user_data, require_pair, sample_digest, unavailable
+from meshwright.data.user_data import explained_reading, load_user_data, require_pair, sample_digest
 from meshwright.errors import DataError
 from meshwright.log import logger
 from meshwright.spec.job.sections import DataSection
@@ -40,7 +39,7 @@ class SampleStream:
         Raises DataError where there is none.
         """
         while True:
-            with self._explained():
+            with explained_reading(self.num_samples, self._source):
                 if self._iterator is None:
                     self._iterator = iter(self._data)
                 found = next(self._iterator, _END)
@@ -51,15 +50,6 @@ class SampleStream:
             self.num_samples += 1
             self._num_in_epoch += 1
             return self._last
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if is_transient(error):
-                raise unavailable(f"reading sample {self.num_samples} of", self._source, error) from error
-            raise
 
     def _begin_epoch(self) -> None:
         """Begin the iterable again; an iterator, such as a generator, is made again."""

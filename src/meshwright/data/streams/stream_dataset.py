@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from meshwright.data.numbered_samples import Dataset, Sample
-from meshwright.data.user_data import UserData, read_pair, user_fingerprint
+from meshwright.data.user_data import UserData, num_samples_of, read_pair, user_fingerprint
 from meshwright.errors import ConfigError
 from meshwright.spec.job.sections import DataSection
 
@@ -26,7 +26,12 @@ class StreamDataset(Dataset):
         self._data: Iterable[Any] | None = data
         self._validation: UserData | None = getattr(data, "validation", None)
         super().__init__(0, 0.0, user_fingerprint(section, data))
-        self.num_validation_samples = 0 if self._validation is None else len(self._validation)
+        if self._validation is not None:
+            self.num_validation_samples = num_samples_of(self._validation, self._validation_source)
+
+    @property
+    def _validation_source(self) -> str:
+        return f"{self.section.source}, validation"
 
     def take_data(self) -> Iterable[Any] | None:
         """Return the iterable that was made for this dataset, once, and None afterwards, when it may be in use."""
@@ -36,4 +41,4 @@ class StreamDataset(Dataset):
     def read(self, index: int) -> Sample:
         """Return (inputs, targets) of a validation sample."""
         assert self._validation is not None
-        return read_pair(self._validation, index, f"{self.section.source}, validation")
+        return read_pair(self._validation, index, self._validation_source)

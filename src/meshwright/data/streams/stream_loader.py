@@ -93,6 +93,8 @@ class StreamLoader(Loader):
             samples.append(self._stream.read())
         numbers = range(first, first + size)
         inputs, targets = (stack([one[part] for one in samples], numbers, what) for part, what in enumerate(_PARTS))
+        if self.limits is not None:
+            self.limits.require(inputs, targets, numbers)
         return StreamBatch(inputs, targets, self._stream.position())
 
     def _microbatch(self, batch: StreamBatch, first: int, size: int) -> Microbatch:

@@ -45,7 +45,7 @@ def serve_samples(connection: Connection, section: DataSection, seq_len: int, ta
             answer = pickle.dumps(samples, pickle.HIGHEST_PROTOCOL)
         except MeshwrightError as error:
             answer = pickle.dumps(ReadFailure(number, type(error).__name__, str(error)))
-        except Exception:
+        except (Exception, SystemExit):
             answer = pickle.dumps(ReadFailure(number, None, traceback.format_exc()))
         connection.send_bytes(answer)
 

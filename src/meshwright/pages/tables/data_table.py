@@ -1,6 +1,6 @@
 """The data of a job on the terminal: tokens prepared, sizes, samples as text, problems."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from rich.console import RenderableType
@@ -22,6 +22,7 @@ from meshwright.units import counted, format_bytes, format_count, format_duratio
 
 _BAR_COLUMNS = 24
 _MOST_PROBLEMS = 50
+_MOST_NUMBERS = 20
 _UNPRINTABLE = {code: f"\\x{code:02x}" for code in (*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0))}
 """Control characters of a corpus, which would act on the terminal, as their escapes."""
 
@@ -32,7 +33,11 @@ def preparation_page(preparation: Preparation) -> Iterator[RenderableType]:
         size = f"{format_bytes(one.num_bytes)} of text in {counted(one.num_documents, 'document')}"
         yield f"[bold]{escape(one.source)}[/]: {size}, {counted(one.num_parts, 'part')}"
         yield _made_words(one)
-        yield f"[dim]{escape(one.path)}[/]"
+        if one.num_tokens is not None:
+            yield f"[dim]{escape(one.path)}[/]"
+        for line in one.left_out:
+            # Not wrapped: its paths are copied.
+            yield Text(f"- {line}" if not line.startswith(" ") else line)
         if one.folder is not None:
             # Not wrapped: it is copied.
             yield Text(f"- portable: data.source={one.folder}")
@@ -41,10 +46,17 @@ def preparation_page(preparation: Preparation) -> Iterator[RenderableType]:
 def _made_words(one: PreparedTokens) -> str:
     made = f"{one.num_parts_made} tokenised now in {format_duration(one.duration_s)}"
     if one.num_parts_missing:
-        return f"- {made}; [yellow]{one.num_parts_missing} missing[/]: of other shards"
+        missing = counted(one.num_parts_missing, "part")
+        return f"- {made}; [yellow]{missing} missing[/], of other shards: {_number_words(one.parts_missing)}"
     if one.num_tokens is None:
         return f"- {made}; none missing: call once without --shard to join them"
     return f"- [green]{format_count(one.num_tokens)} tokens[/]: {made}; training finds them"
+
+
+def _number_words(numbers: Sequence[int]) -> str:
+    """Return the first of some numbers, and how many follow."""
+    shown = ", ".join(map(str, numbers[:_MOST_NUMBERS]))
+    return shown if len(numbers) <= _MOST_NUMBERS else f"{shown} and {len(numbers) - _MOST_NUMBERS} more"
 
 
 def statistics_page(found: DataStatistics) -> Iterator[RenderableType]:

@@ -35,7 +35,7 @@ def import_object(key: str, source: str) -> Any:
         else:
             reason = f"{module_name} imports {error.name}, which is not installed: install it"
         raise ConfigError(f"{key} = {source!r}: {reason}, or correct {key}") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"{key} = {source!r}: importing it raised {place_of(error)}: correct it") from error
     if not hasattr(module, name):
         public = [public for public in vars(module) if not public.startswith("_")]
@@ -76,7 +76,7 @@ def make_object(section: str, source: str, options: dict[str, Any]) -> Any:
         raise ConfigError(problem)
     try:
         return make(**options)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"{key} = {source!r}: building it raised {place_of(error)}: correct it") from error
 
 
@@ -89,7 +89,7 @@ def options_problem(section: str, source: str, options: dict[str, Any], signatur
     return None
 
 
-def place_of(error: Exception) -> str:
+def place_of(error: BaseException) -> str:
     """Return an error with the user's innermost line in its traceback; a SyntaxError names its own."""
     frames = traceback.extract_tb(error.__traceback__)
     last = next((one for one in reversed(frames) if not Path(one.filename).is_relative_to(_PACKAGE)), frames[-1])

@@ -8,6 +8,8 @@ import multiprocessing
 import os
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -25,7 +27,7 @@ from meshwright.log import logger
 from meshwright.parallelism.torch_private.torch_compat import silence_known_warnings
 from meshwright.parallelism.torch_private.torch_flight_recorder import keep_more_collectives
 from meshwright.spec.job.job import Job
-from meshwright.spec.job.user_object import is_object_source
+from meshwright.spec.job.user_object import is_object_source, place_of
 from meshwright.spec.run.run import Run
 from meshwright.trainer.cluster.first_look import warn_of_nodes
 from meshwright.trainer.launch.host_process import prepare_host_process
@@ -64,7 +66,8 @@ def train_as_rank(config: RankConfig) -> ExitCode:
                 warn_of_nodes(ranks)
                 terminal.leave_to_rank_0()
                 show_stacks_on_signal(own.stack(ranks.rank))
-                code = train(config.replace(job=job), ranks)
+                with explained_exit():
+                    code = train(config.replace(job=job), ranks)
                 ignore_stops()
                 return code
         except MeshwrightError:
@@ -74,6 +77,18 @@ def train_as_rank(config: RankConfig) -> ExitCode:
             if explained is None:
                 raise
             raise explained from error
+
+
+@contextmanager
+def explained_exit() -> Iterator[None]:
+    """Raise MeshwrightError for a SystemExit of code that the job names, which would end the run as if it were done."""
+    try:
+        yield
+    except SystemExit as ending:
+        raise MeshwrightError(
+            f"the job's own code ended the run by {place_of(ending)}: let it raise an error, or return, then start "
+            "again with --resume"
+        ) from ending
 
 
 def _claim_together(ranks: Ranks, job: Job, run: Run, *, resume: bool, overwrite: bool) -> None:

@@ -47,8 +47,6 @@ def announce(training: Training, step: int, peak_name: str | None) -> None:
     if training.model.pools is not None:
         for note in training.model.pools.notes():
             logger.info("%s", note)
-    for line in training.dataset.left_out:
-        logger.warning("%s", line)
     if layout.activation_offload and ranks.device.type == "cpu":
         logger.warning("layout.activation_offload saves nothing on a CPU: activations are copied within its own memory")
     if layout.cuda_graphs and ranks.device.type == "cpu":

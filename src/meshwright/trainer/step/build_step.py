@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from meshwright.data.examine.sample_limits import sample_limits
 from meshwright.data.loader import Microbatch, positions_in, stack
 from meshwright.data.user_data import first_sample
 from meshwright.models.attention.attention_choice import state_document_length
@@ -68,6 +69,8 @@ def constant_microbatches(job: Job, count: int, size: int) -> list[Microbatch]:
         inputs, targets = (
             stack(size * [value], size * [0], what) for value, what in zip(sample, ("inputs", "targets"), strict=True)
         )
+        if (limits := sample_limits(job)) is not None:
+            limits.require(inputs, targets, size * [0])
     is_pairs = job.train.task == "dpo"
     documents_BS = inputs if job.data.mask_documents else None
     if is_pairs:

@@ -80,13 +80,22 @@ def test_what_is_prepared_is_what_training_makes_and_finds(job: Path, caplog: py
 
 def test_shards_are_counted_and_joined(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["data", "prepare", str(job), "--shard", "1/2"]) == 0
-    assert "2 missing" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "2 parts missing, of other shards: 0, 2" in printed
+    # There is no such file yet.
+    assert ".bin" not in printed
     first = mw.datasets.prepare(job, shard="0/2")
     assert not first.is_complete
     assert (first.sources[0].num_parts_made, first.sources[0].num_parts_missing) == (2, 0)
     assert "call once without --shard" in first.table()
     whole = mw.datasets.prepare(job)
     assert (whole.is_complete, whole.sources[0].num_parts_made) == (True, 0)
+
+
+def test_documents_that_are_left_out_are_said(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "texts" / "z.txt").write_bytes(b"\xff")
+    assert run(["data", "prepare", str(job), "data.on_bad_document=skip"]) == 0
+    assert "- left out 1 document that cannot be read:\n  texts/z.txt is no UTF-8" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("shard", ["2/2", "0/0", "a/b", "1", "-1/2"])
@@ -193,6 +202,13 @@ def test_a_users_data_is_read_and_compared(job: Path) -> None:
     bad = mw.datasets.verify(own(job, bad=(3, 7), random=(5,)), samples=1000)
     assert [one.where for one in bad.problems] == ["sample 3", "sample 5", "sample 7"]
     assert "ValueError: row 3 is gone" in bad.problems[0].reason
+
+
+def test_a_length_that_is_no_number_is_one_problem(job: Path) -> None:
+    path = job.with_name("uncounted.toml")
+    path.write_text(job.read_text().replace('"texts"', '"sample_sources:Uncounted"'))
+    (problem,) = mw.datasets.verify(path).problems
+    assert "its __len__ must return the number of samples" in problem.reason
 
 
 def test_a_users_data_has_shapes_and_nothing_to_prepare(job: Path) -> None:

@@ -150,7 +150,7 @@ def test_shards_in_any_order_are_joined(section: DataSection, monkeypatch: pytes
         cache = TokenCache(section, tokenizer)
         cache.build_parts(range(shard, NUM_FILES, 3))
         made += tokenizer.texts
-        assert cache.num_parts_missing == NUM_FILES - len(made)
+        assert len(cache.parts_missing) == NUM_FILES - len(made)
         assert cache.open() is None
     assert sorted(made) == sorted(TEXTS)
     last = Counting()
@@ -159,7 +159,7 @@ def test_shards_in_any_order_are_joined(section: DataSection, monkeypatch: pytes
     assert whole_file(section) == in_one_part(section, monkeypatch)
     after = TokenCache(section, last)
     after.build_parts(range(NUM_FILES))
-    assert (last.texts, after.num_parts_missing) == ([], 0)
+    assert (last.texts, after.parts_missing) == ([], [])
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "remove"])

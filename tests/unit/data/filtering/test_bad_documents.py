@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import os
+import socket
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from meshwright.data.cache.content import content_of
 from meshwright.data.data_problems import problems
 from meshwright.data.dataset import build_dataset
+from meshwright.data.examine.source_check import SourceCheck, check_source
 from meshwright.data.filtering import kept_documents
 from meshwright.data.filtering.document_hashes import DocumentHashes, document_hash
 from meshwright.data.formats import readers
@@ -153,3 +156,36 @@ def test_hashes_take_about_22_bytes_each() -> None:
     size = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     assert size < 22 * 300_000
+
+
+def irregular_folder(folder: Path) -> Path:
+    """Write a text next to what is no file, though its name says so: opening the pipe would wait for ever."""
+    folder.mkdir()
+    (folder / "1.txt").write_text("good text")
+    (folder / "2.txt").symlink_to("1.txt")
+    (folder / "3.txt").symlink_to("gone.txt")
+    (folder / "4.jsonl").symlink_to("4.jsonl")
+    os.mkfifo(folder / "5.txt")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "6.txt"))
+    (folder / "7.txt").symlink_to("/dev/zero")
+    return folder
+
+
+def test_what_is_no_regular_file_is_named_or_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a socket's name is short
+    section = DataSection(source=str(irregular_folder(Path("in"))), cache_dir="cache")
+    with pytest.raises(DataError, match=r"in/3.txt is no regular file but a link to gone.txt \(No such file"):
+        content_of(section)
+    found = SourceCheck()
+    check_source(section, found)
+    reasons = [one.reason.partition("but a ")[2].partition(":")[0] for one in found.problems]
+    assert (reasons[2:], found.num_documents) == (["named pipe", "socket", "device"], 2)
+    assert problems(section, 8, 300)[0].startswith("in/3.txt is no regular file")
+    skipping = section.replace(on_bad_document="skip")
+    assert texts(skipping) == 2 * ["good text"]
+    assert content_of(skipping).left_out.num_broken == 5
+    assert not problems(skipping, 8, 300)
+    assert problems(section.replace(source="in/4.jsonl"), 8, 300) == [
+        "data.source = 'in/4.jsonl' is a link to 4.jsonl, which leads to no file: set it to one, or to a folder"
+    ]

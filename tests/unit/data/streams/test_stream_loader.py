@@ -8,7 +8,7 @@ from meshwright.data.loader import Loader, Microbatch
 from meshwright.data.open_loader import open_loader
 from meshwright.data.order import Share
 from meshwright.data.streams.stream_dataset import StreamDataset
-from meshwright.errors import ConfigError
+from meshwright.errors import ConfigError, MeshwrightError
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import DataSection, TrainSection
 
@@ -58,6 +58,15 @@ def test_a_failed_stream_fails_again_and_begins_no_epoch() -> None:
     reader.microbatches(0)
     for step in (1, 2):
         with pytest.raises(ValueError, match="record 6 is bad"):
+            reader.microbatches(step)
+    reader.close()
+
+
+def test_a_stream_that_ends_its_process_is_an_error_that_names_the_place() -> None:
+    reader = loader("generated", Share(4), exits_at=6)
+    reader.microbatches(0)
+    for step in (1, 2):
+        with pytest.raises(MeshwrightError, match=r"reading sample 6 of .* raised SystemExit: 0 \(.*sample_sources.py"):
             reader.microbatches(step)
     reader.close()
 

@@ -137,3 +137,12 @@ def test_a_killed_rank_leaves_no_worker_behind(tmp_path: Path) -> None:
     assert done.returncode == -signal.SIGKILL
     assert len(done.stdout.split()) == 2
     assert not any(map(is_alive, map(int, done.stdout.split())))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_numbered_samples_that_end_their_process_are_an_error(num_workers: int) -> None:
+    with (
+        opened(section_of(num_workers, exits_at=7), Share(12)) as reader,
+        pytest.raises(MeshwrightError, match=r"reading sample 7 of .* raised SystemExit: 0 \(.*sample_sources.py"),
+    ):
+        [reader.microbatches(step) for step in range(4)]
