@@ -124,7 +124,7 @@ def _num_microbatches(layout: Layout) -> int:
 
 def write_corpus(file: Path) -> None:
     """Write many short documents, and as many pairs of answers, so that every sequence spans several."""
-    texts = ((f"{n} times {n} is {n * n}", f"{n * n}", f"{n}") for n in range(_NUM_DOCUMENTS))
+    texts = ((f"{n} times {n} is {n * n}", f"{n * n}", f"-{n}") for n in range(_NUM_DOCUMENTS))
     lines = (json.dumps({"text": text, "chosen": one, "rejected": other}) + "\n" for text, one, other in texts)
     file.write_text("".join(lines), encoding="utf-8")
 

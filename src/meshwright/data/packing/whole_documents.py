@@ -141,17 +141,18 @@ def shortage_of_documents(
     needed = 1 + bool(section.validation_fraction)
     if num_kept >= needed:
         return None
-    others = ""
+    others, advice = "", ["add some"]
+    if has_long:
+        advice.append("lengthen train.seq_len")
     if num_without_target:
-        within = " within train.seq_len" if has_long else ""
+        advice.insert(0, "correct those")
         others = (
             f"; {num_without_target} without a target {'is' if num_without_target == 1 else 'are'} left out: a "
-            f"conversation needs a message with the role 'assistant', spelled so{within}"
+            f"conversation needs a message with the role 'assistant', spelled so{' within train.seq_len' * has_long}"
         )
     return (
         f"data.source = {section.source!r} holds {counted(num_kept, unit)} to learn from but needs {needed}"
-        f"{', one of them for validation' if needed == 2 else ''}{others}: "
-        f"{'correct those, ' if others else ''}add some{', or lengthen train.seq_len' if has_long else ''}"
+        f"{', one of them for validation' if needed == 2 else ''}{others}: {', or '.join(advice)}"
     )
 
 

@@ -61,7 +61,7 @@ def test_too_long_and_too_few(tmp_path: Path) -> None:
     (problem,) = problems(cut, 8, None, "sft")
     assert "holds 0 documents to learn from but needs 1; 1 without a target is left out" in problem
     assert problem.endswith(
-        "'assistant', spelled so within train.seq_len: correct those, add some, or lengthen train.seq_len"
+        "'assistant', spelled so within train.seq_len: correct those, or add some, or lengthen train.seq_len"
     )
     with pytest.raises(DataError, match="holds 0 documents"):
         build_dataset(cut, 8, "sft")
