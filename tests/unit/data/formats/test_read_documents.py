@@ -127,6 +127,19 @@ def test_a_tar_has_members_of_an_extension_or_a_field_of_json(tmp_path: Path) ->
         documents(path, text_key=".text")
 
 
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"{", "no JSON .*: each .json member of an archive .* remove the member"),
+        (b"[]", "a JSON array, .* each .json member"),
+    ],
+)
+def test_a_member_that_is_no_json_is_told_of_members(tmp_path: Path, content: bytes, problem: str) -> None:
+    path = write_tar(tmp_path / "a.tar", {"1.json": content})
+    with pytest.raises(DataError, match=f"member 1.json is {problem}"):
+        documents(path)
+
+
 @pytest.mark.parametrize("num_bytes", [512 * 5, 512 * 5 + 100, 512 * 4 + 20, 512 * 6])
 def test_a_truncated_tar_is_named_wherever_it_ends(tmp_path: Path, num_bytes: int) -> None:
     path = write_tar(tmp_path / "a.tar", {f"{n}.txt": b"x" * 600 for n in range(2)})
