@@ -135,11 +135,24 @@ class DataProblem(Frozen):
     """What is wrong, with the line or row of a record, and what to do about it."""
 
 
+class UnreadRest(Frozen):
+    """What was not read of a source, since data.max_bytes of it were."""
+
+    source: str
+    max_bytes: int
+    num_files: int
+    num_files_unread: int
+    """0 where only the rest of the last file is not read."""
+
+
 class DataVerification(Frozen):
     """A job's data, all of which was read."""
 
     source: str
     num_files: int
+    """Files that were read."""
+    unread: list[UnreadRest] = []
+    """Sources of which data.max_bytes left some out."""
     num_empty_files: int
     """Files without a document, which training skips."""
     num_documents: int

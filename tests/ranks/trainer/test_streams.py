@@ -32,6 +32,9 @@ def test_a_resume_on_other_ranks_has_the_bits_of_a_run_on_one(tmp_path: Path, so
     resumed = train_on_ranks(stream_job(tmp_path, source), tmp_path / "parts", 1, resume=True)
     assert resumed.parameter_hash == whole.parameter_hash
     assert resumed.losses == whole.losses
+    log = (tmp_path / "parts" / "logs" / "rank-0.log").read_text()
+    said = log.count("the first 24 samples of data.source were read again: it has no state_dict()")
+    assert said == (source == "generated")
 
 
 def test_every_axis_gets_the_samples_of_one_process(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from meshwright.data.formats.stored_tokens import StoredTokens, hash_of_tokens
 from meshwright.data.numbered_samples import Dataset
 from meshwright.data.user_data import sample_digest
 from meshwright.errors import DataError, MeshwrightError, UnsupportedError
+from meshwright.spec.data_findings import UnreadRest
 from meshwright.spec.job.job import Job
 
 
@@ -38,6 +39,7 @@ def verify(job: JobSource, *overrides: str, samples: Positive = 100) -> DataVeri
     return DataVerificationResult(
         source=name,
         num_files=total.num_files,
+        unread=total.unread,
         num_empty_files=total.num_empty_files,
         num_documents=total.num_documents,
         num_bytes=total.num_bytes,
@@ -71,6 +73,9 @@ def _check_tokens(corpus: Corpus, total: SourceCheck) -> None:
             raise DataError(
                 f"data.source = {source!r} was changed, though its sizes and times are the same: replace it"
             )
+        if len(found.tokens.tokens) > len(found.tokens):
+            max_bytes = corpus.section.max_bytes
+            total.unread.append(UnreadRest(source=source, max_bytes=max_bytes, num_files=1, num_files_unread=0))
     total.num_files += 1
     total.num_documents += found.content.num_documents
     total.num_bytes += found.content.num_bytes

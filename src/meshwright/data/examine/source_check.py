@@ -7,7 +7,7 @@ from meshwright.data.cache.content import CountBytes
 from meshwright.data.formats.readers import Broken, Piece
 from meshwright.data.sources import SourceReader, no_text, pieces
 from meshwright.errors import MeshwrightError
-from meshwright.spec.data_findings import DataProblem
+from meshwright.spec.data_findings import DataProblem, UnreadRest
 from meshwright.spec.job.sections import DataSection
 
 MAX_PROBLEMS = 10_000
@@ -27,6 +27,8 @@ class SourceCheck:
     num_problems: int = 0
     problems: list[DataProblem] = field(default_factory=list)
     """In reading order, up to MAX_PROBLEMS."""
+    unread: list[UnreadRest] = field(default_factory=list)
+    """Sources of which data.max_bytes left some out."""
 
     def add_problem(self, where: str, reason: str) -> None:
         """Count a problem."""
@@ -44,25 +46,36 @@ def check_source(
     except MeshwrightError as error:
         found.add_problem(section.source, str(error))
         return
-    left, num_problems = section.max_bytes, found.num_problems
+    left, num_problems, num_read = section.max_bytes, found.num_problems, 0
     for file in files:
         if left <= 0:
             break
+        num_read += 1
         documents = _counted(reader.documents(file, section), left, count)
         left -= _check_file(str(file), documents, found)
+    num_unread = len(files) - num_read
+    if left < 0 or num_unread:
+        found.unread.append(
+            UnreadRest(
+                source=section.source,
+                max_bytes=section.max_bytes,
+                num_files=len(files),
+                num_files_unread=num_unread,
+            )
+        )
     if left == section.max_bytes and found.num_problems == num_problems:
         found.add_problem(section.source, no_text(section, len(files)))
 
 
 def _counted(documents: Iterator[Piece | Broken], left: int, count: CountBytes | None) -> Iterator[Piece | Broken]:
-    """Yield documents until `left` bytes of good ones are there, which `count` takes."""
+    """Yield documents until more than `left` bytes of good ones are there, which `count` takes."""
     for one in documents:
         yield one
         if isinstance(one, Piece):
             left -= len(one.utf8)
             if count is not None:
                 count(len(one.utf8))
-            if left <= 0:
+            if left < 0:
                 return
 
 

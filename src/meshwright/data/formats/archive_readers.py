@@ -43,7 +43,7 @@ def read_tar(name: str, stream: BinaryIO, form: DocumentForm) -> Iterator[Piece 
             elif member.size > _MAX_JSON_BYTES:
                 yield Broken(f"{where} has {member.size} bytes of JSON, more than {_MAX_JSON_BYTES}: leave it out")
             else:
-                yield json_document(content.read(), where, form)
+                yield json_document(content.read(), where, form, "member")
     if not watched.has_end():
         raise tarfile.ReadError("it has no end-of-archive block")
     if not num_documents:

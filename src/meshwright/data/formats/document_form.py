@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from meshwright.data.formats.readers import Broken, Piece
 from meshwright.spec.job.sections import DataSection
@@ -76,18 +76,17 @@ def json_kind(value: object) -> str:
     return next((name for name, kind in kinds.items() if isinstance(value, kind)), "number")
 
 
-def json_document(data: bytes, where: str, form: DocumentForm) -> Piece | Broken:
-    """Return the document in one JSON object."""
+_RULES = {"line": "each line of a JSONL file is one", "member": "each .json member of an archive is one"}
+
+
+def json_document(data: bytes, where: str, form: DocumentForm, unit: Literal["line", "member"]) -> Piece | Broken:
+    """Return the document in one JSON object, which is a line of a file or a member of an archive."""
     try:
         record = json.loads(data)
     except (ValueError, RecursionError) as error:
         return Broken(
-            f"{where} is no JSON ({error}): each line of a JSONL file is one JSON object; "
-            "fix or remove the line, or change data.source"
+            f"{where} is no JSON ({error}): {_RULES[unit]} JSON object; fix or remove the {unit}, or change data.source"
         )
     if not isinstance(record, dict):
-        return Broken(
-            f"{where} is a JSON {json_kind(record)}, not an object: each line of a JSONL file is one object with "
-            f"{form.what}"
-        )
+        return Broken(f"{where} is a JSON {json_kind(record)}, not an object: {_RULES[unit]} object with {form.what}")
     return form.document(record, where)

@@ -9,9 +9,10 @@ import json
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,18 +47,57 @@ class _Column:
 
 def mds_shards(folder: Path) -> list[Path]:
     """Return the shards of an MDS folder in order; raises DataError for what is no index, or one of another format."""
+    index = folder / INDEX
     try:
-        shards = json.loads((folder / INDEX).read_text(encoding="utf-8"))["shards"]
-        for shard in shards:
-            given = (shard["format"], shard["version"], shard["compression"])
-            if given != ("mds", _VERSION, None):
-                raise DataError(
-                    f"{folder / INDEX} lists shards of format, version and compression {given}: only uncompressed MDS "
-                    f"of version {_VERSION} is read; write them so with MDSWriter(compression=None)"
-                )
-        return [folder / shard["raw_data"]["basename"] for shard in shards]
+        found = _listed(index, index.stat().st_mtime_ns)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{folder / INDEX} is no index of MDS shards ({error!r}): replace it, or remove it") from error
+        raise DataError(f"{index} is no index of MDS shards ({error!r}): replace it, or remove it") from error
+    for name in found:
+        if name in ("", "..") or Path(name).name != name:
+            raise DataError(f"{index} lists a shard {name!r}, which is no file's name in its folder: replace it")
+    return [folder / name for name in found]
+
+
+class _Listed(NamedTuple):
+    """What index.json says of a shard."""
+
+    num_rows: int
+    num_bytes: int
+
+
+@lru_cache(maxsize=8)
+def _listed(index: Path, modified_ns: int) -> dict[str, _Listed]:
+    """Return the shards of an index by name; raises what reading another file than one does."""
+    found = {}
+    for shard in json.loads(index.read_text(encoding="utf-8"))["shards"]:
+        given = (shard["format"], shard["version"], shard["compression"])
+        if given != ("mds", _VERSION, None):
+            raise DataError(
+                f"{index} lists shards of format, version and compression {given}: only uncompressed MDS "
+                f"of version {_VERSION} is read; write them so with MDSWriter(compression=None)"
+            )
+        raw = shard["raw_data"]
+        found[str(raw["basename"])] = _Listed(int(shard["samples"]), int(raw["bytes"]))
+    return found
+
+
+def _difference(shard: Path, offsets: _Array) -> str | None:
+    """Return how a shard differs from what the index in its folder says of it; None if it does not, or is in none.
+
+    A truncated shard is left to who reads it.
+    """
+    index = shard.parent / INDEX
+    if not index.is_file():
+        return None
+    mds_shards(shard.parent)
+    listed = _listed(index, index.stat().st_mtime_ns).get(shard.name)
+    held = _Listed(len(offsets) - 1, shard.stat().st_size)
+    if listed is None or listed == held or held.num_bytes < offsets[-1]:
+        return None
+    return (
+        f"{shard} has {held.num_rows} rows in {held.num_bytes} bytes, and {INDEX} lists {listed.num_rows} in "
+        f"{listed.num_bytes}: one of them is of another corpus; replace it"
+    )
 
 
 def holds_tokens(folder: Path, text_key: str) -> bool:
@@ -84,6 +124,8 @@ def read_mds_text(file: SourceFile, form: DocumentForm) -> Iterator[Piece | Brok
         if not form.takes_text:
             yield Broken(f"{file}: rows of MDS are read as text only: write JSONL or Parquet that holds {form.what}")
             return
+        if isinstance(file, Path) and (difference := _difference(file, offsets)) is not None:
+            yield Broken(difference)
         if (missing := form.missing([*columns], f"{file}")) is not None:
             yield missing
             return
@@ -162,6 +204,8 @@ class _TokenShard:
             raise DataError(f"{path} is no MDS shard with a column {text_key!r} ({error!r}): replace it") from error
         if len(self._raw) < offsets[-1]:
             raise DataError(f"{path} is truncated: it has {len(self._raw)} bytes of {offsets[-1]}: replace it")
+        if (difference := _difference(path, offsets)) is not None:
+            raise DataError(difference)
         try:
             begins, sizes = _places(self._raw, offsets[:-1].astype(np.int64), column)
             if (begins + sizes > offsets[1:]).any():

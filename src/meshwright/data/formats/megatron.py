@@ -41,10 +41,11 @@ def megatron_files(source: Path) -> tuple[Path, Path] | None:
     prefix = source.with_suffix("") if is_named else source
     files = (prefix.with_name(f"{prefix.name}.bin"), prefix.with_name(f"{prefix.name}.idx"))
     missing = [file for file in files if not file.is_file()]
-    if is_named and source.exists() and missing:
+    is_half = len(missing) == 1 and (is_named or not source.exists())
+    if is_half or (is_named and source.exists() and missing):
         raise DataError(
-            f"data.source = {str(source)!r} is one of the two files of Megatron's format, and {missing[0]} is missing: "
-            "put it there, or name a text with another suffix"
+            f"data.source = {str(source)!r} names Megatron's format, which is two files, PREFIX.bin and "
+            f"PREFIX.idx, and {missing[0]} is missing: put it there, or name a text with another suffix"
         )
     return None if missing or (source.exists() and not is_named) else files
 

@@ -99,7 +99,7 @@ def _documents(file: SourceFile, form: DocumentForm) -> Iterator[Piece | Broken]
         elif content.endswith(_JSONL) or name.endswith(_JSON_LINES):
             for number, line in enumerate(stream, start=1):
                 if line.strip():
-                    yield json_document(line, f"{file}:{number}", form)
+                    yield json_document(line, f"{file}:{number}", form, "line")
         else:
             yield from read_text(f"{file}", stream)
 

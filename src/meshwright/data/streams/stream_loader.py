@@ -47,6 +47,12 @@ class StreamLoader(Loader):
         self._next = self._used["num_samples"] // self._share.global_batch_size
         # In the thread, after what it reads now.
         self._thread.submit(lambda: stream.restore(self._used)).result()
+        if self._used["num_samples"] and not stream.is_stateful:
+            # A run resumes before its log begins.
+            num_samples = f"{self._used['num_samples']:,}"
+            self._dataset.notes = [
+                f"the first {num_samples} samples of data.source were read again: it has no state_dict()"
+            ]
 
     def set_share(self, share: Share) -> None:
         """Take other slots of every global batch from the next request on."""

@@ -137,6 +137,10 @@ def verification_page(found: DataVerification) -> Iterator[RenderableType]:
         empty = f", {found.num_empty_files} of them empty" if found.num_empty_files else ""
         documents = f"{counted(found.num_documents, 'good document')}, {format_bytes(found.num_bytes)}"
         yield f"- {counted(found.num_files, 'file')}{empty}: {documents} in {format_duration(found.duration_s)}"
+    for rest in found.unread:
+        unread = f"{rest.num_files_unread} of {counted(rest.num_files, 'file')}"
+        what = unread if rest.num_files_unread else "the rest of the last file"
+        yield Text(f"- {rest.source}: stopped at data.max_bytes = {rest.max_bytes}: {what} not read", "yellow")
     for cache in found.caches:
         yield f"- token cache: {cache}"
     if found.num_samples:

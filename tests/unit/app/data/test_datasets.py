@@ -174,6 +174,13 @@ def test_valid_data_is_said_to_be(job: Path, capsys: pytest.CaptureFixture[str])
     assert "7 samples read twice" in printed
 
 
+def test_what_is_beyond_max_bytes_is_said_not_to_be_read(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["data", "verify", str(job), "data.max_bytes=400"]) == 0
+    assert "- texts: stopped at data.max_bytes = 400: 1 of 3 files not read\n" in capsys.readouterr().out
+    assert mw.datasets.verify(job, "data.max_bytes=400").to_dict()["unread"][0]["num_files_unread"] == 1
+    assert mw.datasets.verify(job).unread == []
+
+
 def test_all_corrupt_records_and_exit_code(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "texts" / "a.jsonl").write_text('{"text": "good"}\n{"text": 1}\n{"txt": ""}\n')
     (tmp_path / "texts" / "z.txt").write_bytes(b"\xff")

@@ -42,7 +42,7 @@ def test_each_kind_of_file(tmp_path: Path) -> None:
     reasons = {Path(one.where).name: one.reason for one in found.problems}
     assert set(reasons) == {"latin.txt", "binary.txt", "link.txt"}
     assert "byte 3 (b'\\xe9') starts no character" in reasons["latin.txt"]
-    assert "does not exist" in reasons["link.txt"]
+    assert "is no regular file but a link" in reasons["link.txt"]
     assert (found.num_files, found.num_empty_files, found.num_documents) == (6, 2, 1)
 
 
@@ -69,6 +69,11 @@ def test_no_more_than_max_bytes_are_read(tmp_path: Path) -> None:
     (tmp_path / "d.txt").write_bytes(b"\xff")
     found = checked(DataSection(source=str(tmp_path), max_bytes=9))
     assert (found.num_files, found.num_problems) == (3, 0)
+    (rest,) = found.unread
+    assert (rest.source, rest.max_bytes, rest.num_files, rest.num_files_unread) == (str(tmp_path), 9, 4, 1)
+    (tmp_path / "d.txt").write_text("text")
+    rests = [checked(DataSection(source=str(tmp_path), max_bytes=most)).unread for most in (8, 15, 16, 17)]
+    assert [[one.num_files_unread for one in rest] for rest in rests] == [[2], [0], [], []]
 
 
 def test_what_is_kept_of_many_problems_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

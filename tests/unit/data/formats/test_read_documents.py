@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshwright.data.cache.content import content_of
+from meshwright.data.data_problems import problems
 from meshwright.data.sources import list_files, pieces
 from meshwright.errors import DataError, DataUnavailable
 from meshwright.spec.job.sections import DataSection
@@ -125,6 +127,19 @@ def test_a_tar_has_members_of_an_extension_or_a_field_of_json(tmp_path: Path) ->
         documents(path, text_key=".text")
 
 
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"{", "no JSON .*: each .json member of an archive .* remove the member"),
+        (b"[]", "a JSON array, .* each .json member"),
+    ],
+)
+def test_a_member_that_is_no_json_is_told_of_members(tmp_path: Path, content: bytes, problem: str) -> None:
+    path = write_tar(tmp_path / "a.tar", {"1.json": content})
+    with pytest.raises(DataError, match=f"member 1.json is {problem}"):
+        documents(path)
+
+
 @pytest.mark.parametrize("num_bytes", [512 * 5, 512 * 5 + 100, 512 * 4 + 20, 512 * 6])
 def test_a_truncated_tar_is_named_wherever_it_ends(tmp_path: Path, num_bytes: int) -> None:
     path = write_tar(tmp_path / "a.tar", {f"{n}.txt": b"x" * 600 for n in range(2)})
@@ -177,6 +192,35 @@ def test_rows_of_mds_are_documents(tmp_path: Path) -> None:
     shard.write_bytes(shard.read_bytes()[:-10])
     with pytest.raises(DataError, match=r"shard.00001.mds is truncated or damaged \(it ends in row 1600 of 1600\)"):
         documents(folder)
+
+
+def changed_index(folder: Path, **changes: Any) -> Path:
+    index = json.loads((folder / "index.json").read_text())
+    shard = index["shards"][-1]
+    shard.update((key, value) for key, value in changes.items() if key in shard)
+    shard["raw_data"].update((key, value) for key, value in changes.items() if key not in shard)
+    (folder / "index.json").write_text(json.dumps(index))
+    return folder
+
+
+@pytest.mark.parametrize("changes", [{"samples": 10**9}, {"bytes": 7}])
+@pytest.mark.parametrize("encoding", ["str", "ndarray:int32"])
+def test_shards_must_be_what_the_index_of_mds_lists(tmp_path: Path, changes: dict[str, Any], encoding: str) -> None:
+    value: Any = "a" if encoding == "str" else np.arange(3, dtype=np.int32)
+    folder = write_mds(tmp_path / "mds", {"text": encoding}, 2 * [3 * [{"text": value}]])
+    section = DataSection(source=str(folder), cache_dir=str(tmp_path / "cache"))
+    assert not problems(section, 2, 300)
+    changed_index(folder, **changes)
+    (problem,) = problems(section, 2, 300)
+    assert "shard.00001.mds has 3 rows in" in problem
+    assert f"lists {changes.get('samples', 3)} in" in problem
+
+
+@pytest.mark.parametrize("name", ["../secret.mds", "/etc/passwd", "..", ""])
+def test_an_index_of_mds_names_no_file_elsewhere(tmp_path: Path, name: str) -> None:
+    folder = changed_index(write_mds(tmp_path / "mds", {"text": "str"}, [[{"text": "a"}]]), basename=name)
+    (problem,) = problems(DataSection(source=str(folder)), 2, 300)
+    assert f"lists a shard {name!r}, which is no file's name in its folder" in problem
 
 
 def test_compressed_mds_is_refused(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from meshwright.data.data_problems import problems
 from meshwright.data.dataset import build_dataset
 from meshwright.data.formats.mds import MdsTokens
+from meshwright.data.formats.stored_tokens import token_files
 from meshwright.data.order import check_resumable
 from meshwright.errors import DataError
 from meshwright.spec.job.sections import DataSection
@@ -138,3 +139,12 @@ def test_tokens_that_change_between_runs_are_refused(tmp_path: Path) -> None:
     write_megatron(tmp_path / "a", DOCUMENTS[:-1])
     with pytest.raises(DataError, match="num_tokens was 840 and is now 819"):
         check_resumable(saved, {"data": build_dataset(data, 10).fingerprint})
+
+
+@pytest.mark.parametrize("name", ["a", "a.bin", "a.idx"])
+@pytest.mark.parametrize("missing", ["bin", "idx"])
+def test_the_missing_one_of_megatrons_two_files_is_named(tmp_path: Path, name: str, missing: str) -> None:
+    write_megatron(tmp_path / "a", [[1, 2, 3]])
+    (tmp_path / f"a.{missing}").unlink()
+    with pytest.raises(DataError, match=rf"two files, PREFIX.bin and PREFIX.idx, and .*a.{missing} is missing"):
+        token_files(DataSection(source=str(tmp_path / name)))
