@@ -39,8 +39,8 @@ def write_corpus(path: Path, num_copies: int) -> int:
     num_bytes = 0
     with path.open("w", encoding="utf-8") as file:
         for copy in range(num_copies):
-            for source in list_files(DataSection()):
-                text = f"# copy {copy}\n{source.read_text(encoding='utf-8')}"
+            for module in _modules():
+                text = f"# copy {copy}\n{module}"
                 num_bytes += len(text.encode())
                 file.write(json.dumps({"text": text}) + "\n")
     return num_bytes
@@ -57,8 +57,15 @@ def train_tokenizer(path: Path) -> None:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator((file.read_text(encoding="utf-8") for file in list_files(DataSection())), trainer)
+    tokenizer.train_from_iterator(_modules(), trainer)
     tokenizer.save(str(path))
+
+
+def _modules() -> Iterator[str]:
+    """Yield the text of each module of the standard library."""
+    for file in list_files(DataSection()):
+        assert isinstance(file, Path)
+        yield file.read_text(encoding="utf-8")
 
 
 def encode_only(folder: Path) -> None:
