@@ -108,6 +108,7 @@ def test_what_lies_below_the_adapted_layers_trains_nothing(tmp_path: Path) -> No
     require_equal(tmp_path, [(upper, layout) for layout in layouts], model={"source": "llama-1m", "options": SMALL})
 
 
+@pytest.mark.long
 def test_adapters_of_mixtures_train_as_on_one_process(tmp_path: Path) -> None:
     """Experts and routers stay as they are, and so do the biases that balance them."""
     layouts: list[dict[str, Any]] = [
