@@ -101,7 +101,7 @@ def restless(length: int = 30) -> Iterator[Pair]:
 
 
 class Once:
-    """Gives its samples a single time, whoever reads them."""
+    """Gives its samples a single time, to its first reader."""
 
     _left = iter(range(10))
 

@@ -74,7 +74,7 @@ def test_a_loader_of_torchdata_is_saved_and_restored_mid_epoch(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(EXAMPLES), *sys.path]))
     monkeypatch.setattr(sys, "path", [str(EXAMPLES), *sys.path])
     words = ["train.steps=10", "checkpoint.interval=20", f"data.source=torchdata_streams:{source}", "run.device=cpu"]
-    # An epoch is 5 batches: the run stops in the second, and goes on in the third.
+    # An epoch is 5 batches: the run stops in the second, and continues to the third.
     words += ["data.options.num_samples=40", "data.options.seq_len=32", "train.seq_len=32", "train.global_batch_size=8"]
     words += ["model.options.num_layers=1", "layout.microbatch_size=2"]
     job = load_job(EXAMPLES / "torchdata_streams.toml", words).job.to_dict()

@@ -211,7 +211,7 @@ def test_a_full_disk_keeps_what_is_finished(section: DataSection) -> None:
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
 def test_no_space_is_said_at_any_write(section: DataSection, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    """Also when the parts are joined; a second call, with room, goes on from there."""
+    """Also when the parts are joined; a second call, with room, continues there."""
 
     def write(file: BinaryIO, key: str, *rest: Any) -> int:
         num_tokens = write_tokens(file, key, *rest)

@@ -36,7 +36,7 @@ def prepared(section: DataSection, folder: Path, tokenizer: Tokenizer | None = N
 
 
 def written_tokenizer(folder: Path) -> str:
-    """Return the path of a tokenizer.json whose end of text is named beside it."""
+    """Return the path of a tokenizer.json whose end of text is named in a file next to it."""
     (folder / "tokenizer").mkdir()
     (folder / "tokenizer" / "tokenizer.json").write_text(ByteTokenizer().to_tokenizer_json())
     (folder / "tokenizer" / "tokenizer_config.json").write_text('{"eos_token": "a"}')
@@ -48,7 +48,7 @@ def test_samples_and_identity_are_those_of_the_text(section: DataSection, tmp_pa
     for index in range(text.num_training_samples):
         for mine, other in zip(text.sample(index), stored.sample(index), strict=True):
             assert mine.tolist() == other.tolist()
-    # A run goes on with the other one.
+    # A run continues with the other one.
     check_resumable({"data": text.fingerprint}, {"data": stored.fingerprint})
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [MANIFEST, "tokens.bin"]
 

@@ -41,7 +41,7 @@ def values(batches: list[Microbatch]) -> list[Any]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that nobody has waited for yet does not."""
+    """Whether a process runs; one that has ended and is still to be waited for does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
