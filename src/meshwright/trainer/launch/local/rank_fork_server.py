@@ -23,9 +23,6 @@ _SETTINGS = {
     # Threads that spin while they wait make a step several times slower as soon as anything else runs
     # (2 cores, two busy neighbours, 2026-11-20: median step 976 ms spinning, 480 ms passive).
     "OMP_WAIT_POLICY": "PASSIVE",
-    # Tensors of 2 MiB or more are aligned to huge pages, where the system gives them on request: a returning replica of
-    # 85 million parameters has 205,000 page faults until it is ready instead of 465,000 (torch 2.13.0, 2026-11-28).
-    "THP_MEM_ALLOC_ENABLE": "1",
 }
 """What libraries read when they are loaded, which a rank that is forked cannot change; the user's values win."""
 _BLOCKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
