@@ -27,7 +27,7 @@ def command() -> None:
 def _prepare(job_file: str, overrides: tuple[str, ...], shard: str | None, out: Path | None, as_json: bool) -> None:
     """Tokenise the data of the job in JOB_FILE into data.cache_dir, where training finds it.
 
-    A call that is killed loses the part in work only: the next one goes on. With --shard, processes or machines that
+    A call that is killed loses the part in work only: the next one continues. With --shard, processes or machines that
     share data.cache_dir each make some of the parts, and a last call without it joins them.
 
     What --out writes needs neither the text nor the tokenizers library: data.source=FOLDER data.tokenizer=FOLDER.

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -14,7 +14,6 @@ from torch import distributed as dist
 
 from meshwright.data.loader import Microbatch
 from meshwright.data.packing.pair_dataset import NO_PAIR
-from meshwright.errors import ConfigError, NonFiniteError, UnsupportedError
 from meshwright.fault_tolerance.corruption.replica_copies import ReplicaCopies
 from meshwright.fault_tolerance.corruption.replica_guard import ReplicaGuard
 from meshwright.fault_tolerance.replicas.replica_group import ReplicaGroup
@@ -22,7 +21,6 @@ from meshwright.fault_tolerance.step_guard import Decision, StepGuard
 from meshwright.parallelism.context.context_parallel import sequence_indices
 from meshwright.parallelism.data.fully_sharded import reshard_model
 from meshwright.parallelism.data.materialize import share_buffers, statistics_of
-from meshwright.parallelism.exact_sums import GRADIENT_LIMIT_BITS, LOSS_LIMIT_BITS
 from meshwright.parallelism.float8.float8_gather import Float8Gathers
 from meshwright.parallelism.gradients import Gradients
 from meshwright.parallelism.loss import NextTokenLoss, RowLosses, counted_share
@@ -37,7 +35,17 @@ from meshwright.trainer.optimizer.optimizer import ModelOptimizer, learning_rate
 from meshwright.trainer.optimizer.update_in_backward import UpdateInBackward
 from meshwright.trainer.step.expert_load import ExpertLoad
 from meshwright.trainer.step.outer_sync import OuterSync
-from meshwright.units import first_of
+from meshwright.trainer.step.step_requirements import (
+    ADVICE,
+    EXACT_ADVICE,
+    SKIP_ADVICE,
+    SKIPPED,
+    UPDATED,
+    require_all_gradients,
+    require_finite,
+    require_unchanged,
+    wrong_losses_text,
+)
 
 
 @dataclass(frozen=True)
@@ -142,7 +150,7 @@ class TrainStep:
         if self.replicas is not None and not self.replicas.commits():
             self.optimizer.zero_grad()
             return StepResult(loss, grad_norm.item(), rate, decision="again")
-        outcome = _SKIPPED if self.in_backward is None else _UPDATED
+        outcome = SKIPPED if self.in_backward is None else UPDATED
         if self.job.guards.not_finite == "stop":
             require_finite(step, loss, grad_norm.item(), partial(self._advice, step, own_loss), outcome)
         decision = "take" if self.guard is None else self.guard.decide(step, loss, grad_norm.item())
@@ -232,7 +240,7 @@ class TrainStep:
         rows = RowLosses(self.pipeline.loss)
         self.model.train(False)
         self.float8_gathers.update_scales()
-        self.pipeline.evaluate([self._stage_input(0, microbatch, None) for microbatch in microbatches], rows)
+        self.pipeline.evaluate(self.evaluated_inputs(microbatches), rows)
         reshard_model(self.model)
         self.model.train()
         if rows.of_microbatches and self.meshes.rank("tp") == 0:
@@ -253,18 +261,18 @@ class TrainStep:
         count = torch.tensor(float(any(wrong)), device=self.meshes.device_type)
         dist.all_reduce(count)
         weights = self.job.model.initial_weights
-        advice = f"{self._wrong_losses(own_loss)}{_ADVICE}"
+        advice = f"{self._wrong_losses(own_loss)}{ADVICE}"
         if not self.job.optimizer.in_backward:
-            advice += _SKIP_ADVICE
+            advice += SKIP_ADVICE
         if not count and self.job.train.exact_elastic:
-            return f"{advice}{_EXACT_ADVICE}"
+            return f"{advice}{EXACT_ADVICE}"
         if not count or weights is None:
             return advice
         if step == 1:
             return f"model.initial_weights = {weights!r} holds NaN or infinity, so take other weights"
         return (
             "parameters held NaN or infinity before the step: if the start of the run warned that "
-            f"model.initial_weights = {weights!r} holds them, take other weights, otherwise {_ADVICE}"
+            f"model.initial_weights = {weights!r} holds them, take other weights, otherwise {ADVICE}"
         )
 
     def _wrong_losses(self, own_loss: Tensor) -> str:
@@ -354,56 +362,3 @@ def seed_everything(seed: int, step: int, first_slot: int) -> None:
         torch.cuda.manual_seed(mixed % 2**63)
     np.random.seed(mixed % 2**32)
     random.seed(mixed)
-
-
-_ADVICE = "lower optimizer.learning_rate, lengthen optimizer.warmup_steps, or look at the data of this step"
-
-
-_EXACT_ADVICE = (
-    f"; with train.exact_elastic a gradient of {2**GRADIENT_LIMIT_BITS} or more in one microbatch, or a loss of "
-    f"{2**LOSS_LIMIT_BITS}, counts as infinite: scale the loss down, or set it to false"
-)
-_SKIP_ADVICE = '; guards.not_finite = "skip" skips the updates of such steps'
-_SKIPPED = "so the optimizer step was skipped and the last checkpoint is unchanged"
-_UPDATED = "and backward updated parameters all the same (optimizer.in_backward): resume from the last checkpoint"
-
-
-def require_finite(
-    step: int, loss: float, grad_norm: float, advice: Callable[[], str] = lambda: _ADVICE, outcome: str = _SKIPPED
-) -> None:
-    """Raise NonFiniteError if the loss or the gradient norm is NaN or infinite.
-
-    Both are equal on every rank, so all ranks stop before the optimizer step, and `advice` may be a collective.
-    """
-    if math.isfinite(loss) and math.isfinite(grad_norm):
-        return
-    raise NonFiniteError(f"step {step}: loss = {loss}, gradient norm = {grad_norm}: not finite, {outcome}: {advice()}")
-
-
-def wrong_losses_text(ranks: Sequence[int], num_ranks: int) -> str:
-    """Return the ranks whose loss is not finite, with a colon; "" where it is not of some only."""
-    if not 0 < len(ranks) < num_ranks:
-        return ""
-    which = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {first_of([*map(str, ranks)])}"
-    return f"only the loss of {which} is not finite: "
-
-
-def require_unchanged(before: Mapping[str, Tensor], after: Mapping[str, Tensor], job: Job) -> None:
-    """Raise UnsupportedError for a buffer that forward changed, by the samples of one rank."""
-    if changed := [name for name, buffer in before.items() if not torch.equal(buffer, after[name])]:
-        key = "train.exact_elastic" if job.train.exact_elastic else "replicas.independent"
-        raise UnsupportedError(
-            f"the forward of model.source = {job.model.source!r} changes the buffer {first_of(changed)} by the samples "
-            f"of one rank, such as running statistics, so it depends on the number of ranks: set {key} to false, or "
-            "take a layer that keeps none, such as a layer norm"
-        )
-
-
-def require_all_gradients(named_parameters: Iterable[tuple[str, nn.Parameter]], source: str) -> None:
-    """Raise ConfigError that lists trainable parameters of model.source without a gradient after the first backward."""
-    missing = [name for name, parameter in named_parameters if parameter.requires_grad and parameter.grad is None]
-    if missing:
-        raise ConfigError(
-            f"no gradient after the first backward for {first_of(missing)}: every trainable parameter must contribute "
-            f"to the loss: use it in the forward of model.source = {source!r}, or set requires_grad = False on it there"
-        )
