@@ -36,6 +36,7 @@ def test_a_restored_stream_continues_as_one_that_never_stopped(name: str, length
 def test_a_state_is_loaded_and_nothing_is_read_again(caplog: pytest.LogCaptureFixture) -> None:
     first = stream("Counting")
     read(first, 35)
+    caplog.clear()
     with caplog.at_level(logging.INFO, logger="meshwright"):
         stream("Counting").restore(first.position())
         assert not caplog.messages
