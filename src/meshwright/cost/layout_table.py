@@ -161,7 +161,7 @@ class LayoutTable:
     @property
     def has_sparse_attention(self) -> Bools:
         """Return whether the attention backend skips scores that a mask hides."""
-        return np.isin(self.attention_backend, [ATTENTION_BACKENDS.index(name) for name in SPARSE_BACKENDS])
+        return np.array([name in SPARSE_BACKENDS for name in ATTENTION_BACKENDS])[self.attention_backend]
 
     def has_schedule(self, names: Collection[str]) -> Bools:
         """Return whether the schedule is one of `names`."""

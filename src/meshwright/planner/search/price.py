@@ -241,7 +241,7 @@ def join(parts: list[Priced]) -> Priced:
 
     headroom = np.concatenate([part.headroom_bytes for part in parts])
     layouts = concatenate([part.layouts for part in parts])
-    return Priced(layouts, joined("memory"), headroom, joined("step"), dict(first.known))
+    return Priced(layouts, joined("memory"), headroom, joined("step"), dict(first.known), dict(first.replay_inputs))
 
 
 def _take(table: Any, rows: Any) -> Any:
