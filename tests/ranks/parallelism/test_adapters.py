@@ -47,7 +47,7 @@ def record_all(jobs: list[dict[str, Any]]) -> list[Record]:
 def job_of(folder: Path, adapter: Mapping[str, Any], layout: Mapping[str, Any], **sections: Any) -> dict[str, Any]:
     common: dict[str, Any] = {
         "adapter": dict(adapter),
-        "train": {"steps": 3, "global_batch_size": 8},
+        "train": {"steps": 2, "global_batch_size": 8},
         "precision": {"compute": "float64"},
         # A large step: B is zero at first, and so are the gradients of A.
         "optimizer": {"warmup_steps": 0, "schedule": "constant", "learning_rate": 0.05, "eps": 1e-3},

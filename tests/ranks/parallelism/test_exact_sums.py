@@ -52,8 +52,8 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> list[FinishedRun]:
     [
         (2, {"dp_shard": 2}),
         (3, {"dp_replicate": 3}),
-        (4, {"dp_replicate": 2, "dp_shard": 2}),
-        (5, {"dp_shard": 5}),
+        pytest.param(4, {"dp_replicate": 2, "dp_shard": 2}, marks=pytest.mark.long),
+        pytest.param(5, {"dp_shard": 5}, marks=pytest.mark.long),
     ],
     ids=str,
 )

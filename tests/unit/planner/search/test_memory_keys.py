@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,6 +31,11 @@ SET_ALONE = ("pp", "tp", "microbatch_size", *MEMORY_KEYS)
 _AS_FAST = 1.01
 
 
+def quick(*names: str) -> list[Any]:
+    """Return the questions, all but `names` as long tests."""
+    return [pytest.param(name, marks=[] if name in names else [pytest.mark.long]) for name in QUESTIONS]
+
+
 @cache
 def pick(name: str) -> Candidate:
     return picked(QUESTIONS[name])
@@ -40,7 +46,7 @@ def picked(question: PlanRequest) -> Candidate:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", QUESTIONS)
+@pytest.mark.parametrize("name", quick("1b, all fits", "8b, one device", "8b, activations do not fit"))
 def test_a_memory_key_set_by_hand_gives_no_faster_plan(name: str) -> None:
     num_feasible = 0
     for key, value in ON.items():
@@ -54,7 +60,7 @@ def test_a_memory_key_set_by_hand_gives_no_faster_plan(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", QUESTIONS)
+@pytest.mark.parametrize("name", quick("1b, all fits", "8b, one device"))
 def test_setting_a_key_of_the_pick_gives_no_slower_plan(name: str) -> None:
     for key in SET_ALONE:
         value = getattr(pick(name).layout, key)

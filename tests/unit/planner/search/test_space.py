@@ -51,7 +51,7 @@ def test_no_layout_is_in_the_table_twice(question: PlanRequest) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data(), st.sampled_from(QUESTIONS))
 def test_a_valid_layout_of_the_menu_is_in_the_table(data: st.DataObject, question: PlanRequest) -> None:
     menu = menu_of(question)
