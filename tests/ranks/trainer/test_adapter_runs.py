@@ -70,7 +70,10 @@ def test_a_run_keeps_its_adapter(tmp_path: Path) -> None:
         train_on_ranks(other, tmp_path / "run", 1, resume=True)
 
 
-@pytest.mark.parametrize("base_dtype", ["compute", "bfloat16", "int8", "nf4"])
+@pytest.mark.parametrize(
+    "base_dtype",
+    ["compute", pytest.param("bfloat16", marks=pytest.mark.long), pytest.param("int8", marks=pytest.mark.long), "nf4"],
+)
 def test_generation_computes_what_training_did(tmp_path: Path, base_dtype: str) -> None:
     """A checkpoint holds the base in its bits; it is read as a plain model with the adapter added to its weights."""
     adapter = {**DORA, "base_dtype": base_dtype}

@@ -37,7 +37,7 @@ def scores(folder: Path) -> np.ndarray:
     return found
 
 
-@pytest.mark.parametrize("adapter", [{}, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("adapter", [pytest.param({}, marks=pytest.mark.long), LORA], ids=["full", "lora"])
 def test_a_run_that_was_stopped_ends_with_the_same_bits(adapter: dict[str, Any], tmp_path: Path) -> None:
     whole = pair_job(tmp_path, **adapter)
     finished = train_on_ranks(whole, tmp_path / "whole", 2)
@@ -69,7 +69,11 @@ def test_other_ranks_take_the_reference_of_the_start(tmp_path: Path) -> None:
     assert resumed.rows[-1]["rewards/margin"] == pytest.approx(alone.rows[-1]["rewards/margin"], rel=1e-3)
 
 
-@pytest.mark.parametrize("layout", [{"pp": 2, "dp_shard": 1}, {"tp": 2, "dp_shard": 1}], ids=["pp", "tp"])
+@pytest.mark.parametrize(
+    "layout",
+    [{"pp": 2, "dp_shard": 1}, pytest.param({"tp": 2, "dp_shard": 1}, marks=pytest.mark.long)],
+    ids=["pp", "tp"],
+)
 def test_an_adapter_learns_which_answers_are_preferred(layout: dict[str, Any], tmp_path: Path) -> None:
     job = pair_job(tmp_path, train={"steps": 20}, optimizer={"learning_rate": 3e-2}, layout=layout, **LORA)
     job["checkpoint"]["interval"] = 20
