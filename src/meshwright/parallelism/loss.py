@@ -20,17 +20,20 @@ from meshwright.parallelism.compile_blocks import prepare_compile
 from meshwright.parallelism.compiled_loss import fused_cross_entropy_, fused_losses
 from meshwright.parallelism.head import SeparateHead, separate_head
 from meshwright.parallelism.mesh import Meshes
+from meshwright.parallelism.token_accuracy import TokenAccuracy
 from meshwright.spec.layout.layout import Layout
 
 _Losses: TypeAlias = Callable[[Tensor, Tensor, dist.ProcessGroup], Tensor]
 
 
-def make_loss(model: nn.Module, meshes: Meshes, last_stage: nn.Module | None = None) -> Loss:
+def make_loss(
+    model: nn.Module, meshes: Meshes, last_stage: nn.Module | None = None, accuracy: TokenAccuracy | None = None
+) -> Loss:
     """Return loss(output, targets) of this rank: equal on all tp ranks; the mean over cp ranks is the loss.
 
-    A model's own loss gets all-gathered logits, of this rank's shard of the sequence. With layout.loss_chunks the loss
-    takes over the head of `last_stage`, the stage that computes it, None if another rank has that. Raises
-    UnsupportedError for layout.compile_loss with a loss of the model's own.
+    The next-token loss also counts into `accuracy`. A model's own loss gets all-gathered logits, of this rank's shard
+    of the sequence. With layout.loss_chunks the loss takes over the head of `last_stage`, the stage that computes it,
+    None if another rank has that. Raises UnsupportedError for layout.compile_loss with a loss of the model's own.
     """
     loss, layout = loss_of(model), meshes.layout
     if layout.compile_loss and loss is not next_token_loss:
@@ -42,10 +45,11 @@ def make_loss(model: nn.Module, meshes: Meshes, last_stage: nn.Module | None = N
     if layout.loss_chunks > 1 and last_stage is not None:
         head = separate_head(last_stage, layout.loss_chunks)
         of_chunk = cross_entropy_ if compile_ is None else compile_(fused_cross_entropy_)
+        of_chunk = of_chunk if accuracy is None else accuracy.counting(of_chunk)
         chunking = Chunking(layout.loss_chunks, meshes.group("tp"), layout.may_split_backward, of_chunk)
-        return ChunkedNextTokenLoss(head, chunking)
+        return ChunkedNextTokenLoss(head, chunking, accuracy)
     if loss is next_token_loss:
-        return NextTokenLoss(meshes.group("tp"), None if compile_ is None else compile_(fused_losses))
+        return NextTokenLoss(meshes.group("tp"), None if compile_ is None else compile_(fused_losses), accuracy)
     return loss if layout.tp == 1 else _LossOfGatheredLogits(loss, meshes.group("tp"))
 
 
@@ -63,9 +67,23 @@ class NextTokenLoss:
     others in its microbatch, which depends on the layout.
     """
 
-    def __init__(self, tp_group: dist.ProcessGroup, compiled: _Losses | None = None) -> None:
-        """Compute the losses by `compiled`, where it is given."""
-        self._tp_group, self._compiled = tp_group, compiled
+    def __init__(
+        self, tp_group: dist.ProcessGroup, compiled: _Losses | None = None, accuracy: TokenAccuracy | None = None
+    ) -> None:
+        """Compute the losses by `compiled`, where it is given, and count right targets where `accuracy` is."""
+        self._tp_group, self._compiled, self._accuracy = tp_group, compiled, accuracy
+
+    def begin(self) -> None:
+        """Forget what `metrics` are of, before a step or a validation."""
+        if self._accuracy is not None:
+            self._accuracy.begin()
+
+    def metrics(self, sum_outside: Callable[[Tensor], object] | None = None) -> dict[str, float]:
+        """Return what was counted since `begin`, over all ranks and those that `sum_outside` adds; a collective.
+
+        Of targets: `token_accuracy`; empty where they are not counted.
+        """
+        return {} if self._accuracy is None else {"token_accuracy": self._accuracy.share(sum_outside)}
 
     def __call__(self, output_BSV: Tensor, targets_BS: Tensor) -> Tensor:
         """Return the loss of this rank's shard of the sequence."""
@@ -73,6 +91,8 @@ class NextTokenLoss:
             total = next_token_loss(output_BSV, targets_BS, reduction="sum")
         else:
             total = self.of_tokens(output_BSV, targets_BS).sum()
+        if self._accuracy is not None:
+            self._accuracy.count(output_BSV.flatten(0, -2), targets_BS.flatten())
         return total / targets_BS.numel()
 
     def of_tokens(self, output_BSV: Tensor, targets_BS: Tensor) -> Tensor:
@@ -90,8 +110,9 @@ class NextTokenLoss:
 class ChunkedNextTokenLoss(NextTokenLoss):
     """The same loss of logits that it computes itself, in chunks of tokens, from the input of the head."""
 
-    def __init__(self, head: SeparateHead, chunking: Chunking) -> None:
-        super().__init__(chunking.tp_group)
+    def __init__(self, head: SeparateHead, chunking: Chunking, accuracy: TokenAccuracy | None = None) -> None:
+        """`accuracy` counts in the cross_entropy of `chunking`."""
+        super().__init__(chunking.tp_group, accuracy=accuracy)
         self._head, self._chunking = head, chunking
 
     def __call__(self, output: Tensor, targets_BS: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ Shapes: B rows, S positions of this rank's shard of a sequence, P pairs of a row
 vocabulary.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,11 +67,11 @@ class PreferenceLoss(NextTokenLoss):
         super().__init__(meshes.group("tp"))
         self.scores = AnswerScores(token_loss, meshes.group("cp"))
         self._dpo = dpo
-        self.begin(torch.device(meshes.device_type))
+        self._totals = torch.zeros(4, dtype=torch.float64, device=meshes.device_type)
 
-    def begin(self, device: torch.device) -> None:
+    def begin(self) -> None:
         """Forget the rewards of earlier pairs."""
-        self._totals = torch.zeros(4, dtype=torch.float64, device=device)
+        self._totals.zero_()
 
     def __call__(self, output_BSV: Tensor, targets_BS: Tensor, pairs: Pairs | None = None) -> Tensor:
         """Return the loss of this rank's microbatch; the same on all tp and cp ranks."""
@@ -88,12 +88,15 @@ class PreferenceLoss(NextTokenLoss):
         is_right_BP = (margins_BP > 0) & is_pair_BP
         self._totals += torch.stack((chosen, rejected, is_right_BP.sum().double(), is_pair_BP.sum().double()))
 
-    def rewards(self) -> dict[str, float]:
+    def metrics(self, sum_outside: Callable[[Tensor], object] | None = None) -> dict[str, float]:
         """Return the mean rewards of the pairs since `begin`, their margin, and the share that is ranked right.
 
-        A collective of all ranks. Each pair is counted by as many ranks as any other, so that means are of pairs.
+        A collective of all ranks, and of those that `sum_outside` adds in place. Each pair is counted by as many ranks
+        as any other, so that means are of pairs.
         """
         totals = self._totals.clone()
+        if sum_outside is not None:
+            sum_outside(totals)
         dist.all_reduce(totals)
         chosen, rejected, num_right, num_pairs = totals.tolist()
         means = {"chosen": chosen, "rejected": rejected, "margin": chosen - rejected, "accuracy": num_right}

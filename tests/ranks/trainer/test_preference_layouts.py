@@ -68,7 +68,7 @@ class Measured:
         training.step.observe_gradients = self._keep
         result = training.step(1, training.loader.microbatches(0))
         training.loader.close()
-        self.loss, self.rewards, self.grad_norm = result.loss, result.rewards, result.grad_norm
+        self.loss, self.rewards, self.grad_norm = result.loss, result.loss_metrics, result.grad_norm
 
     def _keep(self, model: torch.nn.Module) -> None:
         for name, parameter in canonical_parameters(model):

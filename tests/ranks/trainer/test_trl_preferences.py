@@ -92,7 +92,7 @@ def ours(job: dict[str, Any], reference: dict[str, Any]) -> tuple[float, dict[st
     training.step.observe_gradients = keep
     result = training.step(1, training.loader.microbatches(0))
     training.loader.close()
-    return result.loss, result.rewards, gradients
+    return result.loss, result.loss_metrics, gradients
 
 
 def theirs(folder: Path, model: Any, ref_model: Any, batch_size: int) -> tuple[dict[str, float], dict[str, np.ndarray]]:

@@ -216,7 +216,7 @@ def take_step(
             summed_bytes=None if training.replicas is None else training.summed_bytes - summed_bytes,
             decision=result.decision,
             experts=result.experts,
-            rewards=result.rewards,
+            loss_metrics=result.loss_metrics,
             sources=source_columns(training, position + 1),
         )
     )
@@ -274,9 +274,9 @@ def validate(training: Training, step: int, recorder: RunRecorder | None) -> flo
     num_batches = min(training.job.train.validation_batches, training.loader.num_validation_batches)
     started_s = time.perf_counter()
     loss = training.step.validate([training.loader.validation_microbatches(index) for index in range(num_batches)])
-    rewards = training.step.rewards()
+    loss_metrics = training.step.loss_metrics()
     if recorder is not None:
-        recorder.validation(step, loss, rewards)
+        recorder.validation(step, loss, loss_metrics)
         recorder.event("validation", step, time.perf_counter() - started_s)
     return loss
 

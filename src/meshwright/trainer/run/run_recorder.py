@@ -56,15 +56,15 @@ class StepMetrics:
     a step that was taken."""
     experts: dict[str, float] = field(default_factory=dict)
     """Further columns of the row, from ExpertLoad; empty without experts."""
-    rewards: dict[str, float] = field(default_factory=dict)
-    """Further columns of the row: rewards of the pairs of the step, with train.task = "dpo"."""
+    loss_metrics: dict[str, float] = field(default_factory=dict)
+    """Further columns of the row: token accuracy with train.task = "sft", rewards of the step's pairs with "dpo"."""
     sources: dict[str, float] = field(default_factory=dict)
     """Further columns of the row: what the run has read of each source of a mixture up to and with the step."""
 
     def row(self) -> dict[str, Any]:
         """Return the row as plain values; None for an unknown MFU and for data without tokens."""
         row = asdict(self)
-        further = [row.pop(name) for name in ("experts", "rewards", "sources")]
+        further = [row.pop(name) for name in ("experts", "loss_metrics", "sources")]
         if self.summed_bytes is None:
             del row["summed_bytes"]
         if self.decision == "take":
@@ -83,7 +83,7 @@ class StepMetrics:
         parts = {
             "step": f"step {self.step}/{num_steps}",
             "loss": f"loss {self.loss:.4f}",
-            "rewards": rewards_text(self.rewards),
+            "loss_metrics": loss_metrics_text(self.loss_metrics),
             "gnorm": f"gnorm {self.grad_norm:.3f}",
             "lr": f"lr {self.learning_rate:.1e}",
             "skew": f"skew {self.experts['router_skew']:.2f}" if self.experts else "",
@@ -102,11 +102,11 @@ class StepMetrics:
         return line
 
 
-def rewards_text(rewards: dict[str, float]) -> str:
-    """Return accuracy and margin of pairs for a log line; "" without any."""
-    if not rewards:
-        return ""
-    return f"accuracy {rewards['rewards/accuracy']:.2f}  margin {rewards['rewards/margin']:.3f}"
+def loss_metrics_text(metrics: dict[str, float]) -> str:
+    """Return the accuracy of tokens, or accuracy and margin of pairs, for a log line; "" without any."""
+    if "token_accuracy" in metrics:
+        return f"accuracy {metrics['token_accuracy']:.3f}"
+    return f"accuracy {metrics['rewards/accuracy']:.2f}  margin {metrics['rewards/margin']:.3f}" if metrics else ""
 
 
 class ConsoleHandler(logging.Handler):
@@ -176,13 +176,13 @@ class RunRecorder:
             left_s = (num_steps - metrics.step) * statistics.median(self._step_ms[-_RECENT_STEPS:]) / 1e3
             logger.info("%s", metrics.line(num_steps, left_s))
 
-    def validation(self, step: int, loss: float, rewards: dict[str, float]) -> None:
-        """Record a validation loss, and the rewards of pairs."""
+    def validation(self, step: int, loss: float, loss_metrics: dict[str, float]) -> None:
+        """Record a validation loss, and what the loss counted besides."""
         self._losses["validation_loss"] = loss
-        columns = {f"validation_{name}": value for name, value in rewards.items()}
+        columns = {f"validation_{name}": value for name, value in loss_metrics.items()}
         for sink in self._sinks:
             sink.write(step, {"step": step, "validation_loss": loss, "attempt": self.attempt, **columns})
-        more = f"  {rewards_text(rewards)}" if rewards else ""
+        more = f"  {loss_metrics_text(loss_metrics)}" if loss_metrics else ""
         logger.info("step %d/%d | validation loss %.4f%s", step, self._job.train.steps, loss, more)
 
     def evaluation(self, step: int, accuracies: Mapping[str, Mean]) -> None:

@@ -33,6 +33,7 @@ from meshwright.parallelism.loss import NextTokenLoss, make_loss
 from meshwright.parallelism.mesh import Meshes, build_meshes
 from meshwright.parallelism.pipeline.pipeline import Pipeline
 from meshwright.parallelism.preference_loss import PreferenceLoss
+from meshwright.parallelism.token_accuracy import TokenAccuracy
 from meshwright.parallelism.torch_private.torch_compat import persistent_buffers
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import ModelSection
@@ -86,7 +87,8 @@ def build_pipeline(
     set_magnitudes(model, meshes)
     copy_adapter(model, adapter)
     share_tied(model, meshes)
-    compute_dtype, loss = TORCH_DTYPES[job.precision.compute], make_loss(whole, meshes, model.last)
+    accuracy = TokenAccuracy(meshes) if job.train.task == "sft" else None
+    compute_dtype, loss = TORCH_DTYPES[job.precision.compute], make_loss(whole, meshes, model.last, accuracy)
     if job.train.task == "dpo":
         loss = preference_loss(job, loss, meshes)
     return meshes, Pipeline(model, schedule, loss, meshes, compute_dtype), num_parameters

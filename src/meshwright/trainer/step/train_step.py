@@ -57,8 +57,8 @@ class StepResult:
     learning_rate: float
     experts: dict[str, float] = field(default_factory=dict)
     """Metrics of ExpertLoad; empty without experts."""
-    rewards: dict[str, float] = field(default_factory=dict)
-    """Metrics of PreferenceLoss; empty for other losses."""
+    loss_metrics: dict[str, float] = field(default_factory=dict)
+    """Metrics of NextTokenLoss and PreferenceLoss: token accuracy, rewards; empty where they count nothing."""
     decision: Decision = "take"
     """What [guards] made of it."""
 
@@ -146,7 +146,7 @@ class TrainStep:
         if self.replicas is not None:
             self.replicas.sum(total_loss)
         own_loss = total_loss.clone()
-        loss, rewards = self._mean_loss(total_loss, num_microbatches), self.rewards()
+        loss, loss_metrics = self._mean_loss(total_loss, num_microbatches), self.loss_metrics(self.replicas)
         if self.replicas is not None and not self.replicas.commits():
             self.optimizer.zero_grad()
             return StepResult(loss, grad_norm.item(), rate, decision="again")
@@ -166,7 +166,7 @@ class TrainStep:
             decision = "restore"
         # What a rank writes of a step is no part of it.
         self._observe("record")
-        return StepResult(loss, grad_norm.item(), rate, experts, rewards, decision)
+        return StepResult(loss, grad_norm.item(), rate, experts, loss_metrics, decision)
 
     def _replica_guard(self) -> ReplicaGuard:
         copies = ReplicaCopies(self.model, self.meshes, partial(optimizer_state, self.model, self.optimizer))
@@ -221,7 +221,7 @@ class TrainStep:
         """Return the mean loss over the targets of all `batches` of microbatches, without training; a collective."""
         self.model.eval()
         self.float8_gathers.update_scales()
-        self._forget_rewards()
+        self._begin_loss_metrics()
         scale = self._loss_scale([microbatch for batch in batches for microbatch in batch])
         totals = [self.pipeline.evaluate([self._stage_input(0, one, scale) for one in batch]) for batch in batches]
         # A checkpoint, which saves shards, may follow.
@@ -287,7 +287,7 @@ class TrainStep:
 
     def _stage_inputs(self, step: int, microbatches: Sequence[Microbatch]) -> list[StageInput]:
         """Return this rank's shard of the microbatches, on its device; a collective if targets may be ignored."""
-        self._forget_rewards()
+        self._begin_loss_metrics()
         scale = self._loss_scale(microbatches)
         return [self._stage_input(step, microbatch, scale) for microbatch in microbatches]
 
@@ -333,13 +333,14 @@ class TrainStep:
             reference_BP2[is_pair_BP] = self.reference[pairs_BP[is_pair_BP]]
         return Pairs(documents_BS, reference_BP2.to(device), is_pair_BP.to(device, non_blocking=True))
 
-    def rewards(self) -> dict[str, float]:
-        """Return the rewards of the last step or validation, empty for other losses than of pairs; a collective."""
-        return self.pipeline.loss.rewards() if isinstance(self.pipeline.loss, PreferenceLoss) else {}
+    def loss_metrics(self, replicas: ReplicaGroup | None = None) -> dict[str, float]:
+        """Return what the loss has counted in the last step or validation; a collective, with other `replicas` too."""
+        loss, sum_outside = self.pipeline.loss, None if replicas is None else replicas.sum
+        return loss.metrics(sum_outside) if isinstance(loss, NextTokenLoss) else {}
 
-    def _forget_rewards(self) -> None:
-        if isinstance(self.pipeline.loss, PreferenceLoss):
-            self.pipeline.loss.begin(torch.device(self.meshes.device_type))
+    def _begin_loss_metrics(self) -> None:
+        if isinstance(self.pipeline.loss, NextTokenLoss):
+            self.pipeline.loss.begin()
 
     @property
     def _takes_positions(self) -> bool:
