@@ -61,9 +61,10 @@ class TokenAccuracy:
 
 def _first_largest(logits_TV: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return the tokens_T with the largest logits over the vocabulary, whose equal shards `group` holds in order."""
-    if group.size() == 1:
-        return logits_TV.argmax(1)
+    # Not argmax, which takes four times as long for bfloat16 on a CPU (torch 2.13).
     largest_T, token_T = logits_TV.max(1)
+    if group.size() == 1:
+        return token_T
     token_T = token_T + group.rank() * logits_TV.shape[1]
     # Float64 holds both exactly.
     largest_RT, token_RT = all_gather_dim(torch.stack((largest_T.double(), token_T.double()))[None], 0, group).unbind(1)

@@ -146,7 +146,7 @@ class UnreadRest(Frozen):
 
 
 class DataVerification(Frozen):
-    """A job's data, all of which was read."""
+    """A job's data, as far as it was read: text up to data.max_bytes, of a class's samples some."""
 
     source: str
     num_files: int
@@ -165,9 +165,20 @@ class DataVerification(Frozen):
     """State of each token cache: intact, damaged or absent."""
     num_samples: int
     """Samples that were read twice, to compare them."""
+    num_all_samples: int = 0
+    """Samples that there are; 0 where none was read."""
     duration_s: float
 
     @property
     def is_valid(self) -> bool:
         """Return whether no problem was found."""
         return not self.num_problems
+
+    @property
+    def scope(self) -> str:
+        """Return which part of the data was read; "" for all of it."""
+        if self.unread:
+            return "up to data.max_bytes, the rest was not read"
+        # Samples of text are made of what was read.
+        is_part = not self.num_files and self.num_samples < self.num_all_samples
+        return f"in {self.num_samples} of {self.num_all_samples} samples, the rest was not read" if is_part else ""

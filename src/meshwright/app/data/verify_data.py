@@ -35,7 +35,7 @@ def verify(job: JobSource, *overrides: str, samples: Positive = 100) -> DataVeri
             total.add_problem(name, str(error))
         caches = [] if total.num_problems else _check_caches(found, total, show)
         is_ready = not total.num_problems and "absent" not in caches
-        num_samples = _compare_reads(found, samples, total, show) if is_ready else 0
+        num_samples, num_all_samples = _compare_reads(found, samples, total, show) if is_ready else (0, 0)
     return DataVerificationResult(
         source=name,
         num_files=total.num_files,
@@ -47,6 +47,7 @@ def verify(job: JobSource, *overrides: str, samples: Positive = 100) -> DataVeri
         problems=total.problems,
         caches=caches,
         num_samples=num_samples,
+        num_all_samples=num_all_samples,
         duration_s=time.perf_counter() - start_s,
     )
 
@@ -98,13 +99,13 @@ def _check_caches(job: Job, total: SourceCheck, show: Callable[[str], None]) -> 
     return states
 
 
-def _compare_reads(job: Job, most: int, total: SourceCheck, show: Callable[[str], None]) -> int:
-    """Return the number of samples that were read twice, having added those that fail or differ to the problems."""
+def _compare_reads(job: Job, most: int, total: SourceCheck, show: Callable[[str], None]) -> tuple[int, int]:
+    """Return how many samples were read twice, and of how many; adds those that fail or differ to the problems."""
     try:
         dataset = dataset_of(job)
     except MeshwrightError as error:
         total.add_problem(source_name(job.data), str(error))
-        return 0
+        return 0, 0
     num_samples = dataset.num_training_samples + dataset.num_validation_samples
     if not num_samples:
         raise UnsupportedError(
@@ -118,7 +119,7 @@ def _compare_reads(job: Job, most: int, total: SourceCheck, show: Callable[[str]
         problem = _difference(dataset, index)
         if problem is not None:
             total.add_problem(f"sample {index}", problem)
-    return count
+    return count, num_samples
 
 
 def _difference(dataset: Dataset, index: int) -> str | None:

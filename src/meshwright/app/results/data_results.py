@@ -61,7 +61,8 @@ class DataVerificationResult(Result, DataVerification):
     _page = verification_page
 
     def _summary(self) -> str:
-        return f"Verification of {self.source}: {counted(self.num_problems, 'problem')}"
+        found = f"{counted(self.num_problems, 'problem')} {self.scope}".rstrip()
+        return f"Verification of {self.source}: {found}"
 
     def _rows(self) -> list[dict[str, Any]]:
         return [one.to_dict() for one in self.problems]

@@ -132,7 +132,7 @@ def _segment_text(segment: TextSegment) -> Text:
 def verification_page(found: DataVerification) -> Iterator[RenderableType]:
     """Yield the parts of what `data verify` prints."""
     state = f"[bold red]{counted(found.num_problems, 'problem')}[/]" if found.num_problems else "[green]valid[/]"
-    yield f"[bold]{escape(found.source)}[/]: {state}"
+    yield f"[bold]{escape(found.source)}[/]: {state}{f' [yellow]{found.scope}[/]' if found.scope else ''}"
     if found.num_files:
         empty = f", {found.num_empty_files} of them empty" if found.num_empty_files else ""
         documents = f"{counted(found.num_documents, 'good document')}, {format_bytes(found.num_bytes)}"
@@ -144,7 +144,7 @@ def verification_page(found: DataVerification) -> Iterator[RenderableType]:
     for cache in found.caches:
         yield f"- token cache: {cache}"
     if found.num_samples:
-        yield f"- {counted(found.num_samples, 'sample')} read twice"
+        yield f"- {found.num_samples} of {counted(found.num_all_samples, 'sample')} read twice"
     for problem in found.problems[:_MOST_PROBLEMS]:
         is_said = problem.where in problem.reason
         # Not wrapped: lines of a log are searched.

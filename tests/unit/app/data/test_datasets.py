@@ -171,12 +171,16 @@ def test_valid_data_is_said_to_be(job: Path, capsys: pytest.CaptureFixture[str])
     assert run(["data", "verify", str(job), "--samples", "7"]) == 0
     printed = capsys.readouterr().out
     assert "token cache: intact" in printed
-    assert "7 samples read twice" in printed
+    assert printed.startswith("texts: valid\n")
+    assert "7 of " in printed
+    assert " samples read twice" in printed
 
 
 def test_what_is_beyond_max_bytes_is_said_not_to_be_read(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["data", "verify", str(job), "data.max_bytes=400"]) == 0
-    assert "- texts: stopped at data.max_bytes = 400: 1 of 3 files not read\n" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert printed.startswith("texts: valid up to data.max_bytes, the rest was not read\n")
+    assert "- texts: stopped at data.max_bytes = 400: 1 of 3 files not read\n" in printed
     assert mw.datasets.verify(job, "data.max_bytes=400").to_dict()["unread"][0]["num_files_unread"] == 1
     assert mw.datasets.verify(job).unread == []
 
@@ -206,6 +210,8 @@ def test_a_damaged_cache_is_named_and_made_again(job: Path) -> None:
 def test_a_users_data_is_read_and_compared(job: Path) -> None:
     found = mw.datasets.verify(own(job), samples=1000)
     assert (found.is_valid, found.num_samples, found.num_files) == (True, 40, 0)
+    assert ": valid\n" in found.table()
+    assert ": valid in 3 of 40 samples, the rest was not read\n" in mw.datasets.verify(own(job), samples=3).table()
     bad = mw.datasets.verify(own(job, bad=(3, 7), random=(5,)), samples=1000)
     assert [one.where for one in bad.problems] == ["sample 3", "sample 5", "sample 7"]
     assert "ValueError: row 3 is gone" in bad.problems[0].reason
