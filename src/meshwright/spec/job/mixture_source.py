@@ -27,6 +27,10 @@ class MixtureSource(Frozen):
     """Its data.text_key, if it differs."""
     messages_key: str | None = None
     """Its data.messages_key, if it differs."""
+    chosen_key: str | None = None
+    """Its data.chosen_key, if it differs."""
+    rejected_key: str | None = None
+    """Its data.rejected_key, if it differs."""
     max_bytes: PositiveInt | None = None
     """Its data.max_bytes, if it differs."""
 
