@@ -1,9 +1,4 @@
-"""PreferenceLoss: the loss of pairs of answers, one preferred to the other (DPO, Rafailov et al., arXiv:2305.18290).
-
-    x = beta ((log p(chosen) - log q(chosen)) - (log p(rejected) - log q(rejected)))
-    loss = -(1 - e) log sigmoid(x) - e log sigmoid(-x)
-
-p is the model, q the reference, e dpo.label_smoothing; equation 7 has e = 0.
+"""PreferenceLoss: the loss of pairs of answers, one preferred to the other (dpo.loss; formulas in pair_losses.py).
 
 Documents 2 i and 2 i + 1 of a row are the two answers of its pair i; what follows them is padding.
 
@@ -16,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch import distributed as dist
 
 from meshwright.parallelism.collectives import all_reduce_sum
 from meshwright.parallelism.loss import NextTokenLoss
 from meshwright.parallelism.mesh import Meshes
+from meshwright.parallelism.pair_losses import pair_losses
 from meshwright.spec.job.dpo_section import DpoSection
 
 
@@ -46,11 +41,19 @@ class AnswerScores:
     def __call__(self, output_BSV: Tensor, targets_BS: Tensor, pairs: Pairs) -> Tensor:
         """Return them as float64 [B, P, 2], of this model; equal on all tp and cp ranks."""
         log_probs_BS = -self._token_loss.of_tokens(output_BSV, targets_BS).view_as(targets_BS).double()
+        return self._of_answers(log_probs_BS, pairs)
+
+    def num_tokens(self, targets_BS: Tensor, pairs: Pairs) -> Tensor:
+        """Return the number of targets of both answers of each pair, on all cp ranks: float64 [B, P, 2]."""
+        return self._of_answers((targets_BS != -100).double(), pairs)
+
+    def _of_answers(self, of_tokens_BS: Tensor, pairs: Pairs) -> Tensor:
+        """Return the sums over the tokens of each answer, [B, P, 2]."""
         rows, num_pairs, _ = pairs.reference_BP2.shape
-        numbers_D = torch.arange(2 * num_pairs, device=targets_BS.device)
+        numbers_D = torch.arange(2 * num_pairs, device=of_tokens_BS.device)
         # A sum over a mask: adding at indices has no order on a GPU.
         is_of_BDS = pairs.documents_BS[:, None, :] == numbers_D[None, :, None]
-        sums_BD = torch.where(is_of_BDS, log_probs_BS[:, None, :], 0.0).sum(-1)
+        sums_BD = torch.where(is_of_BDS, of_tokens_BS[:, None, :], 0.0).sum(-1)
         if self._cp_group.size() > 1:
             sums_BD = _SumOverRanks.apply(sums_BD, self._cp_group)  # type: ignore[no-untyped-call]
         return sums_BD.view(rows, num_pairs, 2)
@@ -60,7 +63,7 @@ class PreferenceLoss(NextTokenLoss):
     """Callable: the loss summed over a microbatch's pairs, divided by its rows; also keeps the rewards of pairs.
 
     Multiplied by `rows_per_pair` of the step, its mean over microbatches is that over the pairs of the global batch.
-    A reward is beta (log p - log q) of an answer.
+    A reward is beta (log p - log q) of an answer, whatever the loss is.
     """
 
     def __init__(self, dpo: DpoSection, meshes: Meshes, token_loss: NextTokenLoss) -> None:
@@ -76,16 +79,17 @@ class PreferenceLoss(NextTokenLoss):
     def __call__(self, output_BSV: Tensor, targets_BS: Tensor, pairs: Pairs | None = None) -> Tensor:
         """Return the loss of this rank's microbatch; the same on all tp and cp ranks."""
         assert pairs is not None
-        rewards_BP2 = self._dpo.beta * (self.scores(output_BSV, targets_BS, pairs) - pairs.reference_BP2)
-        margins_BP = rewards_BP2[..., 0] - rewards_BP2[..., 1]
-        self._count(rewards_BP2.detach(), margins_BP.detach(), pairs.is_pair_BP)
-        swapped = self._dpo.label_smoothing
-        losses_BP = -(1 - swapped) * F.logsigmoid(margins_BP) - swapped * F.logsigmoid(-margins_BP)
+        log_ratios_BP2 = self.scores(output_BSV, targets_BS, pairs) - pairs.reference_BP2
+        self._count(self._dpo.beta * log_ratios_BP2.detach(), pairs.is_pair_BP)
+        if self._dpo.loss == "ipo":
+            # Of padding there are none.
+            log_ratios_BP2 = log_ratios_BP2 / self.scores.num_tokens(targets_BS, pairs).clamp(min=1)
+        losses_BP = pair_losses(self._dpo, log_ratios_BP2)
         return torch.where(pairs.is_pair_BP, losses_BP, 0.0).sum() / targets_BS.shape[0]
 
-    def _count(self, rewards_BP2: Tensor, margins_BP: Tensor, is_pair_BP: Tensor) -> None:
+    def _count(self, rewards_BP2: Tensor, is_pair_BP: Tensor) -> None:
         chosen, rejected = torch.where(is_pair_BP[..., None], rewards_BP2, 0.0).sum((0, 1))
-        is_right_BP = (margins_BP > 0) & is_pair_BP
+        is_right_BP = (rewards_BP2[..., 0] > rewards_BP2[..., 1]) & is_pair_BP
         self._totals += torch.stack((chosen, rejected, is_right_BP.sum().double(), is_pair_BP.sum().double()))
 
     def metrics(self, sum_outside: Callable[[Tensor], object] | None = None) -> dict[str, float]:

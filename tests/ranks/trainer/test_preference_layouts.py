@@ -32,9 +32,11 @@ PAIRS = [
 NONE, FOUR, ONE_AND_THREE, TWO_AND_TWO = ("none", 68, 4), ("whole", 132, 1), ("whole", 68, 2), ("whole", 88, 2)
 """Packing, tokens of a row, rows of the batch."""
 BETA, SMOOTHING = 0.3, 0.1
+CONSERVATIVE = {"beta": BETA, "label_smoothing": SMOOTHING}
+IPO = {"loss": "ipo", "beta": BETA}
 
 
-def job(folder: Path, rows: tuple[str, int, int], **layout: Any) -> dict[str, Any]:
+def job(folder: Path, rows: tuple[str, int, int], dpo: dict[str, Any] | None = None, **layout: Any) -> dict[str, Any]:
     packing, seq_len, num_rows = rows
     file = folder / "pairs.jsonl"
     if not file.exists():
@@ -44,7 +46,7 @@ def job(folder: Path, rows: tuple[str, int, int], **layout: Any) -> dict[str, An
         "model": TINY_MODEL,
         "data": {**data, "mask_documents": True},
         "train": {"task": "dpo", "steps": 1, "seq_len": seq_len, "global_batch_size": num_rows},
-        "dpo": {"beta": BETA, "label_smoothing": SMOOTHING},
+        "dpo": dpo or CONSERVATIVE,
         "precision": {"compute": "float64"},
         "layout": {"dp_shard": 1, **layout},
         "run": {"device": "cpu"},
@@ -139,33 +141,63 @@ def test_no_layout_changes_anything(tmp_path: Path) -> None:
         require_equal(list(found), expected, str(case))
 
 
+def loss_of_a_pair(dpo: dict[str, Any], chosen: Tensor, rejected: Tensor, num_tokens: tuple[int, int]) -> Tensor:
+    """Return the loss of log-ratios of both answers, written down once more."""
+    if dpo.get("loss") == "ipo":
+        return (chosen / num_tokens[0] - rejected / num_tokens[1] - 1 / (2 * BETA)) ** 2
+    margin, swapped = BETA * (chosen - rejected), dpo.get("label_smoothing", 0.0)
+    if dpo.get("loss") == "hinge":
+        return (1 - margin).clamp(min=0)
+    right, wrong = margin.sigmoid().log(), (1 - margin.sigmoid()).log()
+    if dpo.get("loss") == "robust":
+        return -((1 - swapped) * right - swapped * wrong) / (1 - 2 * swapped)
+    return -((1 - swapped) * right + swapped * wrong)
+
+
 def by_definition(given: dict[str, Any]) -> tuple[float, dict[str, Tensor], Measured]:
-    """Return equation 7 and its gradients of each answer alone in a batch of one, and what a step computes."""
+    """Return the loss and its gradients of each answer alone in a batch of one, and what a step computes."""
     measured = Measured(given)
     parsed = Job.from_dict(given)
     training = Training.build(parsed, Ranks(0, 1, torch.device("cpu")))
     (model,), losses = training.model, []
     noise = np.random.default_rng(0).normal(size=measured.own_scores.shape)
     for pair, own, off in zip(PAIRS, measured.own_scores, noise, strict=True):
-        rewards = []
+        log_ratios = []
         for answer, reference in zip((pair["chosen"], pair["rejected"]), own + off, strict=True):
             ids = torch.tensor([*f"{pair['prompt']}{answer}".encode(), 256])
             logits = model(ids[None, :-1], positions_S=torch.arange(len(ids) - 1), documents_BS=None)[0]
             of_tokens = logits.log_softmax(-1).gather(1, ids[1:, None])[:, 0]
-            rewards.append(BETA * (of_tokens[len(pair["prompt"]) - 1 :].sum() - float(reference)))
-        margin = rewards[0] - rewards[1]
-        logsigmoid = torch.nn.functional.logsigmoid
-        losses.append(-(1 - SMOOTHING) * logsigmoid(margin) - SMOOTHING * logsigmoid(-margin))
+            log_ratios.append(of_tokens[len(pair["prompt"]) - 1 :].sum() - float(reference))
+        # An answer ends with end of text.
+        num_tokens = len(pair["chosen"]) + 1, len(pair["rejected"]) + 1
+        losses.append(loss_of_a_pair(given["dpo"], *log_ratios, num_tokens))
     loss = torch.stack(losses).mean()
     loss.backward()
     training.loader.close()
     return loss.item(), {name: local_box(p.grad)[0] for name, p in canonical_parameters(training.model)}, measured
 
 
-def test_loss_and_gradients_are_those_of_the_definition(tmp_path: Path) -> None:
-    ((loss, expected, found),) = run_ranks(by_definition, 1, job(tmp_path, ONE_AND_THREE))
+LOSSES = [CONSERVATIVE, {"beta": BETA}, {**CONSERVATIVE, "loss": "robust"}, {"beta": BETA, "loss": "hinge"}, IPO]
+
+
+@pytest.mark.parametrize("dpo", LOSSES, ids=["conservative", "sigmoid", "robust", "hinge", "ipo"])
+def test_loss_and_gradients_are_those_of_the_definition(dpo: dict[str, Any], tmp_path: Path) -> None:
+    ((loss, expected, found),) = run_ranks(by_definition, 1, job(tmp_path, ONE_AND_THREE, dpo))
     assert found.loss == pytest.approx(loss, rel=1e-12)
     whole = gradients([found])
     assert whole.keys() == expected.keys()
     for name, gradient in expected.items():
         np.testing.assert_allclose(whole[name], gradient, rtol=0, atol=1e-10 * float(gradient.abs().max()))
+
+
+def test_means_over_tokens_are_of_whole_answers_on_every_layout(tmp_path: Path) -> None:
+    ((expected,),) = run_ranks(measure_all, 1, [job(tmp_path, NONE, IPO, microbatch_size=4)])
+    cases = [
+        (FOUR, {"cp": 2, "cp_method": "ring"}),
+        (ONE_AND_THREE, {"tp": 2}),
+        (TWO_AND_TWO, {"pp": 2}),
+        (NONE, {"dp_shard": 2}),
+    ]
+    by_rank = run_ranks(measure_all, 2, [job(tmp_path, rows, IPO, **layout) for rows, layout in cases])
+    for case, found in zip(cases, zip(*by_rank, strict=True), strict=True):
+        require_equal(list(found), expected, str(case))

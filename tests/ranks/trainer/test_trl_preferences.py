@@ -95,8 +95,10 @@ def ours(job: dict[str, Any], reference: dict[str, Any]) -> tuple[float, dict[st
     return result.loss, result.loss_metrics, gradients
 
 
-def theirs(folder: Path, model: Any, ref_model: Any, batch_size: int) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-    """Return the log and the gradients of DPOTrainer's first step."""
+def theirs(
+    folder: Path, model: Any, ref_model: Any, batch_size: int, **options: Any
+) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """Return the log and the gradients of DPOTrainer's first step; `options` are of DPOConfig."""
     import transformers  # noqa: PLC0415
     from datasets import Dataset  # noqa: PLC0415
     from trl import DPOConfig, DPOTrainer  # noqa: PLC0415
@@ -121,6 +123,7 @@ def theirs(folder: Path, model: Any, ref_model: Any, batch_size: int) -> tuple[d
         report_to=[],
         disable_tqdm=True,
         save_strategy="no",
+        **options,
     )
     trainer = DPOTrainer(
         model=model,
@@ -149,13 +152,26 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_chat_tokenizer(tmp_path / "model", CHATML)
 
 
-@pytest.mark.parametrize("batch_size", [4, 2])
-def test_loss_rewards_and_gradients_are_those_of_trl(batch_size: int, folder: Path) -> None:
+LOSSES: list[tuple[int, dict[str, Any]]] = [
+    (4, {}),
+    (2, {}),
+    (4, {"loss": "ipo"}),
+    (2, {"loss": "ipo", "beta": 0.3}),
+    (4, {"loss": "hinge"}),
+    (4, {"loss": "robust", "label_smoothing": 0.2}),
+]
+"""Pairs of TRL's microbatches, and keys of [dpo]. The sigmoid loss of TRL 1.16 has no smoothing."""
+
+
+@pytest.mark.parametrize(("batch_size", "dpo"), LOSSES, ids=str)
+def test_loss_rewards_and_gradients_are_those_of_trl(batch_size: int, dpo: dict[str, Any], folder: Path) -> None:
     transformers = pytest.importorskip("transformers")
     other = folder.parent / "reference"
     model, ref_model = write_model(transformers, folder, 0), write_model(transformers, other, 1)
-    ((loss, rewards, gradients),) = run_ranks(ours, 1, job_of(folder, folder, {}), job_of(folder, other, {}))
-    row, expected = theirs(folder, model, ref_model, batch_size)
+    jobs = ({**job_of(folder, weights, {}), "dpo": dpo} for weights in (folder, other))
+    ((loss, rewards, gradients),) = run_ranks(ours, 1, *jobs)
+    options = {"loss_type" if key == "loss" else key: value for key, value in dpo.items()}
+    row, expected = theirs(folder, model, ref_model, batch_size, **options)
     assert loss == pytest.approx(row["loss"], rel=1e-5)
     assert abs(loss - np.log(2)) > 0.01
     given = {"chosen": "chosen", "rejected": "rejected", "margin": "margins", "accuracy": "accuracies"}

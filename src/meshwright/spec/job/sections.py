@@ -92,7 +92,7 @@ class DataSection(Frozen):
     max_bytes: PositiveInt = 16_000_000
     """Bytes of text, or of stored tokens, to read at most; the rest of the source is left out."""
     mixture: tuple[MixtureSource, ...] = Field((), strict=False)
-    """Tables { source, weight, name, weights, max_bytes, and the keys of records }, in exact shares; excludes source."""
+    """Tables { source, weight, name, weights, max_bytes, keys of records }, in exact shares; excludes source."""
     stage_steps: tuple[PositiveInt, ...] = Field((), strict=False)
     """Steps after which the next one of each table's weights counts."""
     deduplicate: bool = False

@@ -67,7 +67,10 @@ def _problems(rules: _Rules) -> Iterator[Problem]:
 
 
 def _job_rules(job: Job) -> _Rules:
-    data, train = job.data, job.train
+    data, train, dpo = job.data, job.train, job.dpo
+    is_unread = dpo.loss in ("hinge", "ipo") and dpo.label_smoothing > 0
+    smoothing = f'dpo.loss = "{dpo.loss}" has no share of wrong labels'
+    yield "dpo.label_smoothing", dpo.label_smoothing, is_unread, 0.0, smoothing
     cut = "an answer that is cut off is another answer than the one that was preferred"
     yield "data.too_long", data.too_long, data.too_long == "cut", "skip", cut
     prompt = "the prompt is part of no answer"

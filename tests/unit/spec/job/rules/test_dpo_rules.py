@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -36,6 +37,8 @@ def test_pairs_in_rows_of_their_own_or_packed_are_valid() -> None:
         ({"precision": {"float8": "rowwise", "compute": "bfloat16"}}, 'precision.float8 = "rowwise"'),
         ({"train": {"exact_elastic": True}}, "train.exact_elastic = true"),
         ({"layout": {"loss_chunks": 4}}, "layout.loss_chunks = 4"),
+        ({"dpo": {"loss": "ipo", "label_smoothing": 0.1}}, "dpo.label_smoothing = 0.1"),
+        ({"dpo": {"loss": "hinge", "label_smoothing": 0.1}}, "dpo.label_smoothing = 0.1"),
     ],
 )
 def test_what_does_not_go_with_pairs_is_named_and_fixed(sections: dict[str, Any], words: str) -> None:
@@ -61,10 +64,10 @@ def test_too_long_pairs_get_one_advice_whatever_the_packing() -> None:
     assert sum("data.too_long" in one for one in problems) == 1
 
 
-@pytest.mark.parametrize("key", ["beta", "label_smoothing"])
-def test_keys_of_dpo_do_nothing_for_another_task(key: str) -> None:
-    (problem,) = Job.from_dict({"dpo": {key: 0.3}}).problems()
-    assert f"dpo.{key} = 0.3 does nothing" in problem
+@pytest.mark.parametrize(("key", "value"), [("beta", 0.3), ("label_smoothing", 0.3), ("loss", "ipo")])
+def test_keys_of_dpo_do_nothing_for_another_task(key: str, value: Any) -> None:
+    (problem,) = Job.from_dict({"dpo": {key: value}}).problems()
+    assert f"dpo.{key} = {json.dumps(value)} does nothing" in problem
 
 
 @pytest.mark.parametrize("key", ["chosen_key", "rejected_key"])
