@@ -3,12 +3,13 @@
 Forward computes the loss of each chunk and, while its logits are there, the gradients of the hidden states and of the
 head. Backward multiplies these by the gradient of the loss. To recompute each chunk's logits in backward instead would
 hold no gradients between the two, but multiply by the head four times, not three
-(docs/design/0018-loss-in-chunks.md).
+(docs/design/0018-loss-in-chunks.md). The losses of single tokens are recomputed so: a loss made of them, as that of
+pairs, gives each token a gradient that is known only in backward.
 
 Shapes: T tokens, D width, V this rank's shard of the vocabulary, C tokens of a chunk.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -30,31 +31,35 @@ class Chunking(NamedTuple):
     """The ranks that hold the other shards of the vocabulary, in order."""
     splits_backward: bool
     """Whether backward may run in two parts, which read the gradients of the head twice."""
-    cross_entropy: Callable[[Tensor, Tensor, dist.ProcessGroup, float], Tensor]
+    cross_entropy: Callable[[Tensor, Tensor, dist.ProcessGroup, float | Tensor], Tensor]
     """cross_entropy_, or that compiled."""
 
 
 def chunked_loss(hidden_TD: Tensor, head: SeparateHead, target_T: Tensor, chunking: Chunking) -> Tensor:
     """Return the sum of next-token losses divided by the number of targets; those of -100 add 0 and count."""
-    inputs = hidden_TD, head.weight_VD, head.bias_V
-    if not torch.is_grad_enabled():
-        # ctx.needs_input_grad is set by the tensors alone, also where autograd is disabled.
-        inputs = hidden_TD.detach(), head.weight_VD.detach(), None if head.bias_V is None else head.bias_V.detach()
-    loss: Tensor = _ChunkedLoss.apply(*inputs, target_T, chunking)  # type: ignore[no-untyped-call]
+    loss: Tensor = _ChunkedLoss.apply(*_inputs(hidden_TD, head), target_T, chunking)  # type: ignore[no-untyped-call]
     return loss
 
 
-@torch.no_grad()
 def chunked_losses(hidden_TD: Tensor, head: SeparateHead, target_T: Tensor, chunking: Chunking) -> Tensor:
     """Return losses_T in nats; 0 for targets of -100."""
-    # The scale is of gradients, which are dropped: a compiled function would be compiled again for another one.
-    size, scale = -(-len(hidden_TD) // chunking.num_chunks), 1 / len(target_T)
-    return torch.cat(
-        [
-            chunking.cross_entropy(F.linear(hidden_CD, head.weight_VD, head.bias_V), target_C, chunking.tp_group, scale)
-            for hidden_CD, target_C in zip(hidden_TD.split(size), target_T.split(size), strict=True)
-        ]
-    )
+    losses_T: Tensor = _ChunkedLosses.apply(*_inputs(hidden_TD, head), target_T, chunking)  # type: ignore[no-untyped-call]
+    return losses_T
+
+
+def _inputs(hidden_TD: Tensor, head: SeparateHead) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return hidden states, weight and bias, which need gradients only where autograd is enabled.
+
+    ctx.needs_input_grad is set by the tensors alone, also where it is disabled.
+    """
+    if torch.is_grad_enabled():
+        return hidden_TD, head.weight_VD, head.bias_V
+    return hidden_TD.detach(), head.weight_VD.detach(), None if head.bias_V is None else head.bias_V.detach()
+
+
+def _chunks(num_tokens: int, num_chunks: int) -> Iterator[slice]:
+    size = -(-num_tokens // num_chunks)
+    return (slice(start, start + size) for start in range(0, num_tokens, size))
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -67,22 +72,15 @@ class _ChunkedLoss(torch.autograd.Function):
         target_T: Tensor,
         chunking: Chunking,
     ) -> Tensor:
-        of_hidden, of_weight, of_bias = (
-            torch.empty_like(one) if one is not None and is_needed else None
-            for one, is_needed in zip((hidden_TD, weight_VD, bias_V), ctx.needs_input_grad, strict=False)
-        )
+        gradients = _empty_gradients(ctx, hidden_TD, weight_VD, bias_V)
         scale, total = 1 / len(target_T), at_least_float32(hidden_TD.new_zeros(()))
-        starts = range(0, len(hidden_TD), -(-len(hidden_TD) // chunking.num_chunks))
-        for start in starts:
-            rows = slice(start, start + starts.step)
-            of_chunk = None if of_hidden is None else of_hidden[rows]
-            sums = _Sums(of_chunk, of_weight, of_bias, start == 0)
+        for rows in _chunks(len(hidden_TD), chunking.num_chunks):
             logits_CV = F.linear(hidden_TD[rows], weight_VD, bias_V)
             total += chunking.cross_entropy(logits_CV, target_T[rows], chunking.tp_group, scale).sum()
-            _add(logits_CV, hidden_TD[rows], weight_VD, sums)
+            _add(logits_CV, hidden_TD, weight_VD, gradients, rows)
             # Else the next chunk's lie next to them, and what the loss makes of those finds no gap as wide.
             del logits_CV
-        ctx.gradients, ctx.is_multiplied = (of_hidden, of_weight, of_bias), False
+        ctx.gradients, ctx.is_multiplied = gradients, False
         ctx.splits_backward = chunking.splits_backward
         return total * scale
 
@@ -101,32 +99,77 @@ class _ChunkedLoss(torch.autograd.Function):
         return (*gradients, None, None)
 
 
-class _Sums(NamedTuple):
+class _ChunkedLosses(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_TD: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        target_T: Tensor,
+        chunking: Chunking,
+    ) -> Tensor:
+        ctx.save_for_backward(hidden_TD, weight_VD, bias_V, target_T)
+        ctx.chunking, ctx.gradients = chunking, None
+        # The scale is of gradients, which are dropped: a compiled function would be compiled again for another one.
+        scale, group = 1 / len(target_T), chunking.tp_group
+        return torch.cat(
+            [
+                chunking.cross_entropy(F.linear(hidden_TD[rows], weight_VD, bias_V), target_T[rows], group, scale)
+                for rows in _chunks(len(hidden_TD), chunking.num_chunks)
+            ]
+        )
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_T: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_TD, weight_VD, bias_V, target_T = ctx.saved_tensors
+        chunking = ctx.chunking
+        if (gradients := ctx.gradients) is None:
+            gradients = _empty_gradients(ctx, hidden_TD, weight_VD, bias_V)
+            for rows in _chunks(len(hidden_TD), chunking.num_chunks):
+                logits_CV = F.linear(hidden_TD[rows], weight_VD, bias_V)
+                chunking.cross_entropy(logits_CV, target_T[rows], chunking.tp_group, gradient_T[rows])
+                _add(logits_CV, hidden_TD, weight_VD, gradients, rows)
+                del logits_CV
+        # As above: the second part of a backward needs those of the head again.
+        ctx.gradients = (None, *gradients[1:]) if chunking.splits_backward else None
+        return (*gradients, None, None)
+
+
+class _Gradients(NamedTuple):
     """Where gradients are added up; None for what needs none."""
 
-    of_hidden_CD: Tensor | None
-    """Of the chunk alone."""
+    of_hidden_TD: Tensor | None
     of_weight_VD: Tensor | None
     of_bias_V: Tensor | None
-    is_first: bool
-    """Whether the sums of the head are not set yet."""
 
 
-def _add(gradient_CV: Tensor, hidden_CD: Tensor, weight_VD: Tensor, sums: _Sums) -> None:
-    """Add what follows from the gradient of a chunk's logits to `sums`."""
-    beta = 0 if sums.is_first else 1
-    if sums.of_hidden_CD is not None:
-        torch.mm(gradient_CV, weight_VD, out=sums.of_hidden_CD)
-    if sums.of_weight_VD is not None:
-        sums.of_weight_VD.addmm_(gradient_CV.T, hidden_CD, beta=beta)
-    if sums.of_bias_V is not None:
+def _empty_gradients(ctx: Any, *inputs: Tensor | None) -> _Gradients:
+    """Return space for the gradients of hidden states, weight and bias."""
+    return _Gradients(
+        *(
+            torch.empty_like(one) if one is not None and is_needed else None
+            for one, is_needed in zip(inputs, ctx.needs_input_grad, strict=False)
+        )
+    )
+
+
+def _add(gradient_CV: Tensor, hidden_TD: Tensor, weight_VD: Tensor, gradients: _Gradients, rows: slice) -> None:
+    """Add what follows from the gradient of the logits of some tokens to `gradients`, which the first rows set."""
+    beta = 1 if rows.start else 0
+    if gradients.of_hidden_TD is not None:
+        torch.mm(gradient_CV, weight_VD, out=gradients.of_hidden_TD[rows])
+    if gradients.of_weight_VD is not None:
+        gradients.of_weight_VD.addmm_(gradient_CV.T, hidden_TD[rows], beta=beta)
+    if gradients.of_bias_V is not None:
         of_chunk_V = gradient_CV.sum(0)
-        sums.of_bias_V.copy_(of_chunk_V if sums.is_first else sums.of_bias_V + of_chunk_V)
+        gradients.of_bias_V.copy_(gradients.of_bias_V + of_chunk_V if rows.start else of_chunk_V)
 
 
-def cross_entropy_(logits_CV: Tensor, target_C: Tensor, group: dist.ProcessGroup, scale: float) -> Tensor:
+def cross_entropy_(logits_CV: Tensor, target_C: Tensor, group: dist.ProcessGroup, scale: float | Tensor) -> Tensor:
     """Return losses_C in nats, in float32 at least, 0 for targets of -100; `logits_CV` become the gradient of their
-    sum times `scale`, in place.
+    sum times `scale`, in place, which may be one number for each token.
 
     The ranks of `group` hold equal shards of the vocabulary, in order; no rank holds whole rows.
     """

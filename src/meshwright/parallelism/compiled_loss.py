@@ -36,7 +36,9 @@ def fused_losses(logits_TV: Tensor, target_T: Tensor, group: dist.ProcessGroup) 
     return losses_T
 
 
-def fused_cross_entropy_(logits_CV: Tensor, target_C: Tensor, group: dist.ProcessGroup, scale: float) -> Tensor:
+def fused_cross_entropy_(
+    logits_CV: Tensor, target_C: Tensor, group: dist.ProcessGroup, scale: float | Tensor
+) -> Tensor:
     """Return losses_C, and put the gradient of their sum times `scale` in place of the logits, as `cross_entropy_`."""
     tokens = _tokens(logits_CV, target_C, group)
     counted_C = (target_C != -100).type_as(tokens.max_T) * scale

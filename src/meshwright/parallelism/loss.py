@@ -120,7 +120,7 @@ class ChunkedNextTokenLoss(NextTokenLoss):
         return chunked_loss(self._hidden(output, targets_BS), self._head, targets_BS.flatten(), self._chunking)
 
     def of_tokens(self, output: Tensor, targets_BS: Tensor) -> Tensor:
-        """Return losses_T of this rank's shard of the sequence, without gradients."""
+        """Return losses_T of this rank's shard of the sequence."""
         return chunked_losses(self._hidden(output, targets_BS), self._head, targets_BS.flatten(), self._chunking)
 
     def _hidden(self, output: Tensor, targets_BS: Tensor) -> Tensor:

@@ -8,10 +8,10 @@ log p - log q (p the model, q the reference), x = beta (r - s), and e dpo.label_
     hinge     max(0, 1 - x)
     ipo       (r - s - 1 / (2 beta))^2
 
-sigmoid is DPO (Rafailov et al., arXiv:2305.18290, equation 7), with e > 0 conservative DPO (Mitchell, "A note on DPO with
-noisy preferences", 2023, equation 3); robust is that of Chowdhury et al., arXiv:2403.00409; hinge is SLiC-HF's (Zhao et
-al., arXiv:2305.10425) of ratios to a reference (RSO, Liu et al., arXiv:2309.06657); ipo is equation 17 of Azar et al.,
-arXiv:2310.12036.
+sigmoid is DPO (Rafailov et al., arXiv:2305.18290, equation 7), with e > 0 conservative DPO (Mitchell, "A note on DPO
+with noisy preferences", 2023, equation 3); robust is that of Chowdhury et al., arXiv:2403.00409; hinge is SLiC-HF's
+(Zhao et al., arXiv:2305.10425) of ratios to a reference (RSO, Liu et al., arXiv:2309.06657); ipo is equation 17 of Azar
+et al., arXiv:2310.12036.
 
 For ipo the log-ratios are means over an answer's tokens, as in TRL: as sums, their square would grow with the answers.
 """

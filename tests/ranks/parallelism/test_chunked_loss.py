@@ -13,7 +13,7 @@ from torch import distributed as dist
 
 from compiler_warnings import DYNAMO_WARNINGS
 from meshwright.models.contract import next_token_loss
-from meshwright.parallelism.chunked_loss import Chunking, chunked_loss, cross_entropy_
+from meshwright.parallelism.chunked_loss import Chunking, chunked_loss, chunked_losses, cross_entropy_
 from meshwright.parallelism.head import SeparateHead
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.layout_text import parse_layout
@@ -43,8 +43,18 @@ def _case(dtype: torch.dtype) -> tuple[Tensor, nn.Linear, Tensor]:
     return hidden_TD.to(dtype), head.to(dtype), target_T
 
 
-def _in_chunks(dtypes: list[torch.dtype], chunks: list[int]) -> list[Answer]:
+def _of_tokens(losses_T: Tensor) -> Tensor:
+    """Return a loss in which each token has a gradient of its own, one of them zero."""
+    return losses_T @ torch.linspace(-1, 2, NUM_TOKENS, dtype=losses_T.dtype).square()
+
+
+def _in_chunks(dtypes: list[torch.dtype], chunks: list[int], takes_tokens: bool) -> list[Answer]:
     """Return what this rank, which has a share of the vocabulary, finds."""
+
+    def of_head(hidden_TD: Tensor, head: nn.Linear, target_T: Tensor, chunking: Chunking) -> Tensor:
+        of_loss = hidden_TD, SeparateHead(head, lambda x: x), target_T, chunking
+        return _of_tokens(chunked_losses(*of_loss)) if takes_tokens else chunked_loss(*of_loss)
+
     group = dist.group.WORLD
     assert group is not None
     answers = []
@@ -57,31 +67,33 @@ def _in_chunks(dtypes: list[torch.dtype], chunks: list[int]) -> list[Answer]:
                     getattr(head, name).copy_(getattr(whole, name).chunk(group.size())[group.rank()])
             hidden_TD.requires_grad_()
             chunking = Chunking(number, group, splits_backward=False, cross_entropy=cross_entropy_)
-            loss = chunked_loss(hidden_TD, SeparateHead(head, lambda x: x), target_T, chunking)
+            loss = of_head(hidden_TD, head, target_T, chunking)
             (3 * loss).backward()
             with torch.no_grad():
                 # Without gradients the loss is the same.
-                assert chunked_loss(hidden_TD, SeparateHead(head, lambda x: x), target_T, chunking) == loss
+                assert of_head(hidden_TD, head, target_T, chunking) == loss
             assert head.bias is not None
             dist.all_reduce(hidden_TD.grad)
             answers.append(Answer(loss.detach(), hidden_TD.grad, head.weight.grad, head.bias.grad))
     return answers
 
 
-def _at_once(dtype: torch.dtype) -> Answer:
+def _at_once(dtype: torch.dtype, takes_tokens: bool) -> Answer:
     hidden_TD, head, target_T = _case(dtype)
     hidden_TD.requires_grad_()
-    loss = next_token_loss(F.linear(hidden_TD, head.weight, head.bias), target_T, reduction="sum") / NUM_TOKENS
+    losses_T = next_token_loss(F.linear(hidden_TD, head.weight, head.bias), target_T, reduction="none")
+    loss = _of_tokens(losses_T) if takes_tokens else losses_T.sum() / NUM_TOKENS
     (3 * loss).backward()
     return Answer(loss.detach(), hidden_TD.grad, head.weight.grad, head.bias.grad)
 
 
+@pytest.mark.parametrize("takes_tokens", [False, True], ids=["mean", "tokens"])
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_chunks_give_the_loss_and_the_gradients_of_all_logits(num_ranks: int) -> None:
+def test_chunks_give_the_loss_and_the_gradients_of_all_logits(num_ranks: int, takes_tokens: bool) -> None:
     chunks = [2, 5, NUM_TOKENS]
-    found = run_ranks(_in_chunks, num_ranks, [*BARS], chunks)
+    found = run_ranks(_in_chunks, num_ranks, [*BARS], chunks, takes_tokens)
     for case, (dtype, _) in enumerate((dtype, number) for dtype in BARS for number in chunks):
-        expected, bar = _at_once(dtype), BARS[dtype]
+        expected, bar = _at_once(dtype, takes_tokens), BARS[dtype]
         for rank, answers in enumerate(found):
             own = answers[case]
             torch.testing.assert_close(own.loss, expected.loss, rtol=bar, atol=0)

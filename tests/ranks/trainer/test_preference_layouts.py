@@ -114,6 +114,8 @@ def test_packing_and_microbatches_change_nothing(tmp_path: Path) -> None:
         (ONE_AND_THREE, {"microbatch_size": 1}),
         (TWO_AND_TWO, {"microbatch_size": 2}),
         (TWO_AND_TWO, {"microbatch_size": 1}),
+        (NONE, {"microbatch_size": 2, "loss_chunks": 5}),
+        (FOUR, {"loss_chunks": 3}),
     ]
     for rows, _ in cases:
         parsed = Job.from_dict(job(tmp_path, rows))
@@ -135,6 +137,11 @@ def test_no_layout_changes_anything(tmp_path: Path) -> None:
         (TWO_AND_TWO, {"tp": 2, "microbatch_size": 2}),
         (TWO_AND_TWO, {"pp": 2}),
         (NONE, {"pp": 2, "microbatch_size": 2}),
+        (ONE_AND_THREE, {"dp_shard": 2, "loss_chunks": 2}),
+        (FOUR, {"cp": 2, "loss_chunks": 3}),
+        (TWO_AND_TWO, {"tp": 2, "loss_chunks": 2}),
+        (NONE, {"pp": 2, "loss_chunks": 4}),
+        (NONE, {"pp": 2, "loss_chunks": 2, "schedule": "InterleavedZeroBubble", "virtual_stages": 1}),
     ]
     by_rank = run_ranks(measure_all, 2, [job(tmp_path, rows, **layout) for rows, layout in cases])
     for case, found in zip(cases, zip(*by_rank, strict=True), strict=True):

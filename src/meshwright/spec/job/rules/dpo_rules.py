@@ -85,8 +85,6 @@ def _job_rules(job: Job) -> _Rules:
 
 
 def _layout_rules(layout: Layout) -> _Rules:
-    chunks = "the gradient of a token depends on the whole pair, which chunks of tokens do not see"
-    yield "layout.loss_chunks", layout.loss_chunks, layout.loss_chunks > 1, 1, chunks
     captured = "CUDA graphs have not been tried with a loss of pairs"
     yield "layout.cuda_graphs", layout.cuda_graphs, layout.cuda_graphs, False, captured
     graph = "a model that is one graph has not been tried with a loss of pairs"

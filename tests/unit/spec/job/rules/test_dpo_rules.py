@@ -36,7 +36,6 @@ def test_pairs_in_rows_of_their_own_or_packed_are_valid() -> None:
         ({"data": {"messages_key": "turns"}}, 'data.messages_key = "turns" does nothing'),
         ({"precision": {"float8": "rowwise", "compute": "bfloat16"}}, 'precision.float8 = "rowwise"'),
         ({"train": {"exact_elastic": True}}, "train.exact_elastic = true"),
-        ({"layout": {"loss_chunks": 4}}, "layout.loss_chunks = 4"),
         ({"dpo": {"loss": "ipo", "label_smoothing": 0.1}}, "dpo.label_smoothing = 0.1"),
         ({"dpo": {"loss": "hinge", "label_smoothing": 0.1}}, "dpo.label_smoothing = 0.1"),
     ],
