@@ -7,6 +7,7 @@ from meshwright.data.mixing.mixture_dataset import MixtureDataset
 from meshwright.data.numbered_samples import Dataset
 from meshwright.data.packing.packed_dataset import PackedDataset
 from meshwright.data.packing.pair_dataset import PairDataset
+from meshwright.data.packing.pair_mixture import PairMixture
 from meshwright.data.streams.stream_dataset import StreamDataset
 from meshwright.data.token_dataset import TokenDataset
 from meshwright.data.user_data import UserData, is_stream, load_user_data
@@ -25,7 +26,8 @@ def build_dataset(section: DataSection, seq_len: int, task: Task = "pretrain") -
         data = load_user_data(section)
         return StreamDataset(section, data) if is_stream(data) else UserDataset(section, cast(UserData, data))
     sources = map_corpora(section, task, lambda corpus: _dataset_of(corpus, seq_len, task))
-    return MixtureDataset(section, sources) if section.mixture else sources[0]
+    mixed = PairMixture if task == "dpo" else MixtureDataset
+    return mixed(section, sources) if section.mixture else sources[0]
 
 
 def _dataset_of(corpus: Corpus, seq_len: int, task: Task) -> Dataset:

@@ -45,9 +45,7 @@ class Encoding:
         """Return what reads documents: of text, or conversations that the template takes."""
         if self.conversations is None:
             return pieces
-        name = "conversations"
-        if self.task == "dpo":
-            name = f"differing {self._section.chosen_key} and {self._section.rejected_key}"
+        name = "differing answers" if self.task == "dpo" else "conversations"
         return SourceReader(self.form, f"{name}, {self.conversations.identity}")
 
     def form(self, section: DataSection) -> DocumentForm:

@@ -53,6 +53,10 @@ class Dataset(ABC):
     """Whether targets may be IGNORED."""
     pads_validation = False
     """Whether validation samples after the last are padding, without a target, in place of the first ones again."""
+    num_pairs: int = 0
+    """Pairs of answers in all samples, numbered from 0; none but with train.task = "dpo"."""
+    pairs_in_row: int = 0
+    """Places for the numbers of pairs in a sample."""
 
     def __init__(
         self,
@@ -69,6 +73,11 @@ class Dataset(ABC):
         counts = {key: getattr(self, key) for key in ("num_training_samples", "num_validation_samples")}
         self.fingerprint: dict[str, Any] = {**fingerprint, **counts}
         """Identity of the data, as JSON for manifests and checkpoints."""
+
+    @property
+    def num_samples(self) -> int:
+        """Return the number of all samples."""
+        return self.num_training_samples + self.num_validation_samples
 
     def sample(self, index: int) -> Sample:
         """Return training sample `index`."""

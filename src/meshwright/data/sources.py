@@ -53,6 +53,7 @@ def list_files(section: DataSection) -> Sequence[SourceFile]:
 def source_identity(section: DataSection) -> list[Any]:
     """Return what the text of a source follows from, as JSON: the files as they are now, and how they are read."""
     how = [section.max_bytes, section.text_key, section.messages_key, section.on_bad_document, section.deduplicate]
+    how += [section.chosen_key, section.rejected_key]
     return [*how, *(file_identity(file) for file in list_files(section))]
 
 

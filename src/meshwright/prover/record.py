@@ -18,7 +18,6 @@ from meshwright.data.dataset import build_dataset
 from meshwright.data.loader import Loader
 from meshwright.data.numbered_samples import IGNORED, Dataset, Sample
 from meshwright.data.order import Share
-from meshwright.data.packing.pair_dataset import PairDataset
 from meshwright.data.token_dataset import TokenDataset
 from meshwright.parallelism.context.context_parallel import sequence_indices
 from meshwright.parallelism.expert.expert_parallel import TokenExchange
@@ -70,7 +69,7 @@ def record(job: Job, device: str, planted: PlantedAxis | None, repeat: bool) -> 
 def _record_once(job: Job, device: str, planted: PlantedAxis | None) -> Record:
     ranks = Ranks(dist.get_rank(), dist.get_world_size(), _own_device(device))
     training = Training.build(job, ranks, _dataset(job))
-    if isinstance(training.dataset, PairDataset):
+    if training.dataset.num_pairs:
         training.step.reference = score_pairs(training)
     if planted is not None:
         plant(planted, training)

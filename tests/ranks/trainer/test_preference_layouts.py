@@ -13,7 +13,6 @@ from torch import Tensor
 from torch import distributed as dist
 
 from meshwright.data.dataset import build_dataset
-from meshwright.data.packing.pair_dataset import PairDataset
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters, local_box
 from meshwright.spec.job.job import Job
 from meshwright.trainer.launch.ranks import Ranks
@@ -53,6 +52,20 @@ def job(folder: Path, rows: tuple[str, int, int], dpo: dict[str, Any] | None = N
     }
 
 
+def mixed(folder: Path, packing: str, seq_len: int, num_rows: int, **layout: Any) -> dict[str, Any]:
+    """Return a job on the same pairs, as two sources whose answers have other names."""
+    own = job(folder, (packing, seq_len, num_rows), **layout)
+    for name, pairs in (("first", PAIRS[:2]), ("second", PAIRS[2:])):
+        rows = ({"prompt": one["prompt"], f"{name}+": one["chosen"], f"{name}-": one["rejected"]} for one in pairs)
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    del own["data"]["source"]
+    own["data"]["mixture"] = [
+        {"source": str(folder / f"{name}.jsonl"), "chosen_key": f"{name}+", "rejected_key": f"{name}-"}
+        for name in ("first", "second")
+    ]
+    return own
+
+
 class Measured:
     """What a step of a job came to, on one rank."""
 
@@ -60,7 +73,7 @@ class Measured:
         parsed = Job.from_dict(given)
         ranks = Ranks(dist.get_rank(), dist.get_world_size(), torch.device("cpu"))
         dataset = build_dataset(parsed.data, parsed.train.seq_len, parsed.train.task)
-        assert isinstance(dataset, PairDataset)
+        assert dataset.num_pairs == len(PAIRS)
         training = Training.build(parsed, ranks, dataset)
         self.own_scores = score_pairs(training).numpy()
         # Another model's scores: at a run's first step all margins would be zero.
@@ -144,6 +157,23 @@ def test_no_layout_changes_anything(tmp_path: Path) -> None:
         (NONE, {"pp": 2, "loss_chunks": 2, "schedule": "InterleavedZeroBubble", "virtual_stages": 1}),
     ]
     by_rank = run_ranks(measure_all, 2, [job(tmp_path, rows, **layout) for rows, layout in cases])
+    for case, found in zip(cases, zip(*by_rank, strict=True), strict=True):
+        require_equal(list(found), expected, str(case))
+
+
+def test_a_mixture_is_the_pairs_of_its_sources(tmp_path: Path) -> None:
+    ((expected,),) = run_ranks(measure_all, 1, [job(tmp_path, NONE, microbatch_size=4)])
+    # Rows of 88 hold two pairs of the second source and one or two of the first.
+    (found,) = run_ranks(measure_all, 1, [mixed(tmp_path, *rows) for rows in (NONE, TWO_AND_TWO)])
+    for one in found:
+        require_equal([one], expected, "one rank")
+    cases = [
+        (NONE, {"dp_shard": 2}),
+        (TWO_AND_TWO, {"cp": 2}),
+        (TWO_AND_TWO, {"tp": 2, "loss_chunks": 2}),
+        (NONE, {"pp": 2, "microbatch_size": 2}),
+    ]
+    by_rank = run_ranks(measure_all, 2, [mixed(tmp_path, *rows, **layout) for rows, layout in cases])
     for case, found in zip(cases, zip(*by_rank, strict=True), strict=True):
         require_equal(list(found), expected, str(case))
 

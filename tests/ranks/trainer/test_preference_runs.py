@@ -57,6 +57,33 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(adapter: dict[str, Any],
     assert (tmp_path / "stopped/reference.npz").stat().st_mtime_ns == scored_s
 
 
+def mixed_job(folder: Path, **sections: dict[str, Any]) -> dict[str, Any]:
+    """Return the job on its pairs and, twice as often, on shorter ones."""
+    job = pair_job(folder, **sections)
+    rows = ({"better": f"a{n}", "worse": f"b{n}"} for n in range(12))
+    (folder / "short.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    short = {"source": str(folder / "short.jsonl"), "weight": 2.0, "chosen_key": "better", "rejected_key": "worse"}
+    job["data"]["mixture"] = [{"source": job["data"].pop("source")}, short]
+    return job
+
+
+def test_a_mixture_is_scored_once_and_resumes_on_other_ranks(tmp_path: Path) -> None:
+    finished = train_on_ranks(mixed_job(tmp_path), tmp_path / "whole", 2)
+    assert finished.losses[1] == pytest.approx(math.log(2))
+    assert scores(tmp_path / "whole").shape == (36, 2)
+    assert (scores(tmp_path / "whole") < 0).all()
+    assert finished.rows[-1]["samples/short"] == 16
+    train_on_ranks(mixed_job(tmp_path, train={"stop_after": 3}), tmp_path / "stopped", 1)
+    scored_s = (tmp_path / "stopped/reference.npz").stat().st_mtime_ns
+    resumed = train_on_ranks(mixed_job(tmp_path), tmp_path / "stopped", 1, resume=True)
+    assert (tmp_path / "stopped/reference.npz").stat().st_mtime_ns == scored_s
+    for step, loss in finished.losses.items():
+        assert resumed.losses[step] == pytest.approx(loss, rel=1e-4), step
+    assert resumed.validation[-1]["validation_rewards/margin"] == pytest.approx(
+        finished.validation[-1]["validation_rewards/margin"], rel=1e-3
+    )
+
+
 def test_other_ranks_take_the_reference_of_the_start(tmp_path: Path) -> None:
     whole = pair_job(tmp_path, optimizer={"learning_rate": 1e-4})
     alone = train_on_ranks(whole, tmp_path / "one", 1)

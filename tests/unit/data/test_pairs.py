@@ -174,7 +174,7 @@ def test_every_pair_is_whole_in_one_row(
     ]
     dataset = dataset_of(section(folder, records, packing=packing, validation_fraction=0.3), 72)
     seen = []
-    for row in range(dataset.num_rows):
+    for row in range(dataset.num_samples):
         texts, pairs = answers(dataset, row), dataset.read(row)[3]
         for place, pair in enumerate(pairs[pairs != NO_PAIR]):
             record = records[pair]
@@ -182,7 +182,48 @@ def test_every_pair_is_whole_in_one_row(
             assert texts[2 * place + 1][0] == record["prompt"] + record["rejected"]
             seen.append(int(pair))
     assert sorted(seen) == list(range(len(records)))
-    padding = dataset.read(dataset.num_rows)
+    padding = dataset.read(dataset.num_samples)
     assert (padding[1] == IGNORED).all()
     assert not padding[2].any()
     assert (padding[3] == NO_PAIR).all()
+
+
+def test_pairs_of_a_mixture_are_numbered_over_its_sources(tmp_path: Path) -> None:
+    short = [{"prompt": "p", "chosen": f"c{n}", "rejected": f"r{n}"} for n in range(7)]
+    long = [{"good": "g" * 20 + str(n), "bad": "b" * 25 + str(n)} for n in range(3)]
+    tables = []
+    for name, records, keys in (("short", short, ("chosen", "rejected")), ("long", long, ("good", "bad"))):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+        tables.append({"source": str(tmp_path / f"{name}.jsonl"), "chosen_key": keys[0], "rejected_key": keys[1]})
+    data = DataSection.from_dict(
+        {
+            **{"mixture": tables, "cache_dir": str(tmp_path / "cache")},
+            **{"packing": "whole", "mask_documents": True, "validation_fraction": 0.3},
+        }
+    )
+    dataset = build_dataset(data, 64, "dpo")
+    assert (dataset.num_pairs, dataset.num_validation_samples > 1) == (10, True)
+    expected = [f"p{one['chosen']}" for one in short] + [one["good"] for one in long]
+    seen = []
+    for row in range(dataset.num_samples):
+        inputs, _, documents, pairs = dataset.read(row)
+        assert len(pairs) == dataset.pairs_in_row
+        for place, pair in enumerate(pairs[pairs != NO_PAIR]):
+            here = documents == 2 * place
+            assert bytes(inputs[here].tolist()).decode() == expected[pair]
+            seen.append(int(pair))
+    assert sorted(seen) == list(range(10))
+    assert (dataset.read(dataset.num_samples)[3] == NO_PAIR).all()
+
+
+def test_one_file_under_opposite_keys_is_two_sources(tmp_path: Path) -> None:
+    (tmp_path / "pairs.jsonl").write_text('{"a": "xy", "b": "xz"}\n' * 2)
+    source, names = str(tmp_path / "pairs.jsonl"), (("a", "b"), ("b", "a"))
+    tables = [{"source": source, "name": one, "chosen_key": one, "rejected_key": other} for one, other in names]
+    given = {"packing": "none", "mask_documents": True, "validation_fraction": 0.0, "cache_dir": str(tmp_path / "c")}
+    dataset = build_dataset(DataSection.from_dict({"mixture": tables, **given}), 16, "dpo")
+    found = []
+    for row in range(dataset.num_samples):
+        _, targets, documents, _ = dataset.read(row)
+        found.append(chr(targets[(documents == 0) & (targets != IGNORED)][0]))
+    assert found == ["y", "y", "z", "z"]

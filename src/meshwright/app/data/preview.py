@@ -15,7 +15,6 @@ from meshwright.data.examine.sample_text import segments_of
 from meshwright.data.mixing.mixture_dataset import MixtureDataset
 from meshwright.data.numbered_samples import IGNORED, Dataset
 from meshwright.data.packing.packed_dataset import PackedDataset
-from meshwright.data.packing.pair_dataset import PairDataset
 from meshwright.data.token_dataset import TokenDataset
 from meshwright.data.tokenizer import load_tokenizer
 from meshwright.errors import ConfigError
@@ -62,7 +61,7 @@ def _indices_of_step(dataset: Dataset, job: Job, step: int) -> list[int]:
 
 def _previews(dataset: Dataset, job: Job, indices: Sequence[int]) -> list[SamplePreview]:
     tokenizer = None if dataset.vocab_size is None else load_tokenizer(job.data.tokenizer)
-    found, holds_pairs = [], isinstance(dataset, PairDataset)
+    found, holds_pairs = [], dataset.num_pairs > 0
     for index, places in zip(indices, _places(dataset, job, indices), strict=True):
         whole = dataset.sample(index)
         # Of a padded row, what is before the padding.

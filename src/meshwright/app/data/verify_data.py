@@ -106,7 +106,7 @@ def _compare_reads(job: Job, most: int, total: SourceCheck, show: Callable[[str]
     except MeshwrightError as error:
         total.add_problem(source_name(job.data), str(error))
         return 0, 0
-    num_samples = dataset.num_training_samples + dataset.num_validation_samples
+    num_samples = dataset.num_samples
     if not num_samples:
         raise UnsupportedError(
             f"data.source = {job.data.source!r} is an iterable, whose samples have no numbers by which they could be "

@@ -56,10 +56,12 @@ class MixtureDataset(Dataset):
 
     def read(self, index: int) -> Sample:
         """Return a sample by its index among all, training first; with `pads_validation` padding after the last."""
-        if index >= self.num_training_samples + self.num_validation_samples:
-            source = self.sources[0]
-            return source.read(source.num_training_samples + source.num_validation_samples)
-        number, own = self.place_of(index)
+        if index >= self.num_samples:
+            return self._read_of(0, self.sources[0].num_samples)
+        return self._read_of(*self.place_of(index))
+
+    def _read_of(self, number: int, own: int) -> Sample:
+        """Return a sample of a source by its index among all of that source."""
         return self.sources[number].read(own)
 
     def place_of(self, index: int) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from meshwright.errors import DataError
 from meshwright.spec.job.sections import DataSection
 
-_KEYS_OF_A_TABLE = ("source", "text_key", "messages_key", "max_bytes")
+_KEYS_OF_A_TABLE = ("source", "text_key", "messages_key", "chosen_key", "rejected_key", "max_bytes")
 
 
 def mixture_sections(section: DataSection) -> list[DataSection]:
@@ -16,6 +16,8 @@ def mixture_sections(section: DataSection) -> list[DataSection]:
             source=table.source,
             text_key=table.text_key or section.text_key,
             messages_key=table.messages_key or section.messages_key,
+            chosen_key=table.chosen_key or section.chosen_key,
+            rejected_key=table.rejected_key or section.rejected_key,
             max_bytes=table.max_bytes or section.max_bytes,
             mixture=(),
             stage_steps=(),

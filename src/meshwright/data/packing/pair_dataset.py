@@ -26,17 +26,9 @@ class PairDataset(PackedDataset):
 
     def __init__(self, section: DataSection, seq_len: int, corpus: CorpusTokens) -> None:
         super().__init__(section, seq_len, corpus)
+        # Those held out are the last.
+        self.num_pairs = len(self.kept.documents)
         self.pairs_in_row = max(len(row) for row in self._rows)
-
-    @property
-    def num_pairs(self) -> int:
-        """Return the number of pairs, those held out last."""
-        return len(self.kept.documents)
-
-    @property
-    def num_rows(self) -> int:
-        """Return the number of all samples."""
-        return len(self._rows)
 
     def read(self, index: int) -> Sample:
         """Return (inputs, targets, documents), each int64 [seq_len], and the row's pairs, NO_PAIR after the last."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from meshwright.checkpoint.parameter_hash import parameter_hash
 from meshwright.checkpoint.peers import GroupPeers
-from meshwright.data.packing.pair_dataset import PairDataset
+from meshwright.data.numbered_samples import Dataset
 from meshwright.errors import DataError
 from meshwright.log import logger
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters
@@ -36,11 +36,10 @@ def give_reference(training: Training, run: Run, step: int, mark: Callable[[str]
     `mark` hears of progress. Raises DataError where a run that is resumed after its first step lacks them.
     """
     dataset, peers = training.dataset, GroupPeers()
-    if not isinstance(dataset, PairDataset):
+    if not dataset.num_pairs:
         return
     mark("reference")
-    # Data may have moved.
-    identity: dict[str, Any] = {"data": {key: one for key, one in dataset.fingerprint.items() if key != "source"}}
+    identity: dict[str, Any] = {"data": _identity_of_pairs(dataset.fingerprint)}
     if step == 0:
         identity["weights"] = parameter_hash(canonical_parameters(training.model))
     found = peers.publish(_read(run, identity) if peers.rank == 0 else None)
@@ -58,6 +57,13 @@ def give_reference(training: Training, run: Run, step: int, mark: Callable[[str]
     training.step.reference = found
 
 
+def _identity_of_pairs(fingerprint: dict[str, Any]) -> dict[str, Any]:
+    """Return what the pairs and their numbers follow from: data may have moved, and a mixture may have new weights."""
+    if (tables := fingerprint.get("mixture")) is not None:
+        return {"mixture": [_identity_of_pairs(table) for table in tables]}
+    return {key: one for key, one in fingerprint.items() if key not in ("source", "name", "weights")}
+
+
 def _read(run: Run, identity: dict[str, Any]) -> Tensor | None:
     """Return the scores in the run folder; None if there are none, or not of this identity."""
     try:
@@ -72,14 +78,14 @@ def _read(run: Run, identity: dict[str, Any]) -> Tensor | None:
 class _Progress:
     """Callable: says how many rows have been scored, every few seconds and at the end."""
 
-    def __init__(self, dataset: PairDataset, mark: Callable[[str], None], *, is_shown: bool) -> None:
+    def __init__(self, dataset: Dataset, mark: Callable[[str], None], *, is_shown: bool) -> None:
         self._dataset, self._mark, self._is_shown = dataset, mark, is_shown
         self._started_s = self._shown_s = time.perf_counter()
 
     def __call__(self, num_rows: int) -> None:
         """Note that so many rows have been scored."""
         self._mark("reference")
-        now_s, total = time.perf_counter(), self._dataset.num_rows
+        now_s, total = time.perf_counter(), self._dataset.num_samples
         if not self._is_shown or (num_rows < total and now_s - self._shown_s < _SHOWN_EVERY_S):
             return
         self._shown_s = now_s

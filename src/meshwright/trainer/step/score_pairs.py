@@ -8,7 +8,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from meshwright.data.loader import Microbatch
-from meshwright.data.packing.pair_dataset import NO_PAIR, PairDataset
+from meshwright.data.packing.pair_dataset import NO_PAIR
 from meshwright.parallelism.data.fully_sharded import reshard_model
 from meshwright.parallelism.preference_loss import Pairs, PreferenceLoss
 from meshwright.trainer.step.training import Training
@@ -33,17 +33,17 @@ def score_pairs(training: Training, show: Callable[[int], None] = lambda _: None
     Data-parallel ranks share the rows. `show` gets the number of rows scored so far.
     """
     dataset, layout = training.dataset, training.layout
-    assert isinstance(dataset, PairDataset)
+    assert dataset.num_pairs
     # As many microbatches at a time as keep all stages busy.
     shape = (layout.pp, layout.microbatch_size)
     num_rows = layout.pp * layout.microbatch_size
     found = torch.zeros(dataset.num_pairs, 2, dtype=torch.float64)
     training.model.eval()
-    for first in range(0, dataset.num_rows, layout.dp * num_rows):
+    for first in range(0, dataset.num_samples, layout.dp * num_rows):
         # Rows after the last are padding.
         rows = first + training.meshes.dp_rank * num_rows + np.arange(num_rows)
         _score(training, training.loader.microbatches_of(rows.reshape(shape)), found)
-        show(min(dataset.num_rows, first + layout.dp * num_rows))
+        show(min(dataset.num_samples, first + layout.dp * num_rows))
     training.model.train()
     reshard_model(training.model)
     return _of_all_ranks(found, training)

@@ -68,10 +68,12 @@ def _sft_problems(job: Job) -> Iterator[Problem]:
 def _unread_problems(job: Job) -> Iterator[Problem]:
     task = job.train.task
     for number, table in enumerate(job.data.mixture, start=1):
-        if table.messages_key is not None and task != "sft":
-            where = f"data.mixture, table {number} ({table.label})"
-            what = f'{where}: messages_key = {shown_value(table.messages_key)} does nothing with train.task = "{task}"'
-            yield Problem(what, [{"train.task": "sft"}], after=", or leave it out")
+        where = f"data.mixture, table {number} ({table.label})"
+        for key in ("messages_key", "chosen_key", "rejected_key"):
+            value, tasks = getattr(table, key), _KEYS_OF_TASKS[key]
+            if value is not None and task not in tasks:
+                what = f'{where}: {key} = {shown_value(value)} does nothing with train.task = "{task}"'
+                yield Problem(what, [{"train.task": one} for one in tasks], after=", or leave it out")
     for key, tasks in _KEYS_OF_TASKS.items():
         value, default = getattr(job.data, key), type(job.data).model_fields[key].default
         if value != default and job.train.task not in tasks:

@@ -35,9 +35,6 @@ def dpo_problems(job: Job) -> Iterator[Problem]:
         )
         how = "none" if job.data.packing == "none" else "whole"
         yield Problem(f"{what} does not keep them whole and apart", [_kept_apart(how)])
-    if job.data.mixture:
-        what = f'data.mixture has {len(job.data.mixture)} tables, and train.task = "dpo" scores the pairs of one source'
-        yield Problem(what, otherwise="leave it out and name the pairs in data.source")
     yield from _problems(_job_rules(job))
 
 

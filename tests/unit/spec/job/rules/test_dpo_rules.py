@@ -48,11 +48,16 @@ def test_what_does_not_go_with_pairs_is_named_and_fixed(sections: dict[str, Any]
     assert all(with_fix(given, fix).problems() == [] for fix in problem.fixes)
 
 
-def test_a_mixture_and_a_class_of_the_users_are_refused() -> None:
-    mixture = [{"source": "a.jsonl", "weight": 1.0}, {"source": "b.jsonl", "weight": 1.0}]
-    data = {key: value for key, value in PAIRS.items() if key != "source"}
-    (problem,) = Job.from_dict({"data": {**data, "mixture": mixture}, "train": {"task": "dpo"}}).problems()
-    assert "data.mixture has 2 tables" in problem
+def test_a_mixture_of_pairs_is_valid_whose_tables_name_their_answers() -> None:
+    mixture = [{"source": "a.jsonl", "chosen_key": "better", "rejected_key": "worse"}, {"source": "b.jsonl"}]
+    data = {key: value for key, value in PAIRS.items() if key != "source"} | {"mixture": mixture}
+    assert Job.from_dict({"data": data, "train": {"task": "dpo"}}).problems() == []
+    problems = Job.from_dict({"data": data, "train": {"task": "sft"}}).problems()
+    assert [words in one for one, words in zip(problems, ('chosen_key = "better"', "rejected_key"), strict=True)]
+    assert all('does nothing with train.task = "sft"' in one for one in problems)
+
+
+def test_a_class_of_the_users_is_refused() -> None:
     problems = job(data={"source": "my_data:Pairs", "packing": "split", "mask_documents": False}).problems()
     assert any("makes its own samples" in one for one in problems)
 
