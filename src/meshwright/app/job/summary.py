@@ -112,8 +112,8 @@ def _adapter_line(job: Job) -> str:
 def _dpo_line(job: Job) -> str:
     smoothing = f", label smoothing {job.dpo.label_smoothing:g}" if job.dpo.label_smoothing else ""
     return (
-        f"beta {job.dpo.beta:g}{smoothing}; the reference is the model at the start: one forward of all pairs before "
-        "the first step, which no estimate prices"
+        f"{job.dpo.loss} loss, beta {job.dpo.beta:g}{smoothing}; the reference is the model at the start: one forward "
+        "of all pairs before the first step, which no estimate prices"
     )
 
 
