@@ -30,4 +30,4 @@ def test_held_out_pairs_are_told_apart(tmp_path: Path) -> None:
 def test_check_says_what_the_reference_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [f"run.dir={tmp_path / 'run'}", f"data.cache_dir={tmp_path / 'cache'}", "dpo.label_smoothing=0.1"]
     assert run(["check", EXAMPLE, *words]) == 0
-    assert "sigmoid loss, beta 0.1, label smoothing 0.1; the reference is the model at the start" in capsys.readouterr().out
+    assert "sigmoid loss, beta 0.1, label smoothing 0.1; the reference is the model" in capsys.readouterr().out

@@ -146,7 +146,7 @@ class UnreadRest(Frozen):
 
 
 class DataVerification(Frozen):
-    """A job's data, as far as it was read: text up to data.max_bytes, of a class's samples some."""
+    """What was read of a job's data: text up to data.max_bytes, of the samples of a class some."""
 
     source: str
     num_files: int
