@@ -23,6 +23,10 @@ from meshwright.parallelism.collectives import all_reduce_max, all_reduce_sum
 from meshwright.parallelism.head import SeparateHead
 
 
+def _keep() -> None:
+    """Do nothing: the weight stays as it is from forward to backward."""
+
+
 class Chunking(NamedTuple):
     """How the loss is computed."""
 
@@ -33,6 +37,8 @@ class Chunking(NamedTuple):
     """Whether backward may run in two parts, which read the gradients of the head twice."""
     cross_entropy: Callable[[Tensor, Tensor, dist.ProcessGroup, float | Tensor], Tensor]
     """cross_entropy_, or that compiled."""
+    unshard: Callable[[], object] = _keep
+    """All-gathers the head's weight if FSDP2 has freed it; a collective then."""
 
 
 def chunked_loss(hidden_TD: Tensor, head: SeparateHead, target_T: Tensor, chunking: Chunking) -> Tensor:
@@ -123,9 +129,12 @@ class _ChunkedLosses(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient_T: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_TD, weight_VD, bias_V, target_T = ctx.saved_tensors
-        chunking = ctx.chunking
-        if (gradients := ctx.gradients) is None:
+        chunking, gradients = ctx.chunking, ctx.gradients
+        if gradients is None:
+            # The backward of another microbatch may have freed the weight, and FSDP2 all-gathers it only with the
+            # backward of the stage, which comes after this one.
+            chunking.unshard()
+            hidden_TD, weight_VD, bias_V, target_T = ctx.saved_tensors
             gradients = _empty_gradients(ctx, hidden_TD, weight_VD, bias_V)
             for rows in _chunks(len(hidden_TD), chunking.num_chunks):
                 logits_CV = F.linear(hidden_TD[rows], weight_VD, bias_V)

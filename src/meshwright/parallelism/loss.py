@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed.fsdp import FSDPModule
 
 from meshwright.errors import ConfigError, UnsupportedError
 from meshwright.models.contract import Loss, loss_of, next_token_loss
@@ -47,6 +48,9 @@ def make_loss(
         of_chunk = cross_entropy_ if compile_ is None else compile_(fused_cross_entropy_)
         of_chunk = of_chunk if accuracy is None else accuracy.counting(of_chunk)
         chunking = Chunking(layout.loss_chunks, meshes.group("tp"), layout.may_split_backward, of_chunk)
+        if isinstance(last_stage, FSDPModule):
+            # The head is part of the root unit.
+            chunking = chunking._replace(unshard=last_stage.unshard)
         return ChunkedNextTokenLoss(head, chunking, accuracy)
     if loss is next_token_loss:
         return NextTokenLoss(meshes.group("tp"), None if compile_ is None else compile_(fused_losses), accuracy)

@@ -161,6 +161,13 @@ def test_no_layout_changes_anything(tmp_path: Path) -> None:
         require_equal(list(found), expected, str(case))
 
 
+def test_a_weight_that_another_microbatch_has_freed_is_gathered_again(tmp_path: Path) -> None:
+    ((expected,),) = run_ranks(measure_all, 1, [job(tmp_path, NONE, microbatch_size=4)])
+    freed = {"pp": 2, "dp_shard": 2, "schedule": "GPipe", "loss_chunks": 2, "reshard_after_forward": "always"}
+    found = run_ranks(measure_all, 4, [job(tmp_path, NONE, **freed)])
+    require_equal([one for (one,) in found], expected, "freed")
+
+
 def test_a_mixture_is_the_pairs_of_its_sources(tmp_path: Path) -> None:
     ((expected,),) = run_ranks(measure_all, 1, [job(tmp_path, NONE, microbatch_size=4)])
     # Rows of 88 hold two pairs of the second source and one or two of the first.
