@@ -1,11 +1,12 @@
-"""The transcript in the README is what the demo shows."""
+"""The transcripts in README and documentation are of the commands that they name."""
 
 import re
 
-from repository import load_module
+from repository import ROOT, load_module
 
 transcript = load_module("docs/transcript")
 demo = load_module("examples/demo")
+fine_tuning = load_module("docs/fine_tuning_page")
 TEXT = transcript.TEXT.read_text(encoding="utf-8")
 
 
@@ -25,3 +26,9 @@ def test_each_act_proved_its_point() -> None:
     acts = re.split(r"^\d+\. ", TEXT, flags=re.MULTILINE)[1:]
     assert all("\n✓ " in act for act in acts)
     assert "✗" not in TEXT
+
+
+def test_the_commands_of_the_fine_tuning_run_are_those_of_its_program() -> None:
+    page = (ROOT / fine_tuning.PAGE).read_text(encoding="utf-8")
+    assert re.findall(r"^\$ meshwright (.*)$", page, re.MULTILINE) == [command for _, command in fine_tuning.STEPS]
+    assert page.count("logits equal those of transformers") == 2
