@@ -19,11 +19,11 @@ from meshwright.trainer.launch.rank import RankConfig
 from training_runs import tiny_job
 
 
-def start(folder: Path, num_ranks: int, **train: Any) -> tuple[LocalRankGroup, Run]:
+def start(folder: Path, num_ranks: int, data: dict[str, Any] | None = None, **train: Any) -> tuple[LocalRankGroup, Run]:
     """Start ranks that train a tiny job into a new folder, and print into output.txt there."""
     folder.mkdir()
     run = Run(folder / "run")
-    job = Job.from_dict(tiny_job(folder, train=train, run={"device": "cpu", "dir": str(run.folder)}))
+    job = Job.from_dict(tiny_job(folder, data=data or {}, train=train, run={"device": "cpu", "dir": str(run.folder)}))
     config = RankConfig(job=job, run_dir=str(run.folder), module_dir=str(folder))
     with output_in(folder / "output.txt"):
         return LocalRankGroup.start(config, num_ranks, {"OMP_NUM_THREADS": "1"}, num_threads=1), run
@@ -60,6 +60,27 @@ def test_a_killed_rank_ends_its_own_group_only(tmp_path: Path) -> None:
         assert all(map(is_gone, [*killed.pids, *other.pids]))
     assert other_run.checkpoint_steps()[-1] == 3
     assert "step 3/3" in (tmp_path / "other" / "output.txt").read_text()
+
+
+def test_what_a_killed_rank_has_started_ends_with_it(tmp_path: Path) -> None:
+    """Forked workers of torch's that hang also hold the connections of their rank open."""
+    pids_file = tmp_path / "pids"
+    data = {"source": "helped_stream:Helped", "options": {"pids_file": str(pids_file), "hangs_at": 100}}
+    group, run = start(tmp_path / "killed", 2, data, steps=1_000)
+    with group:
+        wait_for_a_step(group, run)
+        pids = [int(pid) for pid in pids_file.read_text().split()]
+        assert len(pids) == 3
+        assert not any(map(is_gone, pids))
+        os.kill(group.pids[0], signal.SIGKILL)
+        while not group.poll():
+            wait_for_ends([group])
+        assert group.exit_codes == {0: -signal.SIGKILL, 1: ExitCode.RETRY}
+        assert not group.killed
+    deadline_s = time.monotonic() + 60
+    while not all(map(is_gone, pids)):
+        assert time.monotonic() < deadline_s, pids
+        time.sleep(0.02)
 
 
 @pytest.mark.long

@@ -194,6 +194,22 @@ def test_ranks_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("hangs_at", [-1, 100])
+def test_what_ranks_have_started_does_not_outlive_a_killed_launcher(tmp_path: Path, hangs_at: int) -> None:
+    """Whether the ranks then save and stop or, waiting for a worker that hangs, are ended."""
+    pids_file = tmp_path / "pids"
+    data = {"source": "helped_stream:Helped", "options": {"pids_file": str(pids_file), "hangs_at": hangs_at}}
+    command = Command(tmp_path, data=data, **ENDLESS)
+    process = command.start("--ranks", "2", PYTHONPATH=os.pathsep.join([*sys.path, os.environ.get("PYTHONPATH", "")]))
+    command.wait_for_step(12)
+    process.kill()
+    process.communicate(timeout=600)
+    pids = [int(pid) for pid in pids_file.read_text().split()]
+    assert_all_gone([*command.manifest.attempts[-1].pids, *pids])
+    assert bool(command.run.checkpoint_steps()) == (hangs_at < 0)
+
+
+@pytest.mark.long
 def test_torchrun_does_the_same(tmp_path: Path) -> None:
     (tmp_path / "torchrun").mkdir()
     (tmp_path / "own").mkdir()

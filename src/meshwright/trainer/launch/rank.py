@@ -22,7 +22,12 @@ from meshwright.spec.machine.allocator_settings import set_allocator
 from meshwright.spec.run.quorum import ReplicaPlace
 from meshwright.spec.run.run import Run
 from meshwright.spec.step.estimate import Estimate
-from meshwright.trainer.launch.local.rank_fork_server import SentDescriptor, accept_signals, wait_for_caller
+from meshwright.trainer.launch.local.rank_fork_server import (
+    SentDescriptor,
+    accept_signals,
+    caller_has_ended,
+    wait_for_caller,
+)
 from meshwright.trainer.launch.local.store_file import variables_of_store
 
 
@@ -88,7 +93,10 @@ def rank_process(start: RankStart) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN if start.ignores_hangup else signal.SIG_DFL)
     preempt_on_sigterm()
     threading.Thread(target=_end_with_launcher, args=(start,), name="end_with_launcher", daemon=True).start()
-    leave(exit_code_of(lambda: _train(start)))
+    code = exit_code_of(lambda: _train(start))
+    if caller_has_ended():
+        _end_group()
+    leave(code)
 
 
 def _train(start: RankStart) -> ExitCode:
@@ -105,7 +113,12 @@ def _end_with_launcher(start: RankStart) -> None:
     wait_for_caller()
     os.kill(os.getpid(), signal.SIGTERM)
     outlive_launcher(RankConfig.from_json(start.config).own_run, start.grace_s)
-    os._exit(ExitCode.RETRY)
+    _end_group()
+
+
+def _end_group() -> None:
+    """End this process and all that it has started, for a launcher that is gone and would have; none reads a code."""
+    os.killpg(0, signal.SIGKILL)
 
 
 def train_rank(config: RankConfig) -> ExitCode:

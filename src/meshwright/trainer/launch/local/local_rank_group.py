@@ -53,8 +53,9 @@ class LocalRankGroup:
 
     Nothing here polls or blocks but `close`: `wait_for_ends` returns as soon as a rank of any group has ended, or a
     deadline of one has passed, and `poll` then acts on it. Once a rank has failed, `poll` asks the others to end
-    (SIGTERM), which mostly lost their connection to it, and kills those that have not after 15 s. No method raises
-    because a process has ended already. Of one thread only.
+    (SIGTERM), which mostly lost their connection to it, and kills those that have not after 15 s. However a rank has
+    ended, `poll` kills the processes that it has started and left, unless they lead a session of their own. No method
+    raises because a process has ended already. Of one thread only.
     """
 
     def __init__(self, store: StoreFile) -> None:
@@ -138,6 +139,7 @@ class LocalRankGroup:
                 continue
             if code == _SERVER_DIED:
                 self._signal(rank, signal.SIGKILL)
+            self._kill_started(rank)
             self.ends.append(RankEnd(rank, self.pids[rank], code))
         if self._has_failed and not had_failed:
             self.stop(signal.SIGTERM, _KILL_AFTER_S)
@@ -167,10 +169,14 @@ class LocalRankGroup:
         for rank in self.running:
             self.killed.add(self.pids[rank])
             self._signal(rank, signal.SIGKILL)
-            # What it started; a rank leads a process group of its own.
-            with suppress(ProcessLookupError):
-                os.killpg(self.pids[rank], signal.SIGKILL)
+            self._kill_started(rank)
         self._kill_at_s = math.inf
+
+    def _kill_started(self, rank: int) -> None:
+        """Kill what a rank has started, such as workers of a torch DataLoader; it leads a process group of its own."""
+        # PermissionError: what is left has another user's rights.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pids[rank], signal.SIGKILL)
 
     def _signal(self, rank: int, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):

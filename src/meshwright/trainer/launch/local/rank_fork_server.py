@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import DupFd
 from typing import Any, Self
 
@@ -95,9 +96,18 @@ def accept_signals() -> None:
 
 def wait_for_caller() -> None:
     """Return when the process that had this rank forked, which is not its parent, has ended."""
+    _caller().join()
+
+
+def caller_has_ended() -> bool:
+    """Return whether the process that had this rank forked is gone."""
+    return not _caller().is_alive()
+
+
+def _caller() -> BaseProcess:
     caller = multiprocessing.parent_process()
     assert caller is not None
-    caller.join()
+    return caller
 
 
 @contextmanager
