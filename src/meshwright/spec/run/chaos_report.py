@@ -15,7 +15,7 @@ class LedgerEntry(Frozen):
 
     step: int
     samples: dict[int, str]
-    """Hash of the samples of each of its microbatches, by the slot of the first one in the global batch."""
+    """Hash of each of its samples, by their slots in the global batch, which know no microbatches and no ranks."""
     time_s: float
     """When this was noted, in seconds since 1970."""
     is_finished: bool = True
