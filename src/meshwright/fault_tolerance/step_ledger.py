@@ -32,14 +32,26 @@ class StepLedger:
 
     def add(self, step: int, microbatches: Iterable[Microbatch], epoch: int = 0, *, is_finished: bool = True) -> None:
         """Note that `step` is done, or about to be, on these samples, with the quorum of an epoch."""
-        samples = {one.first_slot: _digest(one.inputs) for one in microbatches}
+        samples = {slot: digest for one in microbatches for slot, digest in digests(one).items()}
         entry = LedgerEntry(step=step, samples=samples, time_s=time.time(), epoch=epoch, is_finished=is_finished)
         self._file.write(entry.model_dump_json() + "\n")
         self._file.flush()
 
 
-def _digest(tensor: Tensor) -> str:
-    return xxhash.xxh3_128(tensor.contiguous().numpy().tobytes()).hexdigest()
+def digests(microbatch: Microbatch) -> dict[int, str]:
+    """Return a hash of all that each sample is trained by, by its slot in the global batch."""
+    parts = [one for one in (microbatch.inputs, microbatch.targets, microbatch.documents) if one is not None]
+    return {
+        microbatch.first_slot + place: _digest([part[place] for part in parts])
+        for place in range(len(microbatch.inputs))
+    }
+
+
+def _digest(sample: Iterable[Tensor]) -> str:
+    digest = xxhash.xxh3_128()
+    for part in sample:
+        digest.update(part.contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def read_ledger(path: Path) -> list[LedgerEntry]:
