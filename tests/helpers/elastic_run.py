@@ -200,7 +200,7 @@ def _faults(attempt: Attempt, step: int) -> list[Fault]:
     """Return the fault that ends an attempt in that step, or in the next one that is saved."""
     if attempt.end == "lost worker":
         # Time to kill the worker before the steps are over.
-        return [Fault(kind="slow-rank", rank=attempt.rank, step=step + 1, argument=30)] if step < STEPS else []
+        return [Fault(kind="slow-rank", rank=attempt.rank, step=step + 1, argument=10)] if step < STEPS else []
     if attempt.end not in ("SIGTERM", "SIGKILL"):
         return []
     kind = "terminate" if attempt.end == "SIGTERM" else "crash"

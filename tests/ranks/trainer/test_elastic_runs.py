@@ -13,6 +13,9 @@ from elastic_run import STEPS, Attempt, ElasticRun, draw_attempt
 from meshwright.errors import ExitCode
 
 NUM_RUNS = 40
+QUICK = (1, 8, 13)
+"""Runs of few processes: a kill, SIGTERM with workers, and both of a stream."""
+RUNS = [pytest.param(number, marks=[] if number in QUICK else pytest.mark.long) for number in range(NUM_RUNS)]
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +31,8 @@ def on_one_rank(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ela
     return done
 
 
-@pytest.mark.parametrize("number", [*range(3), *(pytest.param(n, marks=pytest.mark.long) for n in range(3, NUM_RUNS))])
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("number", RUNS)
 def test_a_run_in_attempts_is_the_run_on_one_rank(
     number: int, tmp_path_factory: pytest.TempPathFactory, on_one_rank: Callable[[str], ElasticRun]
 ) -> None:
