@@ -11,8 +11,9 @@ from meshwright.errors import ConfigError, InfeasibleLayout, MeshwrightError
 from meshwright.log import logger, progress
 from meshwright.prover.buffers import buffer_problem
 from meshwright.prover.differences import TOLERANCES, Incomparable, Record, assemble, compare
+from meshwright.prover.proof_data import proof_dataset, reads_own_data, write_corpus
 from meshwright.prover.record import record
-from meshwright.prover.small_job import SmallJob, small_job, write_corpus
+from meshwright.prover.small_job import SmallJob, small_job
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.validity import layout_problems
 from meshwright.spec.layout.layout import Layout
@@ -53,6 +54,7 @@ def prove(request: ProofRequest, report: Callable[[LayoutProof], None]) -> Proof
         write_corpus(corpus)
         small = small_job(request.job, request.layouts, corpus, request.num_steps, request.precision)
         _require_fitting(request, small)
+        _read_data(request.job, small)
         progress.info("training the small model in one process, to compare with")
         reference = _one_process(request, small)
         proofs = []
@@ -71,6 +73,16 @@ def prove(request: ProofRequest, report: Callable[[LayoutProof], None]) -> Proof
         versions=versions(),
         took_s=time.monotonic() - started_s,
     )
+
+
+def _read_data(job: Job, small: SmallJob) -> None:
+    """Read the job's own data once, before ranks do; raises DataError for data that cannot be read."""
+    if reads_own_data(job):
+        notes = "; ".join(proof_dataset(small.job).notes)
+        progress.info("proving with the job's own data%s", f": {notes}" if notes else "")
+    elif job.train.task != "pretrain":
+        text = "data.source = %r is not on this machine: proving with written conversations and pairs"
+        logger.warning(text, job.data.source)
 
 
 def _require_fitting(request: ProofRequest, small: SmallJob) -> None:

@@ -1,8 +1,5 @@
 """Recording of a few steps of the real trainer on one rank, as NumPy arrays, and faults to record on purpose.
 
-Each sample of tokens ignores a different number of targets. With equal numbers, a loss that counts targets wrongly per
-microbatch or per shard of a sequence would still be right.
-
 Fault injection: breaks one axis of a training, from outside, so that a proof can be seen to fail.
 Each fault is a known bug of such code: training continues and the loss falls, but the model is wrong.
 """
@@ -14,11 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from meshwright.data.dataset import build_dataset
 from meshwright.data.loader import Loader
-from meshwright.data.numbered_samples import IGNORED, Dataset, Sample
 from meshwright.data.order import Share
-from meshwright.data.token_dataset import TokenDataset
 from meshwright.parallelism.context.context_parallel import sequence_indices
 from meshwright.parallelism.expert.expert_parallel import TokenExchange
 from meshwright.parallelism.torch_private.torch_compat import (
@@ -28,33 +22,12 @@ from meshwright.parallelism.torch_private.torch_compat import (
     silence_known_warnings,
 )
 from meshwright.prover.differences import Record, RecordedShard, RecordedShards
+from meshwright.prover.proof_data import proof_dataset
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.proof import PlantedAxis
 from meshwright.trainer.launch.ranks import Ranks
 from meshwright.trainer.step.score_pairs import score_pairs
 from meshwright.trainer.step.training import Training
-
-_STRIDE = 7
-"""Difference of the numbers of ignored targets between consecutive samples."""
-
-
-class WithIgnoredTargets(Dataset):
-    """Samples of a token dataset with their first targets ignored; at least one target counts."""
-
-    may_ignore_targets = True
-
-    def __init__(self, dataset: TokenDataset, seq_len: int) -> None:
-        num_samples = dataset.num_training_samples + dataset.num_validation_samples
-        super().__init__(num_samples, 0.0, dataset.fingerprint)
-        self.vocab_size, self.end_of_document = dataset.vocab_size, dataset.end_of_document
-        self._dataset, self._seq_len = dataset, seq_len
-
-    def read(self, index: int) -> Sample:
-        """Return (inputs, targets), each int64 [seq_len], some of the targets IGNORED."""
-        inputs, targets = self._dataset.read(index)
-        targets = targets.copy()
-        targets[: index * _STRIDE % self._seq_len] = IGNORED
-        return inputs, targets
 
 
 def record(job: Job, device: str, planted: PlantedAxis | None, repeat: bool) -> tuple[Record, bool | None]:
@@ -68,7 +41,7 @@ def record(job: Job, device: str, planted: PlantedAxis | None, repeat: bool) -> 
 
 def _record_once(job: Job, device: str, planted: PlantedAxis | None) -> Record:
     ranks = Ranks(dist.get_rank(), dist.get_world_size(), _own_device(device))
-    training = Training.build(job, ranks, _dataset(job))
+    training = Training.build(job, ranks, proof_dataset(job))
     if training.dataset.num_pairs:
         training.step.reference = score_pairs(training)
     if planted is not None:
@@ -86,12 +59,6 @@ def _record_once(job: Job, device: str, planted: PlantedAxis | None) -> Record:
         weights=_boxes(_parameters(training.model)),
         buffers=_boxes((name, _in_numpy(one)) for name, one in persistent_buffers(training.model).items()),
     )
-
-
-def _dataset(job: Job) -> Dataset:
-    """Return the job's dataset; samples of a stream ignore some targets, rows of documents and user data do already."""
-    dataset = build_dataset(job.data, job.train.seq_len, job.train.task)
-    return WithIgnoredTargets(dataset, job.train.seq_len) if isinstance(dataset, TokenDataset) else dataset
 
 
 def _own_device(device: str) -> torch.device:

@@ -4,21 +4,18 @@ Whether a layout works depends on which of its degrees divide which sizes, such 
 ep. So each size of the model is replaced by the smallest that the same degrees divide.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from meshwright.prover.proof_data import proof_section, reads_own_data
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import (
     CheckpointSection,
-    DataSection,
     ModelSection,
     PrecisionSection,
-    Task,
-    TooLong,
     TrainSection,
 )
 from meshwright.spec.layout.layout import Layout, LayoutRequest
@@ -30,7 +27,8 @@ from meshwright.spec.run.proof import Change, ProofPrecision
 from meshwright.spec.step.adapter import ALL_LINEAR_LAYERS, PACKED_BLOCK, Adapter
 
 _SEQ_LEN = 32
-_NUM_DOCUMENTS = 2000
+# Of some conversations or pairs: the job's own at most, and those that are written.
+_MAX_SEQ_LEN, _CONVERSATION_SEQ_LEN = 1024, 128
 # AdamW divides a gradient by its magnitude plus eps. With the usual 1e-8, rounding noise in a near-zero element moves
 # its weight as much as any other, which no bar could distinguish from an error.
 _EPS = 1e-2
@@ -58,9 +56,10 @@ class SmallJob:
 
 
 def small_job(job: Job, layouts: Sequence[Layout], corpus: Path, num_steps: int, precision: ProofPrecision) -> SmallJob:
-    """Return a job of `num_steps` that each of `layouts` can run, on the text of `write_corpus`.
+    """Return a job of `num_steps` that each of `layouts` can run.
 
-    A user's model is not reduced, and runs on its own data.
+    Its task is the job's: fine-tuning reads the job's own data, pretraining `corpus`, the text of `write_corpus`. A
+    user's model is not reduced, and runs on its own data.
     """
     common: dict[str, Any] = {
         "layout": LayoutRequest(),
@@ -85,8 +84,8 @@ def small_job(job: Job, layouts: Sequence[Layout], corpus: Path, num_steps: int,
     smaller = shrink(architecture, layouts, PACKED_BLOCK if job.adapter.packs_base else 1)
     small = job.replace(
         model=ModelSection(source=job.model.source, options={**job.model.options, **_options(architecture, smaller)}),
-        data=_data(job.data, job.train.task, corpus),
-        train=_train(job.train, layouts, num_steps),
+        data=proof_section(job, corpus),
+        train=_train(job, layouts, num_steps),
         adapter=_adapter(job.adapter, smaller),
         **common,
     )
@@ -108,38 +107,25 @@ def _adapter(adapter: Adapter, smaller: LlamaArchitecture) -> Adapter:
     return adapter.replace(initial=None, targets=tuple(targets) or ALL_LINEAR_LAYERS)
 
 
-def _train(train: TrainSection, layouts: Sequence[Layout], num_steps: int) -> TrainSection:
+def _train(job: Job, layouts: Sequence[Layout], num_steps: int) -> TrainSection:
     """Return the smallest batch that all layouts divide, with enough microbatches for their schedules."""
     # Zigzag cp shards have two chunks per rank, each sharded over tp.
-    seq_len = math.lcm(_SEQ_LEN, *(2 * layout.cp * layout.tp for layout in layouts))
+    seq_len = _multiple_from(_tokens(job), math.lcm(*(2 * layout.cp * layout.tp for layout in layouts)))
     batch = math.lcm(*(layout.dp * layout.microbatch_size * _num_microbatches(layout) for layout in layouts))
-    task: Task = "dpo" if train.task == "dpo" else "pretrain"
-    return TrainSection(task=task, steps=num_steps, seq_len=seq_len, global_batch_size=batch, seed=train.seed)
+    train = job.train
+    return TrainSection(task=train.task, steps=num_steps, seq_len=seq_len, global_batch_size=batch, seed=train.seed)
+
+
+def _tokens(job: Job) -> int:
+    """Return tokens of a sequence that hold several documents."""
+    if reads_own_data(job):
+        return min(job.train.seq_len, _MAX_SEQ_LEN)
+    return _SEQ_LEN if job.train.task == "pretrain" else _CONVERSATION_SEQ_LEN
 
 
 def _num_microbatches(layout: Layout) -> int:
     """Return microbatches that fill a pipeline, at least two."""
     return layout.pp * max(2, layout.stages_per_rank)
-
-
-def write_corpus(file: Path) -> None:
-    """Write many short documents, and as many pairs of answers, so that every sequence spans several."""
-    texts = ((f"{n} times {n} is {n * n}", f"{n * n}", f"-{n}") for n in range(_NUM_DOCUMENTS))
-    lines = (json.dumps({"text": text, "chosen": one, "rejected": other}) + "\n" for text, one, other in texts)
-    file.write_text("".join(lines), encoding="utf-8")
-
-
-def _data(section: DataSection, task: Task, corpus: Path) -> DataSection:
-    too_long: TooLong = "skip" if task == "dpo" else "stop" if section.packing == "split" else "cut"
-    return DataSection(
-        source=str(corpus),
-        cache_dir=str(corpus.parent / "cache"),
-        validation_fraction=0.0,
-        packing=section.packing,
-        too_long=too_long,
-        mask_documents=section.mask_documents,
-        shuffle=section.shuffle,
-    )
 
 
 def _changes(job: Job, small: Job) -> tuple[Change, ...]:
@@ -148,7 +134,7 @@ def _changes(job: Job, small: Job) -> tuple[Change, ...]:
     changes = [batch]
     for section, keys in (
         ("train", ("seq_len",)),
-        ("data", ("source", "tokenizer")),
+        ("data", ("source", "tokenizer", "too_long", "max_bytes")),
         ("optimizer", tuple(type(job.optimizer).model_fields)),
         ("precision", ("compute", "reduce", "float8")),
         ("model", ("initial_weights",)),

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli.main import run
+from meshwright.config.load import load_job
+from meshwright.prover.small_job import small_job
+from meshwright.spec.layout.layout import Layout
 from meshwright.spec.run.proof import Proof
+from recorded_jobs import record_all
+from repository import ROOT
+from run_ranks import run_ranks
 
 DENSE = """
 [model]
@@ -200,3 +206,24 @@ def test_a_rank_that_fails_is_told_and_the_next_layout_is_proven(
     assert [one.holds for one in proof.layouts] == [False, True]
     assert proof.layouts[0].problem == "rank 1: ValueError: broken on purpose"
     assert "[1/2] dp_shard=2: FAILS: rank 1: ValueError: broken on purpose" in told
+
+
+@pytest.mark.parametrize("task", ["sft", "dpo"])
+def test_a_fine_tuning_job_is_proven_as_it_is(task: str, capsys: pytest.CaptureFixture[str]) -> None:
+    job = str(ROOT / "examples" / f"tiny-{task}.toml")
+    code, proof, told = prove(capsys, job, "dp_shard=2", "cp=2", "tp=2", "--exact")
+    assert code == 0
+    assert proof.job.train.task == task
+    assert "proving with the job's own data: 36 " in told
+    # Ranks have rows with other numbers of targets: each must have its own.
+    _, proof, _ = prove(capsys, job, "dp_shard=2", "--exact", "--plant", "dp")
+    assert not proof.layouts[0].holds
+
+
+def test_targets_that_do_not_count_are_of_the_proof(tmp_path: Path) -> None:
+    """One process learns another loss where the user's part counts, too."""
+    job = load_job(ROOT / "examples" / "tiny-sft.toml").job
+    small = small_job(job, [Layout()], tmp_path / "sums.jsonl", 1, "float64").job
+    everything = small.replace(data=small.data.replace(train_on="all"))
+    [[own, whole]] = run_ranks(record_all, 1, [small, everything])
+    assert abs(own.losses[0] - whole.losses[0]) > 1e-4
