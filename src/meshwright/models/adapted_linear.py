@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from meshwright.errors import ConfigError, UnsupportedError
 from meshwright.models.contract import blocks_of
 from meshwright.models.initial import Constant, Normal, fill
-from meshwright.models.packed_weight import PackedWeight, PlainWeight, pack, packed_shapes
+from meshwright.models.packed_weight import PackedWeight, PlainWeight, nf4_byte_values, pack, packed_shapes
 from meshwright.models.rope import at_least_float32
 from meshwright.spec.job.rules.adapter_rules import target_problems
 from meshwright.spec.step.adapter import (
@@ -32,6 +32,9 @@ from meshwright.spec.step.adapter import (
     Adapter,
     BaseDType,
 )
+
+BYTE_VALUES = "byte_values"
+"""How the name of a layer's buffer of what bytes of nf4 hold ends."""
 
 
 class AdaptedLinear(nn.Linear):
@@ -82,9 +85,11 @@ class PackedAdaptedLinear(AdaptedLinear):
 
     weight_scale: Tensor
     base_dtype: BaseDType = "int8"
+    byte_values: Tensor | None
+    """What bytes of nf4 hold: a buffer, as one that is made in forward is copied from the host in each use."""
 
     def _frozen(self) -> PackedWeight:
-        return PackedWeight(self.weight, self.weight_scale)
+        return PackedWeight(self.weight, self.weight_scale, self.byte_values)
 
     @torch.no_grad()
     def store(self, stored: Tensor, scale: Tensor, weight_OI: Tensor) -> None:
@@ -129,6 +134,14 @@ def adapted_layers(model: nn.Module) -> Iterator[tuple[str, AdaptedLinear]]:
     for name, module in model.named_modules():
         if isinstance(module, AdaptedLinear):
             yield name, module
+
+
+@torch.no_grad()
+def fill_byte_values(model: nn.Module) -> None:
+    """Fill the buffers BYTE_VALUES of a model that got memory."""
+    for _, layer in adapted_layers(model):
+        if isinstance(layer, PackedAdaptedLinear) and layer.byte_values is not None:
+            layer.byte_values.copy_(nf4_byte_values(layer.byte_values.dtype, layer.byte_values.device))
 
 
 def adapter_names(model: nn.Module) -> list[str]:
@@ -192,6 +205,8 @@ def _narrow(name: str, layer: AdaptedLinear, base_dtype: BaseDType) -> None:
         layer.store(stored, scale, weight)
     layer.weight = nn.Parameter(stored, requires_grad=False)
     layer.register_parameter(PACKED_SCALE, nn.Parameter(scale, requires_grad=False))
+    byte_values = nf4_byte_values(weight.dtype, weight.device) if base_dtype == "nf4" else None
+    layer.register_buffer(BYTE_VALUES, byte_values, persistent=False)
 
 
 def _own(layer: AdaptedLinear) -> dict[str, nn.Parameter]:

@@ -47,27 +47,29 @@ class PackedWeight(NamedTuple):
     stored: Tensor
     """int8 [O, I], or uint8 [O, I / 2]: the first of two elements in the low half."""
     scale_ON: Tensor
+    byte_values: Tensor | None = None
+    """`nf4_byte_values`, in any floating-point dtype, on the device of `stored`; made in each use where it is None."""
 
     def times(self, x: Tensor) -> Tensor:
         """Return x W^T, with a gradient of x alone."""
-        product: Tensor = _PackedMatmul.apply(x, self.stored, self.scale_ON)  # type: ignore[no-untyped-call]
+        product: Tensor = _PackedMatmul.apply(x, *self)  # type: ignore[no-untyped-call]
         return product
 
     def whole(self, dtype: torch.dtype) -> Tensor:
         """Return W, [O, I], in `dtype`."""
-        return unpack(self.stored, self.scale_ON, dtype)
+        return unpack(self.stored, self.scale_ON, dtype, self.byte_values)
 
 
 class _PackedMatmul(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, stored: Tensor, scale_ON: Tensor) -> Tensor:
-        ctx.save_for_backward(stored, scale_ON)
-        return F.linear(x, unpack(stored, scale_ON, x.dtype))
+    def forward(ctx: Any, x: Tensor, stored: Tensor, scale_ON: Tensor, byte_values: Tensor | None) -> Tensor:
+        ctx.save_for_backward(stored, scale_ON, byte_values)
+        return F.linear(x, unpack(stored, scale_ON, x.dtype, byte_values))
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        stored, scale_ON = ctx.saved_tensors
-        return gradient @ unpack(stored, scale_ON, gradient.dtype), None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        stored, scale_ON, byte_values = ctx.saved_tensors
+        return gradient @ unpack(stored, scale_ON, gradient.dtype, byte_values), None, None, None
 
 
 def packed_shapes(base_dtype: BaseDType, outputs: int, inputs: int) -> tuple[tuple[int, int], torch.dtype, int]:
@@ -96,16 +98,20 @@ def pack(weight_OI: Tensor, base_dtype: BaseDType) -> tuple[Tensor, Tensor]:
     return code_OI[:, ::2] | code_OI[:, 1::2] << 4, scale_ON
 
 
-def unpack(stored: Tensor, scale_ON: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the weight, [O, I], in `dtype`."""
+def nf4_byte_values(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the two elements that each of the 256 values of a byte of nf4 holds, in units of their scale: [256, 2]."""
+    table = torch.tensor(_NF4, dtype=dtype, device=device)
+    return torch.stack((table.repeat(16), table.repeat_interleave(16)), dim=-1)
+
+
+def unpack(stored: Tensor, scale_ON: Tensor, dtype: torch.dtype, byte_values: Tensor | None = None) -> Tensor:
+    """Return the weight, [O, I], in `dtype`; `byte_values` as PackedWeight has them."""
     if stored.dtype is torch.int8:
         # One pass: a kernel reads int8 and writes `dtype`.
         scales_ON, blocks_ONB = scale_ON.to(dtype) * (1 / _LARGEST_INT8), stored.unflatten(1, (-1, PACKED_BLOCK))
     else:
         scales_ON = scale_ON.to(dtype)
-        table = torch.tensor(_NF4, dtype=dtype, device=stored.device)
-        # Both elements of a byte at once: a row of 2 for each of its 256 values.
-        pairs = torch.stack((table.repeat(16), table.repeat_interleave(16)), dim=-1)
-        blocks_ONB = pairs[stored.int()].flatten(1).unflatten(1, (-1, PACKED_BLOCK))
+        byte_values = nf4_byte_values(dtype, stored.device) if byte_values is None else byte_values.to(dtype)
+        blocks_ONB = byte_values[stored.int()].flatten(1).unflatten(1, (-1, PACKED_BLOCK))
     weight_OI: Tensor = (blocks_ONB * scales_ON[..., None]).flatten(1)
     return weight_OI

@@ -30,7 +30,9 @@ MOST_OFF_EAGER_DORA = 0.1
         ("dora", "compute", "false"),
         ("lora", "bfloat16", "true"),
         ("lora", "int8", "false"),
+        ("lora", "int8", "true"),
         ("lora", "nf4", "false"),
+        ("lora", "nf4", "true"),
     ],
 )
 def test_formula_and_simulation_of_adapters_agree(tmp_path: Path, kind: str, base_dtype: str, compile: str) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from meshwright.models.adapted_linear import adapter_names, initial_of_part
+from meshwright.models.adapted_linear import BYTE_VALUES, adapter_names, fill_byte_values, initial_of_part
 from meshwright.models.initial import fill
 from meshwright.models.moe import MixtureOfExperts
 from meshwright.parallelism.data.packed_shards import PackedShards
@@ -35,7 +35,9 @@ def materialize(
     model.to_empty(device="cpu" if offloads else device_type)
     if offloads:
         move_buffers(model, device_type)
-    _draw(model, [(canonical_fqn(fqn), buffer) for fqn, buffer in model.named_buffers()], device_type, seed)
+    fill_byte_values(model)
+    buffers = ((canonical_fqn(fqn), buffer) for fqn, buffer in model.named_buffers())
+    _draw(model, [(fqn, buffer) for fqn, buffer in buffers if not fqn.endswith(f".{BYTE_VALUES}")], device_type, seed)
     if draws_weights:
         draw_weights(model, device_type, seed)
         return
