@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from meshwright.spec.step.adapter import PACKED_BLOCK, BaseDType
 
@@ -52,6 +53,10 @@ class PackedWeight(NamedTuple):
 
     def times(self, x: Tensor) -> Tensor:
         """Return x W^T, with a gradient of x alone."""
+        if torch.compiler.is_compiling():
+            # torch keeps what a matmul of backward reads: the whole weight, were it not marked to be made again.
+            whole = checkpoint(unpack, self.stored, self.scale_ON, x.dtype, self.byte_values, use_reentrant=False)
+            return F.linear(x, whole)
         product: Tensor = _PackedMatmul.apply(x, *self)  # type: ignore[no-untyped-call]
         return product
 

@@ -151,3 +151,17 @@ def test_a_base_in_few_bits_is_the_same_on_every_layout(tmp_path: Path, base_dty
     ]
     cases = list(zip(cycle(adapters), layouts, strict=False))
     require_equal(tmp_path, cases, model={"source": "llama-1m", "options": wide})
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("base_dtype", ["int8", "nf4"])
+def test_compiled_blocks_read_a_base_in_few_bits_as_eager_ones(tmp_path: Path, base_dtype: str) -> None:
+    wide = {**SMALL, "dim": 128, "head_dim": 32, "ffn_dim": 256, "num_layers": 2}
+    adapters = [{**DORA, "base_dtype": base_dtype}, {**LORA, "base_dtype": base_dtype}]
+    layouts: list[dict[str, Any]] = [
+        {"dp_shard": 4, "compile": True},
+        {"tp": 2, "dp_shard": 2, "compile": True, "activation_checkpoint": "selective"},
+        {"pp": 2, "cp": 2, "compile": True, "activation_checkpoint": "full"},
+    ]
+    cases = list(zip(cycle(adapters), layouts, strict=False))
+    require_equal(tmp_path, cases, model={"source": "llama-1m", "options": wide})
