@@ -170,6 +170,9 @@ class Plan(Frozen):
     pareto_front: Annotated[tuple[Candidate, ...], Field(strict=False)] = ()
     """The pick, and slower layouts that each leave more memory than all faster ones, fastest first; before it the
     fastest of all, if that leaves more memory than the pick."""
+    reference_scoring_s: NonNegativeFloat | None = None
+    """Seconds in which the reference of preference optimisation scores all pairs, once before the first step, in the
+    pick's layout; None where nothing is scored, or the pairs are not known."""
     fsdp_alone: Candidate | None = None
     """Parameters sharded over all devices and nothing else (FSDP), whether it fits or not; None if it is not valid."""
     fsdp_alone_refusal: str = ""
