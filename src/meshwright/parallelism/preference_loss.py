@@ -20,6 +20,8 @@ from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.pair_losses import pair_losses
 from meshwright.spec.job.dpo_section import DpoSection
 
+_REWARDS = ("chosen", "rejected", "margin", "accuracy")
+
 
 @dataclass(frozen=True)
 class Pairs:
@@ -102,9 +104,10 @@ class PreferenceLoss(NextTokenLoss):
         if sum_outside is not None:
             sum_outside(totals)
         dist.all_reduce(totals)
-        chosen, rejected, num_right, num_pairs = totals.tolist()
-        means = {"chosen": chosen, "rejected": rejected, "margin": chosen - rejected, "accuracy": num_right}
-        return {f"rewards/{name}": total / num_pairs for name, total in means.items()}
+        chosen, rejected, num_right, num_pairs = totals
+        # Divided as tensors: where a step is traced, no other rank adds the pairs of a pipeline's last stage.
+        means = (torch.stack((chosen, rejected, chosen - rejected, num_right)) / num_pairs).tolist()
+        return {f"rewards/{name}": mean for name, mean in zip(_REWARDS, means, strict=True)}
 
 
 def rows_per_pair(is_pair: Iterable[Tensor], device: torch.device) -> Tensor:
