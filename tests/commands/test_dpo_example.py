@@ -31,3 +31,22 @@ def test_check_says_what_the_reference_is(tmp_path: Path, capsys: pytest.Capture
     words = [f"run.dir={tmp_path / 'run'}", f"data.cache_dir={tmp_path / 'cache'}", "dpo.label_smoothing=0.1"]
     assert run(["check", EXAMPLE, *words]) == 0
     assert "sigmoid loss, beta 0.1, label smoothing 0.1; the reference is the model" in capsys.readouterr().out
+
+
+def test_scoring_the_reference_is_priced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        f"run.dir={tmp_path / 'run'}",
+        "model.source=llama3-8b",
+        "precision.compute=bfloat16",
+        "train.seq_len=2048",
+        "train.global_batch_size=8",
+    ]
+    assert run(["check", EXAMPLE, *words, "cluster.name=h100", "cluster.num_devices=8", "--json"]) == 0
+    checked = json.loads(capsys.readouterr().out)
+    assert checked["figures"]["reference_scoring_s"] > 0
+    assert any("forward only: about" in text and "for 36 pairs" in text for _, text in checked["lines"])
+    assert run(["plan", EXAMPLE, *words, "--cluster", "h100:8", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["reference_scoring_s"] > 0
+    gone = [*words, f"data.source={tmp_path / 'gone.jsonl'}", "--cluster", "h100:8"]
+    assert run(["plan", EXAMPLE, *gone]) == 0
+    assert "before the first step, not priced" in " ".join(capsys.readouterr().out.split())

@@ -14,6 +14,7 @@ from meshwright.app.job.compile_choice import settled_on
 from meshwright.app.job.cpu_training import trains_on_cpu
 from meshwright.app.job.job_problems import check_job, run_folder
 from meshwright.app.job.jobs import all_of, inspect_job_here, raise_all
+from meshwright.app.job.reference_words import reference_scoring
 from meshwright.app.job.settle_float8 import settle_float8_for_check
 from meshwright.app.job.summary import summary
 from meshwright.app.results.result import Result
@@ -92,7 +93,7 @@ def check(
     raise_all(resolved, all_of(inspection, found), ranks, unknown, fits)
     if (unsearchable := search_problem(resolved, ranks)) is not None:
         raise unsearchable
-    predicted, misfit, found_verdict = estimate(resolved, ranks)
+    predicted, misfit, found_verdict, reference_scoring_s = estimate(resolved, ranks)
     settled, note = settle_float8_for_check(resolved, ranks)
     notes = [("note", text) for text in (note, resume_note(resolved) if resume else None) if text]
     notes += [("note", text) for text in _interval_note(resolved.job)]
@@ -100,7 +101,8 @@ def check(
     if misfit is not None:
         first = ("job", f"{resolved.path}: keys valid, layout does not fit")
         lines = (first, *(line for line in lines if line[0] != "job"))
-    return Checked(lines, misfit, check_figures(settled.job, ranks, found_verdict))
+    figures = replace(check_figures(settled.job, ranks, found_verdict), reference_scoring_s=reference_scoring_s)
+    return Checked(lines, misfit, figures)
 
 
 def _interval_note(job: Job) -> Iterator[str]:
@@ -153,6 +155,8 @@ class CheckPrediction(NamedTuple):
     """Why it does not fit."""
     verdict: Verdict | None = None
     """The numbers; None where there are none."""
+    reference_scoring_s: float | None = None
+    """Seconds in which the reference of a dpo job scores all pairs."""
 
 
 def estimate(resolved: ResolvedJob, num_ranks: int | None) -> CheckPrediction:
@@ -188,10 +192,12 @@ def estimate(resolved: ResolvedJob, num_ranks: int | None) -> CheckPrediction:
     if job.checkpoint.interval == "auto":
         step_s, rate = found.candidate.estimate.step.total_s, job.cluster.failures_per_device_day
         notes.append(("saves", f"{predicted_interval(request, step_s, rate)}; the run chooses by what it measures"))
+    reference = reference_scoring(job, request, found.candidate)
+    notes += [] if reference is None else [("scoring", f"the reference is {reference.text}")]
     misfit = found.problem() or request.recompute_misfit
     notes += _recompute_notes(request, misfit)
     lines = [("step", f"{step} predicted on {cluster.name}"), ("memory", memory), *notes]
-    return CheckPrediction(lines, misfit, found)
+    return CheckPrediction(lines, misfit, found, None if reference is None else reference.scoring_s)
 
 
 def _recompute_here(resolved: ResolvedJob, count: int) -> CheckPrediction:

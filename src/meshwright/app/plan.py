@@ -14,6 +14,7 @@ from rich.markup import escape
 from meshwright.app.arguments import JobSource, NotNegative, Positive, require_allowed
 from meshwright.app.job.compile_choice import settled_on
 from meshwright.app.job.jobs import as_job
+from meshwright.app.job.reference_words import reference_scoring
 from meshwright.app.job.settle_float8 import settle_float8
 from meshwright.app.job.summary import precision_note
 from meshwright.app.named_options import option_words, plan_in_options
@@ -311,6 +312,10 @@ def answer(arguments: PlanArguments, resolved: ResolvedJob, run: RunArguments) -
     if resolved.job.checkpoint.interval == "auto":
         chosen = predicted_interval(request, found.pick.step_s, rate)
         note = "; ".join(filter(None, (note, f"{chosen}; the run chooses by what it measures")))
+    reference = reference_scoring(resolved.job, request, found.pick)
+    if reference is not None:
+        found = found.replace(reference_scoring_s=reference.scoring_s)
+        note = "; ".join(filter(None, (note, f"the reference is {reference.text}")))
     return viewed(PlanResult, found, note=note, run=run, budgets=run.budgets(request, found.pick, rate))
 
 

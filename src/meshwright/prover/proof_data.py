@@ -22,6 +22,7 @@ from meshwright.data.mixing.mixture_dataset import MixtureDataset
 from meshwright.data.numbered_samples import IGNORED, Dataset, Sample
 from meshwright.data.packing.packed_dataset import PackedDataset
 from meshwright.data.packing.pair_dataset import PairDataset
+from meshwright.data.packing.pair_mixture import PairMixture
 from meshwright.data.packing.whole_documents import TARGET_BIT
 from meshwright.data.token_dataset import TokenDataset
 from meshwright.spec.job.job import Job
@@ -114,7 +115,8 @@ def proof_dataset(job: Job) -> Dataset:
     )
     for one in sources:
         one.vocab_size = min(vocab_size, one.vocab_size or vocab_size)
-    return MixtureDataset(section, sources) if section.mixture else sources[0]
+    mixed = PairMixture if train.task == "dpo" else MixtureDataset
+    return mixed(section, sources) if section.mixture else sources[0]
 
 
 def _few(corpus: CorpusTokens, per_item: int, vocab_size: int) -> CorpusTokens:

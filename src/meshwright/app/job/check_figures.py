@@ -45,6 +45,8 @@ class CheckFigures:
     """What a rank keeps in the host's memory; None where that is nothing, as is the following."""
     usable_host_bytes: float | None
     """A rank's share of the host's memory."""
+    reference_scoring_s: float | None = None
+    """In which the reference of a dpo job scores all pairs, before the first step; None where that is not priced."""
 
 
 def check_figures(job: Job, num_ranks: int | None, verdict: Verdict | None) -> CheckFigures:

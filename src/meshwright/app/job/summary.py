@@ -113,7 +113,7 @@ def _dpo_line(job: Job) -> str:
     smoothing = f", label smoothing {job.dpo.label_smoothing:g}" if job.dpo.label_smoothing else ""
     return (
         f"{job.dpo.loss} loss, beta {job.dpo.beta:g}{smoothing}; the reference is the model at the start: one forward "
-        "of all pairs before the first step, which no estimate prices"
+        "of all pairs before the first step"
     )
 
 
