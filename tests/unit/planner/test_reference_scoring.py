@@ -51,4 +51,4 @@ def test_pairs_are_counted_as_the_run_packs_them(tmp_path: Path, packing: str, s
     section = load_job(EXAMPLE).job.data.replace(**changes)
     dataset = build_dataset(section, seq_len, "dpo")
     assert isinstance(dataset, PairDataset)
-    assert count_pairs(section, seq_len) == (dataset.num_pairs, dataset.num_rows, False)
+    assert count_pairs(section, seq_len) == (dataset.num_pairs, dataset.num_training_samples, False)

@@ -33,7 +33,9 @@ def count_pairs(section: DataSection, seq_len: int) -> PairCount:
 def _count(corpus: Corpus, seq_len: int) -> PairCount:
     if not corpus.is_text:
         dataset = PairDataset(corpus.section, seq_len, corpus.tokens())
-        return PairCount(dataset.num_pairs, dataset.num_rows, is_start=False)
+        return PairCount(
+            dataset.num_pairs, dataset.num_training_samples + dataset.num_validation_samples, is_start=False
+        )
     encoder = corpus.encoding.conversations
     assert encoder is not None
     section, num_inputs, read_bytes = corpus.section, [], 0
