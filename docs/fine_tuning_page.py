@@ -1,7 +1,7 @@
-"""docs/fine_tuning_run.md: what the commands of a fine-tuning run print, from a Hugging Face folder to a verified export.
+"""docs/fine_tuning_run.md: what a fine-tuning run prints, from a Hugging Face folder to a verified export.
 
-`python -m docs.fine_tuning_page` in the repository's root runs them in a new folder and writes the page; a test compares
-its commands.
+`python -m docs.fine_tuning_page` in the repository's root runs its commands in a new folder and writes the page; a test
+compares the commands.
 """
 
 import os
@@ -32,9 +32,9 @@ _INTRODUCTION = """\
 # A fine-tuning run
 
 From a Hugging Face folder to a merged export that computes what training did, on two CPU cores. Recorded by
-`python -m docs.fine_tuning_page`; run the commands in a folder with `tiny.toml`, `tiny-sft.toml` and `conversations.jsonl`
-of `examples/`. With another model, start at the third command and name its folder instead of `base-hf`. What the keys
-mean: [conversations](how_to/fine_tuning.md), [adapters](how_to/adapters.md).
+`python -m docs.fine_tuning_page`; run the commands in a folder with `tiny.toml`, `tiny-sft.toml` and
+`conversations.jsonl` of `examples/`. With another model, start at the third command and name its folder instead of
+`base-hf`. What the keys mean: [conversations](how_to/fine_tuning.md), [adapters](how_to/adapters.md).
 """
 _REPEATED = re.compile(r"^(step \d+/\d+  loss|checkpoint )")
 _NUM_COLUMNS = 100
