@@ -54,8 +54,8 @@ class Tokenizer(Protocol):
         """
         ...
 
-    def decode(self, ids: Sequence[int] | Tokens) -> str:
-        """Return the text of `ids`, without special tokens, and with U+FFFD for invalid UTF-8."""
+    def decode(self, ids: Sequence[int] | Tokens, *, special: bool = False) -> str:
+        """Return the text of `ids`, with U+FFFD for invalid UTF-8; with the names of special tokens if `special`."""
         ...
 
     def to_tokenizer_json(self) -> str:
@@ -101,8 +101,8 @@ class ByteTokenizer:
             at += len(part)
         return np.concatenate(ids), np.concatenate(starts), np.concatenate(ends)
 
-    def decode(self, ids: Sequence[int] | Tokens) -> str:
-        """Return the text of `ids` without end of text; other ids above 255 become U+FFFD."""
+    def decode(self, ids: Sequence[int] | Tokens, *, special: bool = False) -> str:
+        """Return the text of `ids` without end of text, which has no name here; ids above 256 become U+FFFD."""
         array = np.asarray(ids, dtype=np.int64)
         array = array[array != self.end_of_text]
         # 0xFF is no UTF-8 byte, so each such id decodes to one U+FFFD.
@@ -171,10 +171,10 @@ class JsonTokenizer:
             found.append((np.array(encoding.ids, dtype=np.uint32), places[:, 0], places[:, 1]))
         return found
 
-    def decode(self, ids: Sequence[int] | Tokens) -> str:
-        """Return the text of `ids`, without special and unknown tokens."""
+    def decode(self, ids: Sequence[int] | Tokens, *, special: bool = False) -> str:
+        """Return the text of `ids`, without unknown tokens, and without special ones unless `special`."""
         known = [int(token) for token in ids if 0 <= int(token) < self.vocab_size]
-        return str(self._tokenizer.decode(known, skip_special_tokens=True))
+        return str(self._tokenizer.decode(known, skip_special_tokens=not special))
 
     def to_tokenizer_json(self) -> str:
         """Return the file as it was read."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import meshwright as mw
 from meshwright.checkpoint.checkpoint import saved_tensors
 from meshwright.inference.loaded_model import load_model
 from meshwright.spec.job.job import Job
@@ -81,6 +82,8 @@ def test_generation_computes_what_training_did(tmp_path: Path, base_dtype: str) 
     job = job_of(tmp_path, adapter=adapter, model={"options": options}, optimizer={"learning_rate": 0.03})
     train_on_ranks(job, tmp_path / "run", 2)
     (theirs,) = run_ranks(logits_of_training, 1, job, str(tmp_path / "run"))
+    note = mw.export(tmp_path / "run", tmp_path / "peft").note
+    assert ("--merge" in note) is (base_dtype != "compute")
     with torch.inference_mode():
         ours = load_model(tmp_path / "run", device=torch.device("cpu")).model(TOKENS).numpy()
     np.testing.assert_allclose(ours, theirs, atol=2e-5)

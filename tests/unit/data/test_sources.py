@@ -233,7 +233,13 @@ def test_jsonl_mistakes_name_file_and_line(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=message):
             documents(path)
     path.write_bytes(b'{"text": "a"}\n{"text": "\xe9"}\n')
-    with pytest.raises(DataError, match=r"bad.jsonl:2 is no JSON"):
+    with pytest.raises(DataError, match=r"bad.jsonl:2 is no UTF-8 text \(byte b'\\xe9'\): convert the file to UTF-8"):
+        documents(path)
+    path.write_bytes('{"text": "a"}\n'.encode("utf-16"))
+    with pytest.raises(DataError, match=r"bad.jsonl:1 is no UTF-8 text \(byte b'\\xff'\)"):
+        documents(path)
+    path.write_text(f'{{"text": {"1" * 5000}}}\n')
+    with pytest.raises(DataError, match=r"bad.jsonl:1 is no JSON \([^;]*\): each line"):
         documents(path)
 
 

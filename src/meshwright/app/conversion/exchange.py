@@ -26,6 +26,7 @@ from meshwright.inference.generate import generate as _generate
 from meshwright.inference.loaded_model import load_model, load_module
 from meshwright.inference.transformers_parity import max_logits_difference
 from meshwright.parallelism.torch_private.torch_compat import silence_known_warnings
+from meshwright.spec.step.adapter import Adapter
 from meshwright.units import counted, format_bytes, format_count
 
 # Float32 sums in another order differ by some 1e-5 in models of billions of parameters; a wrong weight by 0.1 and more.
@@ -57,6 +58,8 @@ class Export(Result):
     num_files: int
     comparison: LogitsComparison | None
     """None where it was not asked for."""
+    note: str = ""
+    """What to know before it is used."""
 
     def to_json(self) -> str:
         """Return what `meshwright export --json` prints."""
@@ -72,6 +75,8 @@ class Export(Result):
         yield Text(self._summary().removeprefix("Export "))
         if self.comparison is not None:
             yield Text(str(self.comparison))
+        if self.note:
+            yield Text(self.note)
 
     def _rows(self) -> list[dict[str, Any]]:
         return [asdict(self)]
@@ -122,7 +127,18 @@ def export_as_peer(request: ExportRequest, verify: bool, peers: GroupPeers) -> E
         )
     done = export_together(request, peers, compare)
     comparison = comparisons[0] if comparisons else None
-    return Export(done.model.checkpoint, out, dtype, done.num_parameters, done.num_bytes, done.num_files, comparison)
+    counts = done.num_parameters, done.num_bytes, done.num_files
+    note = "" if request.merge else _rounded_base_note(done.model.job.adapter)
+    return Export(done.model.checkpoint, out, dtype, *counts, comparison, note)
+
+
+def _rounded_base_note(adapter: Adapter) -> str:
+    if not adapter.freezes_base or adapter.base_dtype == "compute":
+        return ""
+    return (
+        f"it was trained on a base in {adapter.base_dtype}: on weights that are not rounded so, as PEFT loads them, it "
+        "computes other logits; --merge writes a whole model that computes what was trained"
+    )
 
 
 @checked

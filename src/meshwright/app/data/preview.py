@@ -24,9 +24,11 @@ from meshwright.spec.job.job import Job
 
 @checked
 def preview(
-    job: JobSource, *overrides: str, step: Count | None = None, sample: Count | None = None, count: Positive = 2
+    job: JobSource, *overrides: str, step: Positive | None = None, sample: Count | None = None, count: Positive = 2
 ) -> PreviewResult:
-    """Return `count` samples: the first ones that `step` (None: 0) reads, or those from number `sample` on."""
+    """Return `count` samples: the first ones that `step` (from 1, as in the log; None: 1) reads, or those from number
+    `sample` on.
+    """
     if step is not None and sample is not None:
         raise ConfigError(f"--step {step} and --sample {sample} both say which samples: give one of the two")
     found = as_job(job, overrides).job
@@ -34,13 +36,13 @@ def preview(
         dataset = dataset_of(found)
         _require_samples(dataset, found, sample)
         if sample is None:
-            indices = _indices_of_step(dataset, found, step or 0)[:count]
+            indices = _indices_of_step(dataset, found, step or 1)[:count]
         else:
             indices = list(range(sample, min(sample + count, dataset.num_training_samples)))
         samples = _previews(dataset, found, indices)
     if sample is None:
         samples = [one.replace(slot=slot) for slot, one in enumerate(samples)]
-    return PreviewResult(source=source_name(found.data), step=(step or 0) if sample is None else None, samples=samples)
+    return PreviewResult(source=source_name(found.data), step=(step or 1) if sample is None else None, samples=samples)
 
 
 def _require_samples(dataset: Dataset, job: Job, sample: int | None) -> None:
@@ -55,7 +57,7 @@ def _require_samples(dataset: Dataset, job: Job, sample: int | None) -> None:
 
 def _indices_of_step(dataset: Dataset, job: Job, step: int) -> list[int]:
     order = order_of(dataset, job)
-    first = step * job.global_batch_size
+    first = (step - 1) * job.global_batch_size
     return [int(index) for index in order.samples_at(np.arange(first, first + job.global_batch_size))]
 
 

@@ -10,6 +10,7 @@ from meshwright.app.job.jobs import as_job
 from meshwright.app.progress import elapsed
 from meshwright.app.results.data_results import DataVerificationResult
 from meshwright.data.corpus import Corpus
+from meshwright.data.data_problems import problems
 from meshwright.data.examine.source_check import SourceCheck, check_source
 from meshwright.data.formats.stored_tokens import StoredTokens, hash_of_tokens
 from meshwright.data.numbered_samples import Dataset
@@ -34,6 +35,10 @@ def verify(job: JobSource, *overrides: str, samples: Positive = 100) -> DataVeri
         except MeshwrightError as error:
             total.add_problem(name, str(error))
         caches = [] if total.num_problems else _check_caches(found, total, show)
+        if not total.num_problems and "absent" in caches:
+            # What its tokens would say: whether there is enough to learn from, and what is too long.
+            for problem in problems(found.data, found.train.seq_len, None, found.train.task):
+                total.add_problem(name, problem)
         is_ready = not total.num_problems and "absent" not in caches
         num_samples, num_all_samples = _compare_reads(found, samples, total, show) if is_ready else (0, 0)
     return DataVerificationResult(

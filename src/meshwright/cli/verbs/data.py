@@ -53,7 +53,7 @@ def _stats(job_file: str, overrides: tuple[str, ...], as_json: bool) -> None:
 @result_command
 @_job_file
 @_overrides
-@click.option("--step", type=click.IntRange(min=0), help="Show the samples of this step; default: 0.")
+@click.option("--step", type=click.IntRange(min=1), help="Show the samples of this step of the log; default: 1.")
 @click.option("--sample", type=click.IntRange(min=0), help="Show the samples from this number on.")
 @click.option("--count", type=click.IntRange(min=1), default=2, show_default=True, help="Samples to show.")
 def _preview(

@@ -32,7 +32,7 @@ def segments_of(sample: tuple[Any, ...], tokenizer: Tokenizer, *, holds_pairs: b
     segments = []
     for start, end in zip(starts, [*starts[1:], len(ids)], strict=True):
         ends_document = bool(end < len(ids) and is_first[end]) or ids[end - 1] == tokenizer.end_of_text
-        text = tokenizer.decode(ids[start:end])
+        text = tokenizer.decode(ids[start:end], special=True)
         segments.append(
             TextSegment(
                 text=text,

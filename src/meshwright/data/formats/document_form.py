@@ -82,11 +82,16 @@ _RULES = {"line": "each line of a JSONL file is one", "member": "each .json memb
 def json_document(data: bytes, where: str, form: DocumentForm, unit: Literal["line", "member"]) -> Piece | Broken:
     """Return the document in one JSON object, which is a line of a file or a member of an archive."""
     try:
-        record = json.loads(data)
+        # Not json.loads alone, which would take UTF-16 and UTF-32, too.
+        record = json.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        byte = data[error.start : error.start + 1]
+        return Broken(f"{where} is no UTF-8 text (byte {byte!r}): convert the file to UTF-8, or change data.source")
     except (ValueError, RecursionError) as error:
-        return Broken(
-            f"{where} is no JSON ({error}): {_RULES[unit]} JSON object; fix or remove the {unit}, or change data.source"
-        )
+        # Of a number that is too long, Python's advice to its programmers comes behind a semicolon.
+        reason = str(error).partition(";")[0]
+        advice = f"fix or remove the {unit}, or change data.source"
+        return Broken(f"{where} is no JSON ({reason}): {_RULES[unit]} JSON object; {advice}")
     if not isinstance(record, dict):
         return Broken(f"{where} is a JSON {json_kind(record)}, not an object: {_RULES[unit]} object with {form.what}")
     return form.document(record, where)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import meshwright as mw
+from chat_tokenizer import write_chat_tokenizer
 from meshwright.cli.main import run
 from meshwright.data.cache import content
 from meshwright.data.dataset import build_dataset
@@ -119,7 +120,7 @@ def test_statistics_add_up(job: Path) -> None:
 
 
 def test_a_preview_is_of_the_samples_that_the_step_reads(job: Path) -> None:
-    found = mw.datasets.preview(job, step=3, count=8)
+    found = mw.datasets.preview(job, step=4, count=8)
     resolved = mw.load_job(job).job
     dataset = build_dataset(resolved.data, 32)
     indices = SampleOrder(dataset.num_training_samples, resolved.train.seed).samples_at(np.arange(24, 32))
@@ -242,6 +243,31 @@ def test_an_empty_corpus_is_one_error(job: Path, tmp_path: Path) -> None:
         with pytest.raises(DataError, match="holds no text"):
             verb(job)
     assert mw.datasets.verify(job).num_problems == 1
+
+
+def test_too_little_to_learn_from_is_found_before_anything_is_prepared(tmp_path: Path) -> None:
+    (tmp_path / "chats.jsonl").write_text('{"messages": [{"role": "user", "content": "Nobody answers."}]}\n' * 3)
+    job = tmp_path / "sft.toml"
+    job.write_text(
+        '[data]\nsource = "chats.jsonl"\ncache_dir = "cache"\npacking = "none"\n[train]\ntask = "sft"\nseq_len = 64\n'
+    )
+    before = mw.datasets.verify(job)
+    assert "holds 0 documents to learn from" in before.problems[0].reason
+    mw.datasets.prepare(job)
+    assert mw.datasets.verify(job).problems[0].reason == before.problems[0].reason
+
+
+def test_special_tokens_are_shown_where_they_are_learned(tmp_path: Path) -> None:
+    tokenizer = write_chat_tokenizer(tmp_path / "tokenizer")
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
+    job = tmp_path / "sft.toml"
+    job.write_text(
+        f'[data]\nsource = "chats.jsonl"\ncache_dir = "cache"\ntokenizer = "{tokenizer}"\npacking = "none"\n'
+        '[train]\ntask = "sft"\nseq_len = 64\nvalidation_interval = 0\n'
+    )
+    shown = mw.datasets.preview(job, "data.validation_fraction=0", sample=0, count=1).samples[0].segments
+    assert "Hello<|im_end|>" in next(one.text for one in shown if one.is_target)
 
 
 @pytest.mark.parametrize("verb", ["prepare", "stats", "preview", "verify"])
