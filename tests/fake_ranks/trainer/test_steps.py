@@ -9,7 +9,8 @@ from torch import nn
 
 from meshwright.errors import NonFiniteError
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters
-from meshwright.prover.small_job import small_job, write_corpus
+from meshwright.prover.proof_data import write_corpus
+from meshwright.prover.small_job import small_job
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import ModelSection
 from meshwright.spec.layout.layout_text import parse_layout
