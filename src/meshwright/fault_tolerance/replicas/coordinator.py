@@ -248,16 +248,21 @@ class Coordinator:
                         replica.pulse.forgive()
                     if tick % _TICKS_OF_SIGN == 0:
                         replica.send({"are_you_there": True})
-                last = self._roll_call.last
-                members = () if last is None else last.members
-                live = {number: self._replicas[number] for number in members if number in self._replicas}
-                ready = {number: one for number, one in live.items() if one.readiness is not None}
-                pulses = {number: one.pulse for number, one in live.items()}
-                culprits = self._silence.culprits(pulses, ready, time.monotonic())
+                culprits = self._culprits()
                 for number in culprits:
                     self._remove(number)
-            for number, silent_s in culprits.items():
-                self.give_up(number, f"it has held up the others for {silent_s:.1f} s")
+            for number, why in culprits.items():
+                self.give_up(number, why)
+
+    def _culprits(self) -> dict[int, str]:
+        """Return the replicas to give up, and why; call it under the lock."""
+        last, now_s = self._roll_call.last, time.monotonic()
+        members = () if last is None else last.members
+        ready = {number: one for number, one in self._replicas.items() if number in members and one.readiness}
+        pulses = {number: one.pulse for number, one in self._replicas.items()}
+        in_quorum = {number: pulse for number, pulse in pulses.items() if number in members}
+        others = {number: pulse for number, pulse in pulses.items() if number not in members}
+        return self._silence.culprits(in_quorum, ready, now_s) | self._silence.frozen(others, now_s)
 
 
 def _ignore(replica: int, why: str) -> None:

@@ -4,7 +4,7 @@ Rank k of each replica sums with rank k of the others, in one order. When nothin
 that has begun fewer sums than another, in any of its ranks, is the one that is waited for: its own hung rank, or ranks
 of it that wait for that one. A replica that is merely waiting is never behind, since it waits only for others. One
 whose process does not answer at all, frozen or cut off from the network, is that replica, whatever the counts say:
-across a cut, a sum may be done on one side only.
+across a cut, a sum may be done on one side only. So are all of them where all are frozen: nobody is left to wait.
 """
 
 import statistics
@@ -90,27 +90,34 @@ class Silence:
         usual_s = statistics.median(self._steps_s) if self._steps_s else 0.0
         return min(max(self._num_usual * usual_s, self._least_s), self._longest_s)
 
-    def culprits(self, pulses: Mapping[int, Pulse], ready: Mapping[int, object], now_s: float) -> dict[int, float]:
-        """Return the replicas that hold up the others, with the seconds since anything moved; none where all wait.
+    def culprits(self, pulses: Mapping[int, Pulse], ready: Mapping[int, object], now_s: float) -> dict[int, str]:
+        """Return the members of a quorum that hold up the others, or are frozen as all are, and why they are accused.
 
-        `now_s` is on the clock of time.monotonic.
+        None where all wait. `now_s` is on the clock of time.monotonic.
         """
         if not pulses:
             return {}
         silent_s = now_s - max(pulse.moved_s for pulse in pulses.values())
-        mute = {replica for replica, pulse in pulses.items() if pulse.mute_s(now_s) > _ANSWERS_WITHIN_S}
-        if len(mute) == len(pulses):
-            return {}
+        mute_s = {replica: pulse.mute_s(now_s) for replica, pulse in pulses.items()}
+        mute = {replica for replica, since_s in mute_s.items() if since_s > _ANSWERS_WITHIN_S}
         if mute:
             # Frozen, or cut off: whatever it was in, and whatever it has begun.
-            frozen = {replica for replica in mute if min(silent_s, pulses[replica].mute_s(now_s)) > self.limit_s}
-            return dict.fromkeys(frozen, silent_s)
+            frozen = {replica for replica in mute if min(silent_s, mute_s[replica]) > self.limit_s}
+            return {replica: _no_answer(mute_s[replica]) for replica in frozen}
         behind = {replica for replica in pulses if replica not in ready} if ready else self._behind(pulses)
         return {
-            replica: silent_s
+            replica: f"it has held up the others for {silent_s:.1f} s"
             for replica in behind
             if len(behind) < len(pulses) and silent_s > self._limit_of(pulses[replica])
         }
+
+    def frozen(self, pulses: Mapping[int, Pulse], now_s: float) -> dict[int, str]:
+        """Return the replicas in no quorum whose processes have not answered for the long limit: no one waits for them.
+
+        Such one loads, or compiles, and would never be ready.
+        """
+        mute_s = {replica: pulse.mute_s(now_s) for replica, pulse in pulses.items()}
+        return {replica: _no_answer(since_s) for replica, since_s in mute_s.items() if since_s > self._longest_s}
 
     def _limit_of(self, pulse: Pulse) -> float:
         is_long = bool(pulse.in_long_phase) or pulse.num_steps <= _NUM_WARM_UP
@@ -124,3 +131,7 @@ class Silence:
             for replica, pulse in pulses.items()
             if any(pulse.begun.get(rank, 0) < most for rank, most in furthest.items())
         }
+
+
+def _no_answer(mute_s: float) -> str:
+    return f"its process has not answered for {mute_s:.1f} s"

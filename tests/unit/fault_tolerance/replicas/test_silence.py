@@ -32,11 +32,14 @@ LIMIT = Silence(5.0, least_s=60.0, longest_s=100.0)
         ({0: pulse(4, silent_s=9, mute_s=9, num_steps=1), 1: pulse(3, silent_s=9)}, {0}),
         ({0: pulse(4, silent_s=9, mute_s=4), 1: pulse(3, silent_s=9)}, set()),
         ({0: pulse(4, silent_s=1, mute_s=9), 1: pulse(3, silent_s=1)}, set()),
-        ({0: pulse(4, silent_s=9, mute_s=9), 1: pulse(3, silent_s=9, mute_s=9)}, set()),
+        ({0: pulse(4, silent_s=9, mute_s=9), 1: pulse(3, silent_s=9, mute_s=9)}, {0, 1}),
+        ({0: pulse(4, silent_s=9, mute_s=9), 1: pulse(3, silent_s=9, mute_s=4)}, {0}),
+        ({0: pulse(4, silent_s=9, mute_s=9)}, {0}),
+        ({0: pulse(4, silent_s=4, mute_s=4), 1: pulse(3, silent_s=4, mute_s=4)}, set()),
         ({}, set()),
     ],
 )
-def test_only_a_replica_that_others_wait_for_is_accused(pulses: dict[int, Pulse], culprits: set[int]) -> None:
+def test_only_those_that_others_wait_for_or_that_are_frozen_are_accused(pulses: dict[int, Pulse], culprits: set[int]) -> None:
     assert LIMIT.culprits(pulses, {}, NOW_S).keys() == culprits
 
 
@@ -44,6 +47,11 @@ def test_one_that_is_not_ready_holds_up_those_that_are() -> None:
     pulses = {0: pulse(4, silent_s=9), 1: pulse(4, silent_s=9)}
     assert LIMIT.culprits(pulses, {0: ...}, NOW_S).keys() == {1}
     assert LIMIT.culprits(pulses, {0: ..., 1: ...}, NOW_S).keys() == set()
+
+
+def test_a_frozen_replica_in_no_quorum_has_the_long_limit() -> None:
+    pulses = {2: pulse(0, silent_s=200, mute_s=99), 3: pulse(0, silent_s=200, mute_s=101)}
+    assert LIMIT.frozen(pulses, NOW_S).keys() == {3}
 
 
 def test_the_usual_step_sets_the_limit_where_none_is_given() -> None:
