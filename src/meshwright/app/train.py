@@ -62,7 +62,7 @@ def train(
 
     if resume:
         require_same_run(run, resolved.job)
-    if overwrite and (aside := set_aside(run)):
+    if overwrite and (aside := set_aside(run, resolved.job.run.grace_s)):
         progress.info("the earlier run is now %s", aside)
     if (note := tokenizer_note(resolved)) is not None:
         logger.warning("%s", note)

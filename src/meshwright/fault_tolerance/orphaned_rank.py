@@ -1,13 +1,17 @@
-"""How long a rank may outlive its launcher, which was killed: long enough to save, not to hang."""
+"""How long a rank may outlive its launcher, which was killed: long enough to save, not to hang.
+
+A rank ends itself; one that is frozen cannot, and is killed by the launch that next trains into its run folder.
+"""
 
 import os
+import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from meshwright.fault_tolerance.evidence import median_step_s, read_heartbeats
+from meshwright.fault_tolerance.evidence import median_step_s, process_state, read_heartbeats
 from meshwright.fault_tolerance.hangs.hang_limit import LONG_PHASES
 from meshwright.log import logger
 from meshwright.spec.run.rank_records import Heartbeat
@@ -31,12 +35,17 @@ class Patience:
     """Seconds in which it may write a checkpoint."""
     usual_step_s: float
 
+    @property
+    def longest_s(self) -> float:
+        """Return the seconds after which one that writes no checkpoint is to end."""
+        return min(LONGEST_S, self.grace_s)
+
     def is_over(self, beat: Heartbeat | None, now_s: float) -> bool:
         """Return whether a rank with this newest heartbeat, None before the first, is to end now."""
         waited_s = now_s - self.died_s
         if beat is not None and beat.phase in _SAVING:
             return waited_s > self.grace_s
-        if waited_s > min(LONGEST_S, self.grace_s):
+        if waited_s > self.longest_s:
             return True
         return self.is_still(beat, now_s)
 
@@ -61,6 +70,40 @@ def outlive_launcher(run: Run, grace_s: float, sleep: Callable[[float], None] = 
         )
         with suppress(OSError):  # a full disk
             append_event(run, "hang", duration_s=now_s - beat.time_s, time_s=now_s)
+
+
+def end_orphans(run: Run, grace_s: float, sleep: Callable[[float], None] = time.sleep) -> list[Heartbeat]:
+    """Return when no rank of an earlier launch into `run`, whose lock is ours, is left on this host.
+
+    Each is waited for as long as it may outlive its launcher; frozen and hung ones, of independent replicas too, are
+    killed. The result is those that are there nevertheless: where folders cannot be locked, they may be another's.
+    """
+    patience, killed = Patience(time.time(), grace_s, median_step_s(run)), set[int]()
+    while beats := _orphans(run):
+        now_s = time.time()
+        late = [beat for beat in beats if beat.pid in killed or patience.is_over(beat, now_s)]
+        if len(late) == len(beats) and now_s - patience.died_s > patience.longest_s + _STILL_S:
+            return beats
+        for beat in beats:
+            is_frozen = process_state(beat) == "stopped" or (beat in late and patience.is_still(beat, now_s))
+            if is_frozen and beat.pid not in killed:
+                logger.warning("rank %d of an earlier launch (pid %d) is frozen: it is killed", beat.rank, beat.pid)
+                _kill(beat.pid)
+                killed.add(beat.pid)
+        sleep(_POLL_S)
+    return []
+
+
+def _orphans(run: Run) -> list[Heartbeat]:
+    beats = [beat for one in (run, *run.replicas()) for beat in read_heartbeats(one).values()]
+    return [beat for beat in beats if beat.pid != os.getpid() and process_state(beat) in ("running", "stopped")]
+
+
+def _kill(pid: int) -> None:
+    """Kill a rank and what it has started; one that torchrun has started may lead no process group of its own."""
+    for kill in (os.killpg, os.kill):
+        with suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
 
 
 def _own_heartbeat(run: Run) -> Heartbeat | None:

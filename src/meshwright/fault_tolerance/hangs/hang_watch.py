@@ -19,6 +19,7 @@ from typing import Self
 from meshwright.errors import ExitCode
 from meshwright.fault_tolerance.diagnosis_text import location_text
 from meshwright.fault_tolerance.evidence import HeartbeatFile
+from meshwright.fault_tolerance.hangs.failure_note import FailureNote
 from meshwright.fault_tolerance.hangs.hang_limit import LONG_PHASES, NUM_WARM_UP, HangLimit
 from meshwright.fault_tolerance.hangs.launcher_watch import GRACE_S
 from meshwright.fault_tolerance.hangs.step_record import StepRecord, groups
@@ -46,7 +47,7 @@ class HangWatch:
     def __init__(self, run: Run, rank: int, num_ranks: int, section: RunSection) -> None:
         self._run, self._rank, self._hang_after_s = run, rank, section.hang_after_s
         self._limit, self._num_steps = HangLimit.of(run, section), 0
-        run.hangs.mkdir(parents=True, exist_ok=True)
+        self._failure = FailureNote(run)
         self._heartbeat = HeartbeatFile(run, rank, num_ranks)
         self._record = StepRecord()
         self._modules: dict[int, str] = {}
@@ -70,10 +71,10 @@ class HangWatch:
         self._thread.join()
         if error is not None:
             self._write("the rank ended", traceback.walk_tb(trace), error)
-            with suppress(OSError):
-                self._run.failure.touch()
+            self._failure.write(self._rank, _one_line(error))
         self.mark("ended") if error is None else self.mark("failed", self._heartbeat.waits_for_rank)
         self._heartbeat.close()
+        self._failure.close()
 
     def mark(self, phase: str, waits_for_rank: int | None = None) -> None:
         """Record that the loop starts `phase`."""
@@ -118,12 +119,13 @@ class HangWatch:
             elif 0 < self._hang_after_s < silent_s and reported_s != beaten_s:
                 reported_s = beaten_s
                 self._report(f"silent for {silent_s:.0f} s")
-            if failed_s is None and self._run.failure.exists():
+            if failed_s is None and self._failure.exists():
                 failed_s = time.monotonic()
                 self._report("another rank failed")
             elif failed_s is not None and time.monotonic() - failed_s > _END_AFTER_S:
                 # The loop's thread may be in a call that never returns.
-                logger.error("rank %d is still running %.0f s after another failed: it ends", self._rank, _END_AFTER_S)
+                which = self._failure.read()
+                logger.error("rank %d is still running %.0f s after %s: it ends", self._rank, _END_AFTER_S, which)
                 end_cut_off_agent()
                 os._exit(ExitCode.RETRY)
             elif self._is_hung(silent_s):

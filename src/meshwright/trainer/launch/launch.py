@@ -21,7 +21,7 @@ from meshwright.units import format_duration
 def train_locally(config: RankConfig, num_ranks: int, after_attempt: Callable[[], None] = lambda: None) -> ExitCode:
     """Launch training, and again from the newest checkpoint after a lost rank, run.max_restarts times at most."""
     if config.job.replicas.independent:
-        return train_replicas(config, num_ranks, after_attempt)
+        return _train_replicas(config, num_ranks, after_attempt)
     run, section = config.run, config.job.run
     backoff = RestartBackoff(section.restart_backoff_s, furthest_step(run))
     with LauncherWatch(run, section) as watch, StopSignals() as stops:
@@ -37,6 +37,16 @@ def train_locally(config: RankConfig, num_ranks: int, after_attempt: Callable[[]
             code = _attempt(config.replace(resume=True), num_ranks, watch, stops)
             after_attempt()
         return code
+
+
+def _train_replicas(config: RankConfig, num_ranks: int, after_loss: Callable[[], None]) -> ExitCode:
+    """Train in independent replicas, and let the manifest say how that ended where the last one was killed."""
+    before = read_manifest(config.run)
+    code = train_replicas(config, num_ranks, after_loss)
+    ended = _began(before, config.run)
+    if ended is not None and ended.exit is None:
+        ManifestFile(config.run, ended).close(code)
+    return code
 
 
 def _attempt(config: RankConfig, num_ranks: int, watch: LauncherWatch, stops: StopSignals) -> ExitCode:

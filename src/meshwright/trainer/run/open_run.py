@@ -23,7 +23,7 @@ from meshwright.spec.run.run_events import append_event
 from meshwright.spec.step.estimate import Estimate
 from meshwright.trainer.run.run_folder import (
     ManifestFile,
-    hold,
+    hold_alone,
     now,
     read_manifest,
     require_same_run,
@@ -38,10 +38,11 @@ def claim(run: Run, job: Job, *, resume: bool, overwrite: bool) -> int:
     """Lock the run folder for this process and check that this job may write into it; return what holds the lock.
 
     It is a descriptor: who trains no more, and does not end, closes it.
-    Raises ConfigError for the folder of another run, Retryable while another process writes into it.
+    Ranks that an earlier launch left here are gone then. Raises ConfigError for the folder of another run, Retryable
+    while another process writes into it.
     """
     if overwrite:
-        set_aside(run)
+        set_aside(run, job.run.grace_s)
     if run.manifest.exists() and not resume:
         raise ConfigError(
             f"the run folder {run.folder} already holds a run: continue it with --resume, "
@@ -56,7 +57,7 @@ def claim(run: Run, job: Job, *, resume: bool, overwrite: bool) -> int:
             raise ConfigError(
                 f"cannot create {folder}: {error.strerror}: set run.dir to a folder you can write"
             ) from error
-    held = hold(run)
+    held = hold_alone(run, job.run.grace_s)
     _note_start(run)
     # Files of an earlier attempt must not be read as this one's.
     for folder in (run.heartbeats, run.hangs):

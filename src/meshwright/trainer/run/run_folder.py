@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from meshwright.config.paths import with_absolute_paths
 from meshwright.errors import ConfigError, Retryable
 from meshwright.fault_tolerance.evidence import process_state, read_heartbeats
+from meshwright.fault_tolerance.orphaned_rank import end_orphans
 from meshwright.log import logger
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.run import Attempt, Manifest, Run, manifest_fault
@@ -74,27 +75,44 @@ def hold(run: Run) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise Retryable(
-            f"another process is training into {run.folder}{_writers(run)}: wait until it has ended, or choose another "
-            "run.dir; ranks whose launcher was killed end by themselves, within seconds unless they write a checkpoint"
-        ) from None
+        raise _taken(run) from None
     except OSError as error:
         logger.warning("%s cannot be locked (%s): let no other process train into it", run.folder, error.strerror)
     return descriptor
 
 
+def hold_alone(run: Run, grace_s: float) -> int:
+    """Return the lock as `hold` does once ranks that an earlier launch left on this host have ended, or were killed.
+
+    Raises Retryable where they train on.
+    """
+    descriptor = hold(run)
+    if end_orphans(run, grace_s):
+        os.close(descriptor)
+        raise _taken(run)
+    return descriptor
+
+
+def _taken(run: Run) -> Retryable:
+    return Retryable(
+        f"another process is training into {run.folder}{_writers(run)}: wait until it has ended, or choose another "
+        "run.dir; ranks whose launcher was killed end by themselves, within seconds unless they write a checkpoint"
+    )
+
+
 def _writers(run: Run) -> str:
     """Return the process ids of the ranks that are alive on this host, in brackets; "" where none is known."""
-    beats = [beat for beat in read_heartbeats(run).values() if process_state(beat) in ("running", "stopped")]
+    found = [beat for one in (run, *run.replicas()) for beat in read_heartbeats(one).values()]
+    beats = [beat for beat in found if process_state(beat) in ("running", "stopped")]
     pids = ", ".join(str(beat.pid) for beat in beats)
     return f" (ranks with the process ids {pids})" if pids else ""
 
 
-def set_aside(run: Run) -> Path | None:
-    """Rename an existing run folder and return its new name."""
+def set_aside(run: Run, grace_s: float) -> Path | None:
+    """Rename an existing run folder and return its new name; ranks that were left may take `grace_s` to save."""
     if not run.folder.exists():
         return None
-    os.close(hold(run))
+    os.close(hold_alone(run, grace_s))
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     aside = run.folder.with_name(f"{run.folder.name}.replaced-{stamp}")
     run.folder.rename(aside)
@@ -147,7 +165,10 @@ def _shown(value: Any) -> str:
 
 
 class ManifestFile:
-    """manifest.json, written by rank 0; every change is on disk when the call returns."""
+    """manifest.json, written by rank 0; every change is on disk when the call returns.
+
+    Nothing is written once another process has begun a later attempt: this one was frozen, and is given up.
+    """
 
     def __init__(self, run: Run, manifest: Manifest) -> None:
         self._run, self._manifest = run, manifest
@@ -171,4 +192,15 @@ class ManifestFile:
         self._write()
 
     def _write(self) -> None:
+        if _num_attempts(self._run) > self.attempt:
+            logger.warning("another process has begun a later attempt of %s: it is left as it is", self._run.folder)
+            return
         write_atomically(self._run.manifest, self._manifest.to_json())
+
+
+def _num_attempts(run: Run) -> int:
+    try:
+        manifest = read_manifest(run)
+    except ConfigError:
+        return 0
+    return 0 if manifest is None else len(manifest.attempts)

@@ -39,7 +39,7 @@ LIMIT = Silence(5.0, least_s=60.0, longest_s=100.0)
         ({}, set()),
     ],
 )
-def test_only_those_that_others_wait_for_or_that_are_frozen_are_accused(pulses: dict[int, Pulse], culprits: set[int]) -> None:
+def test_those_waited_for_or_frozen_are_accused(pulses: dict[int, Pulse], culprits: set[int]) -> None:
     assert LIMIT.culprits(pulses, {}, NOW_S).keys() == culprits
 
 
