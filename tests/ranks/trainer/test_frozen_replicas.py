@@ -48,6 +48,8 @@ def start(tmp_path: Path, run: Run) -> Iterator[Start]:
             command = (sys.executable, "-m", "meshwright", "train", str(path), "--ranks", "2", *words)
             environment = os.environ | {"OMP_NUM_THREADS": "1"}
             process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+            assert process.stderr is not None
+            stack.callback(process.stderr.close)
             stack.callback(process.wait)
             stack.callback(process.kill)
             return process
