@@ -35,6 +35,7 @@ LIMIT = Silence(5.0, least_s=60.0, longest_s=100.0)
         ({0: pulse(4, silent_s=9, mute_s=9), 1: pulse(3, silent_s=9, mute_s=9)}, {0, 1}),
         ({0: pulse(4, silent_s=9, mute_s=9), 1: pulse(3, silent_s=9, mute_s=4)}, {0}),
         ({0: pulse(4, silent_s=9, mute_s=9)}, {0}),
+        ({0: pulse(4, silent_s=7, mute_s=7), 1: pulse(3, silent_s=7, mute_s=7)}, set()),
         ({0: pulse(4, silent_s=4, mute_s=4), 1: pulse(3, silent_s=4, mute_s=4)}, set()),
         ({}, set()),
     ],
