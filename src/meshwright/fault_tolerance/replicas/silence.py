@@ -101,8 +101,8 @@ class Silence:
         mute_s = {replica: pulse.mute_s(now_s) for replica, pulse in pulses.items()}
         mute = {replica for replica, since_s in mute_s.items() if since_s > _ANSWERS_WITHIN_S}
         if mute:
-            # Frozen, or cut off: whatever it was in, and whatever it has begun. Where none answers, some may only lack a
-            # core for a moment.
+            # Frozen, or cut off: whatever it was in, and whatever it has begun. Where none answers, some may
+            # only lack a core for a moment.
             limit_s = self.limit_s + (_ANSWERS_WITHIN_S if len(mute) == len(pulses) else 0.0)
             frozen = {replica for replica in mute if min(silent_s, mute_s[replica]) > limit_s}
             return {replica: _no_answer(mute_s[replica]) for replica in frozen}
