@@ -4,40 +4,26 @@
 
 Each moment has one cause. Steps are those of metrics.jsonl, all else is of events.jsonl; a run without that file has
 steps, and gaps between them, only. What the first steps of an attempt take beyond the mean of later ones, such as
-compilation, is part of its start. Measured on rank 0, whose waits for other ranks are part of its steps.
+compilation, is part of its start. Measured on rank 0, whose waits for other ranks are part of its steps; a step in
+which ranks stood still, and went on, counts what a step usually takes, and the rest as a hang.
 """
 
-import json
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import Final
 
 from meshwright.spec.frozen import Frozen
 from meshwright.spec.run.run import Run
 from meshwright.spec.run.run_events import EventKind, EventSpans, RunEvent, read_events
+from meshwright.spec.run.step_times import StepTime, read_step_times
 
 _NUM_WARM_UP = 3
 """First steps of an attempt, which compile and allocate."""
-
-
-@dataclass(frozen=True)
-class StepTime:
-    """When a step was done."""
-
-    step: int
-    attempt: int
-    end_s: float
-    """In seconds since 1970."""
-    step_s: float
-    data_wait_s: float
-    is_skipped: bool = False
-    """Whether [guards] skipped its update."""
-
-    @property
-    def start_s(self) -> float:
-        """Return when it began, in seconds since 1970."""
-        return self.end_s - self.step_s
+_STILL_AT_LEAST_S: Final = 5.0
+_STILL_STEPS: Final = 20.0
+"""A step that took more than so many usual ones, by the median, and so many seconds, stood still for the rest."""
 
 
 class Goodput(Frozen):
@@ -61,9 +47,9 @@ class Goodput(Frozen):
     """From the death of an attempt to the first step of the next, with those that died before one, and its warm-up;
     restores of rollbacks."""
     hang_s: float = 0.0
-    """From the last progress of a rank until the run was ended for it."""
+    """From the last progress of a rank until the run was ended for it; steps that went on, beyond a usual one."""
     stopped_s: float = 0.0
-    """From the end of a launcher to the next launch."""
+    """From the end of a launcher, or the last sign of the ranks of one that was killed, to the next launch."""
     other_s: float = 0.0
     """Between steps: agreement of the ranks, metrics, the end of the run."""
 
@@ -81,32 +67,6 @@ class Goodput(Frozen):
 def read_goodput(run: Run) -> Goodput | None:
     """Return where the time of a run went; None for one whose metrics and events say no times."""
     return goodput(read_step_times(run), read_events(run))
-
-
-def read_step_times(run: Run) -> list[StepTime]:
-    """Return every step that was done, oldest first; empty for a run whose metrics say no times."""
-    try:
-        lines = run.metrics.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    return list(_step_times(lines))
-
-
-def _step_times(lines: Iterable[str]) -> Iterable[StepTime]:
-    for line in lines:
-        try:
-            row = json.loads(line)
-            yield StepTime(
-                int(row["step"]),
-                int(row["attempt"]),
-                row["time_s"],
-                row["step_ms"] / 1e3,
-                row["data_wait_ms"] / 1e3,
-                # Of older runs it is not known.
-                row.get("decision", "take") != "take",
-            )
-        except (json.JSONDecodeError, KeyError, TypeError):
-            continue  # a validation's row, or one that a killed rank has not ended
 
 
 def goodput(steps: Sequence[StepTime], events: Sequence[RunEvent] = ()) -> Goodput | None:
@@ -139,6 +99,7 @@ class _Sweep:
         self._last_s = max((one.time_s for one in events if one.kind != "started"), default=0.0)
         self._began_s = min((one.time_s for one in events if one.kind in ("launched", "started")), default=math.inf)
         self._counting = {id(step) for step in _counting(steps)}
+        self._stood_s = self._standstills_s()
         self._warm_share = self._warm_shares()
 
     def before_first(self) -> None:
@@ -148,11 +109,12 @@ class _Sweep:
 
     def within(self, step: StepTime) -> None:
         """Add one step."""
-        work_s, stalled_s = self._work_s(step), self._stalled_s(step)
+        work_s, stalled_s, stood_s = self._work_s(step), self._stalled_s(step), self._stood_s.get(id(step), 0.0)
         warm_s = work_s * self._warm_share.get(id(step), 0.0)
         self.parts["start_up_s" if step.attempt == self._steps[0].attempt else "restart_s"] += warm_s
         self.parts["checkpoint_s"] += stalled_s
-        waited_s = step.step_s - stalled_s - work_s
+        self.parts["hang_s"] += stood_s
+        waited_s = step.step_s - stalled_s - stood_s - work_s
         if id(step) in self._counting and step.is_skipped:
             self.parts["skipped_s"] += work_s - warm_s + waited_s
         elif id(step) in self._counting:
@@ -173,6 +135,8 @@ class _Sweep:
         is_stopped = False
         while self._moments and self._moments[0].time_s <= step.start_s:
             moment = self._moments.pop(0)
+            # A launcher that was killed has written no end: it was that of its ranks.
+            is_stopped |= moment.kind == "launched"
             self._add_gap(died_s, moment.time_s, "stopped_s" if is_stopped else "restart_s")
             died_s, is_stopped = moment.time_s, moment.kind == "ended"
         self._add_gap(died_s, step.start_s, "stopped_s" if is_stopped else "restart_s")
@@ -183,7 +147,7 @@ class _Sweep:
         for event in events:
             if event.time_s <= at_s or event.kind not in ("last seen", "hang", *_LAUNCHER):
                 continue
-            self._add_gap(at_s, event.time_s, part)
+            self._add_gap(at_s, event.time_s, "stopped_s" if event.kind == "launched" else part)
             at_s, part = event.time_s, "stopped_s" if event.kind == "ended" else "restart_s"
         if math.isfinite(at_s):
             self._add_gap(at_s, self._last_s, part)
@@ -215,7 +179,28 @@ class _Sweep:
         return min(step.step_s, self._spans["checkpoint_s"].covered_s(step.start_s, step.end_s))
 
     def _work_s(self, step: StepTime) -> float:
+        return self._busy_s(step) - self._stood_s.get(id(step), 0.0)
+
+    def _busy_s(self, step: StepTime) -> float:
+        """Return the time of a step that is neither a wait for data nor for a checkpoint."""
         return max(0.0, step.step_s - step.data_wait_s - self._stalled_s(step))
+
+    def _standstills_s(self) -> dict[int, float]:
+        """Return, by id, the seconds of steps in which ranks stood still: those recorded, or all beyond a usual step.
+
+        The latter of steps that took as many usual ones as run.hang_limit_s = "auto", but for an attempt's first.
+        """
+        found: dict[int, float] = {}
+        num_done: dict[int, int] = defaultdict(int)
+        usual_s = statistics.median(map(self._busy_s, self._steps)) if self._steps else 0.0
+        for step in self._steps:
+            num_done[step.attempt] += 1
+            busy_s, stood_s = self._busy_s(step), self._spans["hang_s"].covered_s(step.start_s, step.end_s)
+            if num_done[step.attempt] > _NUM_WARM_UP and busy_s > max(_STILL_AT_LEAST_S, _STILL_STEPS * usual_s):
+                stood_s = max(stood_s, busy_s - usual_s)
+            if stood_s:
+                found[id(step)] = min(stood_s, busy_s)
+        return found
 
     def _warm_shares(self) -> dict[int, float]:
         """Return, by id, the share of the work of each attempt's first steps that later ones do not take."""

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.spec.run.goodput import Goodput, StepTime, goodput, read_goodput, read_step_times
+from meshwright.spec.run.goodput import Goodput, goodput, read_goodput
 from meshwright.spec.run.run import Run
 from meshwright.spec.run.run_events import EventSpans, RunEvent, append_event, read_events
+from meshwright.spec.run.step_times import StepTime, read_step_times
 
 
 def step(number: int, attempt: int, end_s: float, step_s: float = 1.0, data_wait_s: float = 0.0) -> StepTime:
@@ -94,6 +95,43 @@ def test_nothing_trains_between_the_end_of_a_launcher_and_the_next_launch() -> N
     ]
     found = goodput([step(1, 1, 1.0), step(2, 2, 106.0)], events)
     assert found == Goodput(productive_s=2.0, checkpoint_s=0.5, start_up_s=1.0, restart_s=3.5, stopped_s=100.0)
+
+
+def test_a_launcher_that_was_killed_ended_with_the_last_sign_of_its_ranks() -> None:
+    events = [
+        RunEvent(kind="launched", time_s=-1.0),
+        RunEvent(kind="last seen", time_s=1.5),
+        RunEvent(kind="launched", time_s=101.5),
+        RunEvent(kind="started", time_s=103.0),
+        # One that was killed before its first step.
+        RunEvent(kind="last seen", time_s=103.5),
+        RunEvent(kind="launched", time_s=113.5),
+    ]
+    found = goodput([step(1, 1, 1.0), step(2, 2, 116.5)], events)
+    assert found is not None
+    # Which of the launches in a row was killed is not known: all of it counts as one stop.
+    assert found == Goodput(productive_s=2.0, repeated_s=0.5, start_up_s=1.0, restart_s=2.0, stopped_s=112.0)
+    assert goodput([], events[:3]) == Goodput(start_up_s=2.5, stopped_s=100.0)
+
+
+@pytest.mark.parametrize("event", [None, RunEvent(kind="hang", time_s=30.0, duration_s=24.0)])
+def test_a_step_that_stood_still_and_went_on_is_a_hang_beyond_a_usual_step(event: RunEvent | None) -> None:
+    steps = [*(step(number, 1, float(number)) for number in range(1, 6)), step(6, 1, 35.5, step_s=30.5)]
+    found = goodput([*steps, step(7, 1, 36.5)], [] if event is None else [event])
+    assert found == Goodput(productive_s=7.0, hang_s=29.5)
+
+
+def test_a_slow_step_is_no_hang_but_for_what_was_recorded_of_it() -> None:
+    steps = [*(step(number, 1, float(number)) for number in range(1, 6)), step(6, 1, 20.0, step_s=15.0)]
+    assert goodput(steps) == Goodput(productive_s=20.0)
+    hang = RunEvent(kind="hang", time_s=19.0, duration_s=13.0)
+    assert goodput(steps, [hang]) == Goodput(productive_s=7.0, hang_s=13.0)
+    # The first steps of an attempt compile, however long they take.
+    first = [step(1, 1, 60.0, step_s=60.0), *(step(number, 1, 59.0 + number) for number in range(2, 9))]
+    started = goodput(first)
+    assert started is not None
+    assert started.hang_s == 0
+    assert started.start_up_s == pytest.approx(59.0)
 
 
 def test_what_first_steps_take_beyond_later_ones_is_of_the_start() -> None:
