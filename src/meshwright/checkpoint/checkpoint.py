@@ -123,7 +123,11 @@ def newest_intact(
                 _set_aside(run.checkpoint(other), "damaged")
         return step, metadata
     if problems:
-        raise DamagedCheckpoint("no checkpoint of this run can be loaded:\n" + "\n".join(problems))
+        listed = "\n".join(map(without_remedy, problems))
+        raise DamagedCheckpoint(
+            f"no checkpoint of this run can be loaded:\n{listed}\n"
+            "nothing was changed: restore one of them from a copy, or start again with --overwrite"
+        )
     return None
 
 

@@ -138,6 +138,17 @@ def test_states_and_reasons_are_listed(run: Run) -> None:
     assert records[0].age_s > 1e9
 
 
+def test_a_cut_off_index_that_was_set_aside_needs_no_repair(run: Run) -> None:
+    aside = run.checkpoints / f"step-10.damaged-{ID}"
+    run.checkpoint(10).rename(aside)
+    (aside / "checkpoint.json").write_bytes((aside / "checkpoint.json").read_bytes()[:94])
+    first, second = describe_run(run, RetentionRule(keep=2), is_running=False)
+    assert (first.state, second.state) == ("set aside", "complete")
+    path = aside / "checkpoint.json"
+    end = "is damaged (cut off after 94 bytes): no resume reads it: it was set aside, and may be deleted"
+    assert first.problem == f"{path} {end}"
+
+
 def test_prune_keeps_what_the_rule_names_and_what_is_in_use(run: Run) -> None:
     save(run.checkpoint(30), STATE, {"step": 30})
     assert prune(run, RetentionRule(keep=1, keep_best=1), in_use=[20]) == []

@@ -86,8 +86,13 @@ def test_a_manifest_of_another_save_is_named(run: Run) -> None:
 def test_nothing_is_set_aside_where_all_are_damaged(run: Run) -> None:
     for step in (10, 20, 30):
         flip(run.checkpoint(step) / "rank-00000.bin")
-    with pytest.raises(DamagedCheckpoint, match=r"(?s)no checkpoint of this run can be loaded:.*step-30.*step-10"):
+    with pytest.raises(
+        DamagedCheckpoint, match=r"(?s)no checkpoint of this run can be loaded:.*step-30.*step-10"
+    ) as told:
         load_newest(run, state_of(0))
+    # It is the resume itself that speaks.
+    assert "a resume" not in str(told.value)
+    assert str(told.value).endswith("restore one of them from a copy, or start again with --overwrite")
     assert run.checkpoint_steps() == [10, 20, 30]
 
 

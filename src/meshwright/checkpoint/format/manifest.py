@@ -12,6 +12,7 @@ Format 1 had all manifests in checkpoint.json; it is still read.
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -27,6 +28,7 @@ from meshwright.spec.frozen import Frozen
 FORMAT_VERSION: Final = 2
 _SET_ASIDE = "a resume sets it aside"
 _NO_OLDER = "there is no older checkpoint next to it"
+_IS_ASIDE = "no resume reads it"
 
 
 class StoredShard(Frozen):
@@ -194,8 +196,10 @@ def size_problem(folder: Path, index: Index, rank: int) -> str | None:
 
 
 def remedy(folder: Path) -> str:
-    """Return the fix for a damaged checkpoint: the next older one, if any."""
-    own = folder.name.removeprefix("step-")
+    """Return the fix for a damaged checkpoint: the next older one, if any; none for one that was set aside."""
+    own, _, is_aside = folder.name.removeprefix("step-").partition(".")
+    if is_aside:
+        return f"{_IS_ASIDE}: it was set aside, and may be deleted"
     steps = [int(name) for path in folder.parent.glob("step-*") if (name := path.name.removeprefix("step-")).isdigit()]
     older = [
         step
@@ -204,12 +208,15 @@ def remedy(folder: Path) -> str:
     ]
     if older:
         return f"{_SET_ASIDE} and takes step-{max(older)}, if that is intact"
+    if own.isdigit() and (newer := [step for step in steps if step > int(own)]):
+        return f"{_NO_OLDER}: restore this folder from a copy, or delete it if step-{max(newer)} is intact"
     return f"{_NO_OLDER}: restore this folder from a copy, or delete it and start again"
 
 
 def without_remedy(text: str) -> str:
-    """Return the message of a damaged checkpoint without what a resume does about it."""
-    return text.partition(f": {_SET_ASIDE}")[0].partition(f": {_NO_OLDER}")[0]
+    """Return the message of a damaged checkpoint, a line each of several ranks, without what is done about it."""
+    remedies = rf"(?:: |, or )(?:{_SET_ASIDE}|{_NO_OLDER}|{_IS_ASIDE})"
+    return "\n".join(re.split(remedies, line, maxsplit=1)[0] for line in text.splitlines())
 
 
 def _read_body(folder: Path) -> dict[str, Any]:
@@ -217,7 +224,8 @@ def _read_body(folder: Path) -> dict[str, Any]:
     if path.exists() and not path.is_file():
         raise DamagedCheckpoint(f"{path} is no file: {remedy(folder)}")
     try:
-        document = json.loads(path.read_bytes())
+        data = path.read_bytes()
+        document = json.loads(data)
         body, checksum = document["contents"], document["checksum"]
     except FileNotFoundError:
         what = f"has no {FILE_NAME}, so it is no complete checkpoint" if folder.is_dir() else "does not exist"
@@ -225,7 +233,8 @@ def _read_body(folder: Path) -> dict[str, Any]:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DamagedCheckpoint(f"{path} is damaged ({error!r}): {remedy(folder)}") from error
+        what = "it is no index of a checkpoint" if data.rstrip().endswith(b"}") else f"cut off after {len(data)} bytes"
+        raise DamagedCheckpoint(f"{path} is damaged ({what}): {remedy(folder)}") from error
     if not isinstance(body, dict) or _checksum(body) != checksum:
         raise DamagedCheckpoint(f"{path} is damaged (its checksum does not match): {remedy(folder)}")
     return body
