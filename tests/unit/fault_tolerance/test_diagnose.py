@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from meshwright.cli.verbs.reports.diagnose import exit_code_of
+from meshwright.cli.verbs.reports.diagnose import command, exit_code_of, worst_exit_code
 from meshwright.errors import ExitCode
 from meshwright.fault_tolerance.diagnose import diagnose
 from meshwright.fault_tolerance.evidence import Evidence
@@ -22,6 +25,7 @@ from meshwright.spec.run.rank_records import (
     ProcessGroupRecord,
     ProcessState,
 )
+from meshwright.spec.run.run import Run
 
 NOW_S = 1000.0
 WORLD = ProcessGroupRecord(name="0", axis="world", ranks=[0, 1, 2, 3])
@@ -293,3 +297,27 @@ def test_a_hang_is_diagnosed_without_torch() -> None:
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_independent_replicas_are_diagnosed_in_turn(tmp_path: Path, as_json: bool) -> None:
+    run = Run(tmp_path / "run")
+    for replica, phase in enumerate(("ended", "gradients")):
+        own = run.of_replica(replica)
+        own.heartbeats.mkdir(parents=True)
+        beat = heartbeat(0, num_ranks=1, phase=phase, step=7 + replica)
+        own.heartbeat(0).write_text(beat.to_json(), encoding="utf-8")
+    # One that has not started yet.
+    run.of_replica(2).folder.mkdir()
+    words = [str(run.folder), "--wait", "0", *["--json"] * as_json]
+    result = CliRunner().invoke(command, words)
+    if as_json:
+        assert [one["verdict"] for one in json.loads(result.output)] == ["ended", "died"]
+    else:
+        assert result.output.index(str(run.of_replica(0).folder)) < result.output.index(str(run.of_replica(1).folder))
+    assert result.exit_code == ExitCode.RETRY
+
+
+def test_the_worst_of_several_replicas_is_the_exit_code() -> None:
+    assert worst_exit_code([ExitCode.DO_NOT_RETRY, ExitCode.RETRY, ExitCode.DONE]) is ExitCode.DO_NOT_RETRY
+    assert worst_exit_code([ExitCode.DONE, ExitCode.RETRY]) is ExitCode.RETRY

@@ -39,6 +39,13 @@ class DiagnosisResult(Result, Diagnosis):
         return 140
 
 
+def diagnosed_folders(folder: Path) -> list[Path]:
+    """Return the folders to diagnose one by one: `folder`, or those of its independent replicas that have started."""
+    if any(Run(folder).heartbeats.glob("rank-*.json")):
+        return [folder]
+    return [one.folder for one in Run(folder).replicas() if any(one.heartbeats.glob("rank-*.json"))] or [folder]
+
+
 @checked
 def diagnose(
     folder: Path | str, *, wait_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 5.0
