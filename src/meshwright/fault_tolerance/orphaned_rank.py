@@ -56,13 +56,14 @@ class Patience:
         return now_s - beat.time_s > max(_STILL_S, _USUAL_STEPS * self.usual_step_s)
 
 
-def outlive_launcher(run: Run, grace_s: float, sleep: Callable[[float], None] = time.sleep) -> None:
+def outlive_launcher(run: Run, own: Run, grace_s: float, sleep: Callable[[float], None] = time.sleep) -> None:
     """Return when this rank, whose launcher has just died, has had its time; it mostly ends by itself before.
 
-    A rank that hangs has its hang recorded among the events of `run`.
+    Its heartbeat is in `own`, that of its independent replica or `run`. A rank that hangs has its hang recorded among
+    the events of `run`.
     """
     patience = Patience(time.time(), grace_s, median_step_s(run))
-    while not patience.is_over(beat := _own_heartbeat(run), now_s := time.time()):
+    while not patience.is_over(beat := _own_heartbeat(own), now_s := time.time()):
         sleep(_POLL_S)
     if beat is not None and patience.is_still(beat, now_s):
         logger.error(

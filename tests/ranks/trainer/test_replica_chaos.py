@@ -7,6 +7,7 @@ import pytest
 import meshwright as mw
 from meshwright.spec.fault import Fault, FaultKind
 from meshwright.spec.run.run import Run
+from meshwright.spec.run.run_events import read_events
 from meshwright.trainer.run.run_folder import read_manifest
 from repository import ROOT
 from training_runs import SMALL
@@ -32,6 +33,8 @@ def test_a_program_resumes_what_it_has_stopped(tmp_path: Path) -> None:
     manifest = read_manifest(Run(tmp_path / "run"))
     assert manifest is not None
     assert manifest.results["last_step"] == 4
+    kinds = [event.kind for event in read_events(Run(tmp_path / "run")) if event.kind in ("launched", "ended")]
+    assert kinds == ["launched", "ended"] * 2
 
 
 def test_a_lost_replica_costs_the_others_no_step_and_comes_back() -> None:
@@ -49,6 +52,10 @@ def test_a_lost_replica_costs_the_others_no_step_and_comes_back() -> None:
 def test_each_kind_is_survived_by_the_others(kind: FaultKind, rank: int) -> None:
     found = mw.chaos(JOB, *KEYS, *TWO, faults=[Fault(kind=kind, rank=rank, step=8, phase="optimizer")], ranks=2)
     assert found.holds, found.problems
+    if kind in ("hang", "hold-gil", "stop"):
+        # As long as run.hang_limit_s, as the coordinator has seen it.
+        assert found.goodput is not None
+        assert found.goodput.hang_s >= 2
     assert found.outcomes[0].lost_steps == 0
 
 

@@ -53,16 +53,18 @@ def test_a_rank_before_its_first_heartbeat_gets_the_longest_time() -> None:
     assert [patience.is_over(None, second) for second in (14.0, 16.0)] == [False, True]
 
 
-def test_a_hang_that_ends_with_the_launcher_is_recorded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_replica", [False, True])
+def test_a_hang_that_ends_with_the_launcher_is_recorded(tmp_path: Path, is_replica: bool) -> None:
     run = Run(tmp_path)
-    HeartbeatFile(run, rank=0, num_ranks=1).mark("gradients", step=9)
-    late = read_heartbeats(run)[0].replace(time_s=time.time() - 60.0)
-    run.heartbeat(0).write_text(late.to_json(), encoding="utf-8")
+    own = run.of_replica(1) if is_replica else run
+    HeartbeatFile(own, rank=0, num_ranks=1).mark("gradients", step=9)
+    late = read_heartbeats(own)[0].replace(time_s=time.time() - 60.0)
+    own.heartbeat(0).write_text(late.to_json(), encoding="utf-8")
 
     def never(seconds: float) -> None:
         raise AssertionError("it waited")
 
-    outlive_launcher(run, 120.0, never)
+    outlive_launcher(run, own, 120.0, never)
     (event,) = read_events(run)
     assert event.kind == "hang"
     assert event.duration_s >= 60.0

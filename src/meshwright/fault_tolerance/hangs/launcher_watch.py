@@ -14,8 +14,9 @@ from pydantic import ValidationError
 
 from meshwright.fault_tolerance.diagnose import diagnose
 from meshwright.fault_tolerance.diagnosis_text import ranks_text
-from meshwright.fault_tolerance.evidence import Evidence, ask, look, read_heartbeats
-from meshwright.fault_tolerance.hangs.hang_limit import LONG_PHASES, HangLimit, are_in_step
+from meshwright.fault_tolerance.evidence import Evidence, ask, look
+from meshwright.fault_tolerance.hangs.hang_limit import HangLimit, are_in_step
+from meshwright.fault_tolerance.hangs.stopped_hang import append_hang, note_hang, note_hang_until_killed, survivors_of
 from meshwright.log import logger
 from meshwright.spec.job.sections import RunSection
 from meshwright.spec.run.rank_records import LAST_PHASES, Diagnosis
@@ -58,23 +59,15 @@ class LauncherWatch:
                 append_event(self._run, "ended")
 
     def note_stop(self) -> None:
-        """Record a hang that a signal to the launcher ends: at once, since a scheduler may kill the launcher next.
-
-        A step counts as a hang here once it takes what `diagnose` no longer calls slow.
-        """
-        evidence = look(self._run)
-        moved_s, alive = _last_moved_s(evidence), [evidence.heartbeats[rank] for rank in _survivors(evidence)]
-        if are_in_step(alive, evidence.start_step) and evidence.now_s - moved_s > evidence.slow_s:
-            self._note_hang(moved_s)
+        """Record a hang that a signal to the launcher ends: at once, since a scheduler may kill the launcher next."""
+        note_hang(self._run, [self._run])
 
     def note_stopped(self, asked_s: float, killed: Collection[int]) -> None:
         """Record that the ranks which had to be `killed`, process ids, had not moved since they were asked to stop.
 
         `asked_s` is when, in seconds since 1970.
         """
-        beats = [beat for beat in read_heartbeats(self._run).values() if beat.pid in killed]
-        if beats and all(beat.time_s < asked_s and beat.phase not in LONG_PHASES for beat in beats):
-            self._note_hang(max(beat.time_s for beat in beats))
+        note_hang_until_killed(self._run, self._run, asked_s, killed)
 
     def _note_launch(self) -> None:
         """Write when the launcher began, once the ranks have made the run folder."""
@@ -90,7 +83,7 @@ class LauncherWatch:
             evidence = look(self._run)
             moved_s = _last_moved_s(evidence)
             silent_s = evidence.now_s - moved_s
-            if _survivors(evidence) and (self._run.failure.exists() or _has_died(evidence)):
+            if survivors_of(evidence) and (self._run.failure.exists() or _has_died(evidence)):
                 self._end_survivors()
             elif self._is_hung(evidence, silent_s):
                 self._end_hung()
@@ -105,7 +98,7 @@ class LauncherWatch:
         logger.warning("no rank has moved for %s: %s; %s", silent, diagnosis.headline, more)
 
     def _is_hung(self, evidence: Evidence, silent_s: float) -> bool:
-        alive = [evidence.heartbeats[rank] for rank in _survivors(evidence)]
+        alive = [evidence.heartbeats[rank] for rank in survivors_of(evidence)]
         return are_in_step(alive, evidence.start_step) and silent_s > self._limit.seconds
 
     def _end_hung(self) -> None:
@@ -116,7 +109,7 @@ class LauncherWatch:
         silent_s = evidence.now_s - _last_moved_s(evidence)
         # A rank may have moved on meanwhile.
         if self._is_hung(evidence, silent_s):
-            self._kill(_survivors(evidence), evidence, f"no rank had moved for {format_duration(silent_s)}")
+            self._kill(survivors_of(evidence), evidence, f"no rank had moved for {format_duration(silent_s)}")
 
     def _end_survivors(self) -> None:
         """Kill the ranks of this host that do not end within GRACE_S, with a diagnosis of what they were in."""
@@ -124,7 +117,7 @@ class LauncherWatch:
         # Of a rank that was killed, only the launcher knows.
         self._run.failure.touch()
         ask(self._run, GRACE_S)
-        while (survivors := _survivors(evidence := look(self._run))) and time.monotonic() < deadline_s:
+        while (survivors := survivors_of(evidence := look(self._run))) and time.monotonic() < deadline_s:
             self._stop.wait(0.2)
         if not survivors:
             return
@@ -143,27 +136,16 @@ class LauncherWatch:
             self.killed.add(evidence.heartbeats[rank].pid)
             with suppress(ProcessLookupError):
                 os.kill(evidence.heartbeats[rank].pid, signal.SIGKILL)
-        self._note_hang(moved_s)
-
-    def _note_hang(self, moved_s: float) -> None:
-        """Write that no rank has moved since then."""
-        now_s = time.time()
-        with suppress(OSError):
-            append_event(self._run, "hang", duration_s=now_s - moved_s, time_s=now_s)
+        append_hang(self._run, moved_s)
 
 
 def last_diagnosis(run: Run, evidence: Evidence) -> Diagnosis | None:
     """Return the diagnosis before the launcher killed ranks; None if it killed none, or one is alive again."""
-    if _survivors(evidence):
+    if survivors_of(evidence):
         return None
     with suppress(OSError, ValidationError):
         return Diagnosis.from_json(run.last_diagnosis.read_text(encoding="utf-8"))
     return None
-
-
-def _survivors(evidence: Evidence) -> list[int]:
-    """Return the ranks of this host whose process has not ended."""
-    return [rank for rank, state in evidence.processes.items() if state in ("running", "stopped")]
 
 
 def _has_died(evidence: Evidence) -> bool:

@@ -8,7 +8,7 @@ that hangs or is frozen keeps it, and is given up after the limit (silence.py), 
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Self
@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from meshwright.channels.channel import ChannelClosed, ProvenChannel
 from meshwright.channels.channel_server import ChannelServer
 from meshwright.fault_tolerance.replicas.roll_call import RollCall
-from meshwright.fault_tolerance.replicas.silence import Pulse, Silence
+from meshwright.fault_tolerance.replicas.silence import GivenUp, Pulse, Silence
 from meshwright.log import logger
 from meshwright.spec.run.quorum import Quorum, Readiness
 
@@ -77,8 +77,8 @@ class Coordinator:
         self._server = ChannelServer(address, token, self._serve)
         self.address = self._server.address
         """Where it listens."""
-        self.give_up: Callable[[int, str], None] = _ignore
-        """Called with a replica that holds up the others, and why: kill it."""
+        self.give_up: Callable[[Mapping[int, GivenUp]], None] = _ignore
+        """Called with the replicas that hold up the others, or do not answer: kill them."""
         self._lock = threading.RLock()
         self._replicas: dict[int, _Replica] = {}
         self._left: set[int] = set()
@@ -140,6 +140,12 @@ class Coordinator:
         if known is not None:
             self._remove(number)
         self._replicas[number] = replica = _Replica(incarnation, num_ranks)
+        if self._roll_call.last is not None:
+            taking_part = self._replicas.keys() & set(self._roll_call.last.members)
+            if len(taking_part - {number}) >= self._roll_call.most:
+                logger.info("replica %d has come, and waits in reserve: %d take part", number, len(taking_part))
+            else:
+                logger.info("replica %d has come, and takes part once it is ready", number)
         self._left.discard(number)
         return replica
 
@@ -251,10 +257,10 @@ class Coordinator:
                 culprits = self._culprits()
                 for number in culprits:
                     self._remove(number)
-            for number, why in culprits.items():
-                self.give_up(number, why)
+            if culprits:
+                self.give_up(culprits)
 
-    def _culprits(self) -> dict[int, str]:
+    def _culprits(self) -> dict[int, GivenUp]:
         """Return the replicas to give up, and why; call it under the lock."""
         last, now_s = self._roll_call.last, time.monotonic()
         members = () if last is None else last.members
@@ -265,5 +271,5 @@ class Coordinator:
         return self._silence.culprits(in_quorum, ready, now_s) | self._silence.frozen(others, now_s)
 
 
-def _ignore(replica: int, why: str) -> None:
+def _ignore(given_up: Mapping[int, GivenUp]) -> None:
     """Do nothing."""

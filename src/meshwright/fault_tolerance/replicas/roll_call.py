@@ -17,7 +17,7 @@ class RollCall:
         """Start with `num_expected` replicas, and let `most` take part at once; more wait to replace a lost one."""
         self.num_expected = num_expected
         """Replicas that a run waits for before its first step."""
-        self._minimum, self._most = minimum, most
+        self._minimum, self.most = minimum, most
         self.last: Quorum | None = None
         """The newest quorum."""
         self._incarnations: dict[int, str] = {}
@@ -34,7 +34,7 @@ class RollCall:
             return Quorum(epoch=self._epoch, members=tuple(sorted(ready)), too_few=True) if is_late else None
         if self.last is None and len(ready) < self.num_expected and not is_late:
             return None
-        chosen = {replica: ready[replica] for replica in sorted(ready, key=self._precedence)[: self._most]}
+        chosen = {replica: ready[replica] for replica in sorted(ready, key=self._precedence)[: self.most]}
         return self._settle(self._quorum(chosen), chosen)
 
     def let_go(self, replica: int, said: Readiness, live: Collection[int]) -> Quorum:

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 _USUAL_STEPS: Final = 20.0
 _LEAST_QUORUMS: Final = 2.0
@@ -20,6 +20,14 @@ _ANSWERS_WITHIN_S: Final = 2.5
 """Ranks are asked every second."""
 _NUM_WARM_UP: Final = 3
 """Steps of a replica's life for which only the long limit counts: it compiles, and allocates."""
+
+
+class GivenUp(NamedTuple):
+    """Why a replica is given up."""
+
+    why: str
+    held_up_s: float
+    """Seconds for which it has held up the others."""
 
 
 @dataclass
@@ -90,7 +98,7 @@ class Silence:
         usual_s = statistics.median(self._steps_s) if self._steps_s else 0.0
         return min(max(self._num_usual * usual_s, self._least_s), self._longest_s)
 
-    def culprits(self, pulses: Mapping[int, Pulse], ready: Mapping[int, object], now_s: float) -> dict[int, str]:
+    def culprits(self, pulses: Mapping[int, Pulse], ready: Mapping[int, object], now_s: float) -> dict[int, GivenUp]:
         """Return the members of a quorum that hold up the others, or are frozen as all are, and why they are accused.
 
         None where all wait. `now_s` is on the clock of time.monotonic.
@@ -108,12 +116,12 @@ class Silence:
             return {replica: _no_answer(mute_s[replica]) for replica in frozen}
         behind = {replica for replica in pulses if replica not in ready} if ready else self._behind(pulses)
         return {
-            replica: f"it has held up the others for {silent_s:.1f} s"
+            replica: GivenUp(f"it has held up the others for {silent_s:.1f} s", silent_s)
             for replica in behind
             if len(behind) < len(pulses) and silent_s > self._limit_of(pulses[replica])
         }
 
-    def frozen(self, pulses: Mapping[int, Pulse], now_s: float) -> dict[int, str]:
+    def frozen(self, pulses: Mapping[int, Pulse], now_s: float) -> dict[int, GivenUp]:
         """Return the replicas in no quorum whose processes have not answered for the long limit: no one waits for them.
 
         Such one loads, or compiles, and would never be ready.
@@ -135,5 +143,5 @@ class Silence:
         }
 
 
-def _no_answer(mute_s: float) -> str:
-    return f"its process has not answered for {mute_s:.1f} s"
+def _no_answer(mute_s: float) -> GivenUp:
+    return GivenUp(f"its process has not answered for {mute_s:.1f} s", mute_s)

@@ -112,7 +112,8 @@ def _end_with_launcher(start: RankStart) -> None:
     """Save and stop when the launcher has died, as after SIGTERM, and end in any case soon, hung or not."""
     wait_for_caller()
     os.kill(os.getpid(), signal.SIGTERM)
-    outlive_launcher(RankConfig.from_json(start.config).own_run, start.grace_s)
+    config = RankConfig.from_json(start.config)
+    outlive_launcher(config.run, config.own_run, start.grace_s)
     _end_group()
 
 

@@ -68,11 +68,17 @@ def claim(run: Run, job: Job, *, resume: bool, overwrite: bool) -> int:
 
 def _note_start(run: Run) -> None:
     """Write to the run's events that an attempt began, and when one before that did not end by itself was last seen."""
-    beats = [one for one in read_heartbeats(run).values() if one.phase != "ended"]
-    alive = [one for one in beats if one.phase not in LAST_PHASES] or beats
-    if alive:
-        append_event(run, "last seen", time_s=max(one.time_s for one in alive))
+    seen_s = [time_s for folder in (run, *run.replicas()) if (time_s := _last_seen_s(folder)) is not None]
+    if seen_s:
+        append_event(run, "last seen", time_s=max(seen_s))
     append_event(run, "started")
+
+
+def _last_seen_s(folder: Run) -> float | None:
+    """Return when ranks that share a folder last made progress; None where there are none, or all ended."""
+    beats = [one for one in read_heartbeats(folder).values() if one.phase != "ended"]
+    alive = [one for one in beats if one.phase not in LAST_PHASES] or beats
+    return max((one.time_s for one in alive), default=None)
 
 
 def open_recorder(

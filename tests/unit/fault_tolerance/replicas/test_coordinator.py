@@ -2,10 +2,11 @@
 
 import contextlib
 import json
+import logging
 import random
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from queue import SimpleQueue
@@ -19,7 +20,7 @@ from meshwright.fault_tolerance.replicas.coordinator import Coordinator
 from meshwright.fault_tolerance.replicas.lanes import Lane
 from meshwright.fault_tolerance.replicas.member import EpochValues, Member
 from meshwright.fault_tolerance.replicas.roll_call import RollCall
-from meshwright.fault_tolerance.replicas.silence import Silence
+from meshwright.fault_tolerance.replicas.silence import GivenUp, Silence
 from meshwright.spec.run.quorum import Quorum, ReplicaPlace
 
 Join = Callable[..., Member]
@@ -107,11 +108,33 @@ def test_a_rank_that_waits_for_a_value_is_heard_meanwhile(coordinator: Coordinat
         assert waiting.result(timeout=TIMEOUT_S) == "here"
 
 
+def test_a_replica_that_comes_to_a_run_is_announced(join: Join, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    members = trained(join)
+    assert caplog.messages == []
+    for replica in (2, 3):
+        members.append(join(replica))
+        all_ready(members, 3)
+    join(4)
+    assert caplog.messages == [
+        "replica 2 has come, and takes part once it is ready",
+        "replica 3 has come, and takes part once it is ready",
+        "replica 4 has come, and waits in reserve: 4 take part",
+    ]
+
+
 def test_a_replica_that_does_not_come_to_connect_is_given_up() -> None:
     given_up = SimpleQueue[int]()
+    held_up_s: list[float] = []
     silence = Silence(limit_s=1.0, least_s=1.0, longest_s=TIMEOUT_S)
     with Coordinator("127.0.0.1", TOKEN, RollCall(2, 1, 4), silence, TIMEOUT_S) as server, ExitStack() as stack:
-        server.give_up = lambda replica, why: given_up.put(replica)
+
+        def give_up(found: Mapping[int, GivenUp]) -> None:
+            for replica, one in found.items():
+                held_up_s.append(one.held_up_s)
+                given_up.put(replica)
+
+        server.give_up = give_up
         places = [ReplicaPlace.of(replica, server.address, TOKEN) for replica in (0, 1)]
         members = [stack.enter_context(contextlib.closing(Member(place, 0, 1, TIMEOUT_S))) for place in places]
         # The first steps of a replica have no limit but the long one.
@@ -122,6 +145,7 @@ def test_a_replica_that_does_not_come_to_connect_is_given_up() -> None:
             assert given_up.get(timeout=TIMEOUT_S / 2) == 1
             connecting.result(timeout=TIMEOUT_S)
         assert lane.has_failed
+        assert held_up_s[0] >= 1.0
 
 
 def test_a_wrong_token_is_refused_both_ways(coordinator: Coordinator) -> None:

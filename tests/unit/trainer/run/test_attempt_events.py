@@ -51,6 +51,14 @@ def test_an_attempt_was_last_seen_when_a_rank_of_it_last_made_progress(
     assert read_heartbeats(run) == {}
 
 
+def test_independent_replicas_were_last_seen_when_one_of_them_was(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    (tmp_path / "run" / "replicas" / "2").mkdir(parents=True)
+    # Replica 0 was lost for good before.
+    seen_s = [attempt_of(run.of_replica(replica), [phase])[0] for replica, phase in enumerate(("data", "failed"))]
+    assert events_of(run)["last seen"] == max(seen_s)
+
+
 def test_an_attempt_that_ended_by_itself_is_not_missed(tmp_path: Path) -> None:
     run = Run(tmp_path / "run")
     attempt_of(run, ["ended", "ended"])

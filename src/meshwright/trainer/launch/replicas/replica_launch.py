@@ -5,12 +5,14 @@ soon as the coordinator gives it up; whatever ends a replica, the others train o
 times in all.
 """
 
+import math
 import os
 import shutil
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Final
 
@@ -18,14 +20,16 @@ from meshwright.channels.channel import new_token
 from meshwright.config.paths import with_absolute_paths
 from meshwright.errors import ConfigError, ExitCode
 from meshwright.fault_tolerance.evidence import ask
+from meshwright.fault_tolerance.hangs.stopped_hang import note_hang, note_hang_until_killed
 from meshwright.fault_tolerance.replicas.coordinator import Coordinator
 from meshwright.fault_tolerance.replicas.roll_call import RollCall
-from meshwright.fault_tolerance.replicas.silence import Silence
+from meshwright.fault_tolerance.replicas.silence import GivenUp, Silence
 from meshwright.fault_tolerance.stop_request import StopSignals
 from meshwright.log import logger
 from meshwright.spec.job.replicas_section import layout_of_replica
 from meshwright.spec.run.finding import RankFinding
 from meshwright.spec.run.quorum import ReplicaPlace
+from meshwright.spec.run.run_events import append_event
 from meshwright.trainer.launch.local.local_rank_group import LocalRankGroup, RankEnd, threads_of_rank, wait_for_ends
 from meshwright.trainer.launch.local.rank_ends import combined, raise_stop, report_failures
 from meshwright.trainer.launch.local.restart_backoff import RestartBackoff
@@ -43,10 +47,15 @@ def train_replicas(config: RankConfig, num_ranks: int, after_loss: Callable[[], 
 
     Raises ConfigError for the folder of another run, Preempted or KeyboardInterrupt after a signal.
     """
+    launched_s = time.time()
     held = claim(config.run, config.job, resume=config.resume, overwrite=config.overwrite)
+    with suppress(OSError):  # a full disk
+        append_event(config.run, "launched", time_s=launched_s)
     try:
         return _train_replicas(config, num_ranks, after_loss)
     finally:
+        with suppress(OSError):
+            append_event(config.run, "ended")
         # In Python this process may go on, and resume the run.
         os.close(held)
 
@@ -109,6 +118,8 @@ class _ReplicaLauncher:
         self._restarts_left = config.job.run.max_restarts
         self._backoff = RestartBackoff(config.job.run.restart_backoff_s)
         self._num_interrupts = 0
+        self._asked_s = math.inf
+        """When a signal first asked the launcher to stop, in seconds since 1970."""
         self._codes: dict[int, ExitCode] = {}
         """How each replica has ended last."""
         self._given_up: SimpleQueue[tuple[int, str]] = SimpleQueue()
@@ -143,6 +154,9 @@ class _ReplicaLauncher:
     def _stop(self, number: signal.Signals) -> None:
         """Pass a signal on, and start no replica any more; a second interrupt ends all at once."""
         self._due_s.clear()
+        if self._asked_s == math.inf:
+            self._asked_s = time.time()
+            note_hang(self._config.run, [self._config.run.of_replica(replica) for replica in self._groups])
         self._num_interrupts += number is signal.SIGINT
         for group in self._groups.values():
             if self._num_interrupts > 1:
@@ -177,6 +191,8 @@ class _ReplicaLauncher:
         report_failures(failures, group.killed, self._config.run.of_replica(replica), f"replica {replica}, ")
         if failures and not is_stopping:
             self._record(replica, failures)
+        if group.killed and is_stopping:
+            note_hang_until_killed(self._config.run, self._config.run.of_replica(replica), self._asked_s, group.killed)
         self._codes[replica] = code = combined([end.exit_code for end in failures]) if failures else ExitCode.DONE
         group.close()
         if code is ExitCode.DONE or is_stopping or (code is ExitCode.RETRY and self._has_reached_stop()):
@@ -223,9 +239,12 @@ class _ReplicaLauncher:
         stop_after, quorum = self._config.job.train.stop_after, self._coordinator.quorum
         return stop_after is not None and quorum is not None and quorum.step >= stop_after
 
-    def _give_up(self, replica: int, why: str) -> None:
-        """Have a replica killed; called from the coordinator's thread."""
-        self._given_up.put((replica, why))
+    def _give_up(self, given_up: Mapping[int, GivenUp]) -> None:
+        """Have replicas killed; called from the coordinator's thread."""
+        with suppress(OSError):  # a full disk
+            append_event(self._config.run, "hang", duration_s=max(one.held_up_s for one in given_up.values()))
+        for replica, one in given_up.items():
+            self._given_up.put((replica, one.why))
         os.write(self._wake_write, b"x")
 
     def _end_hung(self, replica: int, why: str) -> None:
