@@ -6,6 +6,7 @@ import logging
 import random
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -108,19 +109,23 @@ def test_a_rank_that_waits_for_a_value_is_heard_meanwhile(coordinator: Coordinat
         assert waiting.result(timeout=TIMEOUT_S) == "here"
 
 
-def test_a_replica_that_comes_to_a_run_is_announced(join: Join, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("most", "what"), [(3, "takes part once it is ready"), (2, "waits in reserve: 2 take part")])
+def test_a_replica_that_comes_to_a_run_is_announced(caplog: pytest.LogCaptureFixture, most: int, what: str) -> None:
     caplog.set_level(logging.INFO)
-    members = trained(join)
-    assert caplog.messages == []
-    for replica in (2, 3):
-        members.append(join(replica))
-        all_ready(members, 3)
-    join(4)
-    assert caplog.messages == [
-        "replica 2 has come, and takes part once it is ready",
-        "replica 3 has come, and takes part once it is ready",
-        "replica 4 has come, and waits in reserve: 4 take part",
-    ]
+    silence = Silence(TIMEOUT_S, TIMEOUT_S, TIMEOUT_S)
+    with Coordinator("127.0.0.1", TOKEN, RollCall(2, 1, most), silence, TIMEOUT_S) as server, ExitStack() as stack:
+
+        def connect(replica: int) -> Member:
+            place = ReplicaPlace.of(replica, server.address, TOKEN)
+            return stack.enter_context(contextlib.closing(Member(place, 0, 1, TIMEOUT_S)))
+
+        all_ready([connect(0), connect(1)], None)
+        assert caplog.messages == []
+        connect(2)
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while not caplog.messages and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        assert [text.removeprefix("replica 2 has come, and ") for text in caplog.messages] == [what]
 
 
 def test_a_replica_that_does_not_come_to_connect_is_given_up() -> None:
