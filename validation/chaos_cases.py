@@ -14,8 +14,8 @@ from typing import Final
 
 from meshwright.spec.fault import Fault, FaultKind
 from meshwright.spec.frozen import Frozen
+from meshwright.spec.run.done_steps import read_step_times
 from meshwright.spec.run.run import Run
-from meshwright.spec.run.step_times import read_step_times
 from meshwright.spec.storage_fault import DAMAGES
 from meshwright.trainer.run.run_folder import read_manifest
 

@@ -21,10 +21,10 @@ from pathlib import Path
 from statistics import fmean
 
 from meshwright.cost.expected_goodput import FailureModel, expected_time
+from meshwright.spec.run.done_steps import read_step_times
 from meshwright.spec.run.goodput import Goodput, goodput
 from meshwright.spec.run.run import Run
 from meshwright.spec.run.run_events import read_events
-from meshwright.spec.run.step_times import read_step_times
 from validation.disturbed_run import Happened, disturb
 from validation.failure_replay import Failure, drawn, replay, share_of, spread
 

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from meshwright.spec.frozen import Frozen
+from meshwright.spec.run.done_steps import StepTime, read_step_times
 from meshwright.spec.run.run import Run
 from meshwright.spec.run.run_events import EventKind, EventSpans, RunEvent, read_events
-from meshwright.spec.run.step_times import StepTime, read_step_times
 
 _NUM_WARM_UP = 3
 """First steps of an attempt, which compile and allocate."""

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwright.spec.run.done_steps import StepTime, read_step_times
 from meshwright.spec.run.goodput import Goodput, goodput, read_goodput
 from meshwright.spec.run.run import Run
 from meshwright.spec.run.run_events import EventSpans, RunEvent, append_event, read_events
-from meshwright.spec.run.step_times import StepTime, read_step_times
 
 
 def step(number: int, attempt: int, end_s: float, step_s: float = 1.0, data_wait_s: float = 0.0) -> StepTime:
