@@ -4,7 +4,7 @@ Rank k of each replica sums with rank k of the others, in one order. When nothin
 that has begun fewer sums than another, in any of its ranks, is the one that is waited for: its own hung rank, or ranks
 of it that wait for that one. A replica that is merely waiting is never behind, since it waits only for others. One
 whose process does not answer at all, frozen or cut off from the network, is that replica, whatever the counts say:
-across a cut, a sum may be done on one side only. So are all of them where all are frozen: nobody is left to wait.
+across a cut, a sum may be done on one side only. So are all of them where all are frozen: no replica is left to wait.
 """
 
 import statistics
