@@ -25,9 +25,6 @@ from meshwright.spec.run.quorum import Quorum
 
 _IN_FLIGHT: Final = 8
 """Tensors of a state that are sent at once: one after the other took a quarter longer (1 GB, loopback, 2026-11-27)."""
-_NUM_CONNECTIONS: Final = 2
-"""To each other replica, a state by turns: 1 GB over loopback took 0.20 to 0.27 s by two and by one, when quiet, but by
-one up to 0.58 in some runs (2 cores, 2026-11-28); a network faster than one stream of TCP needs several."""
 _ENDS_BY_ITSELF_S: Final = 1.0
 """In which a sum fails whose peer has closed its connection. That of a frozen host, or across a cut, does not."""
 
@@ -87,7 +84,7 @@ class Lane:
         def send_all() -> None:
             for some in _few_at_once(tensors):
                 copies = [_on_host(tensor) for tensor in some]
-                for work in [self._required.send([copy], index, place) for place, copy in enumerate(copies)]:
+                for work in [self._required.send([copy], index, 0) for copy in copies]:
                     work.wait()
 
         self._try(send_all)
@@ -101,7 +98,7 @@ class Lane:
         def receive_all() -> None:
             for some in _few_at_once(tensors):
                 received = [_in_host_memory(tensor) for tensor in some]
-                for work in [self._required.recv([each], index, place) for place, each in enumerate(received)]:
+                for work in [self._required.recv([each], index, 0) for each in received]:
                     work.wait()
                 for tensor, each in zip(some, received, strict=True):
                     if each is not tensor:
@@ -149,8 +146,7 @@ class Lane:
         options = gloo._Options()
         options._timeout = timedelta(seconds=self._timeout_s)
         # By default it would listen on the address of the host's name, which may be another network.
-        # Each is a connection: gloo takes that of a sum's number, or of a message's tag.
-        options._devices = [gloo.create_device(hostname=self._member.own_host) for _ in range(_NUM_CONNECTIONS)]
+        options._devices = [gloo.create_device(hostname=self._member.own_host)]
         with closed_afterwards():
             group = gloo(store, index, size, options)
         self._group = group

@@ -198,8 +198,7 @@ class ReplicaGroup:
 
 def _send_json(lane: Lane, values: dict[str, Any], replica: int) -> None:
     data = torch.frombuffer(bytearray(json.dumps(values).encode()), dtype=torch.uint8)
-    lane.send([torch.tensor(len(data))], replica)
-    lane.send([data], replica)
+    lane.send([torch.tensor(len(data)), data], replica)
 
 
 def _received_json(lane: Lane, replica: int) -> dict[str, Any]:
