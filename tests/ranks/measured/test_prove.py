@@ -208,7 +208,7 @@ def test_a_rank_that_fails_is_told_and_the_next_layout_is_proven(
     assert "[1/2] dp_shard=2: FAILS: rank 1: ValueError: broken on purpose" in told
 
 
-@pytest.mark.parametrize("task", ["sft", "dpo"])
+@pytest.mark.parametrize("task", ["sft", pytest.param("dpo", marks=pytest.mark.long)])
 def test_a_fine_tuning_job_is_proven_as_it_is(task: str, capsys: pytest.CaptureFixture[str]) -> None:
     job = str(ROOT / "examples" / f"tiny-{task}.toml")
     code, proof, told = prove(capsys, job, "dp_shard=2", "cp=2", "tp=2", "--exact")

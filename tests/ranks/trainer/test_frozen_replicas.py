@@ -93,6 +93,7 @@ def is_gone(pid: int) -> bool:
         return True
 
 
+@pytest.mark.long
 def test_a_run_that_is_frozen_as_a_whole_ends_and_says_why(run: Run, start: Start) -> None:
     launcher = start("run.max_restarts=0")
     pids = frozen(run, 10)
