@@ -16,8 +16,8 @@ from torch import distributed as dist
 
 from benchmarks.resident import Peak
 from meshwright.models.contract import next_token_loss
-from meshwright.parallelism.chunked_loss import Chunking, chunked_loss, cross_entropy_
 from meshwright.parallelism.head import SeparateHead
+from meshwright.parallelism.losses.chunked_loss import Chunking, chunked_loss, cross_entropy_
 from meshwright.units import format_bytes
 
 SHAPES = ("4096x32768x512:float32", "4096x131072x128:float32", "2048x32768x64:bfloat16")

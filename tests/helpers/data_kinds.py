@@ -1,4 +1,4 @@
-"""One [data] of each kind of source, small enough that a run of a hundred samples begins it anew."""
+"""One [data] of each kind of source, small enough that a run of a hundred samples begins it again."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from meshwright.models.build import build_architecture
 from meshwright.models.contract import blocks_of, loss_of
 from meshwright.parallelism.data.materialize import materialize
-from meshwright.parallelism.loss import NextTokenLoss, counted_share, make_loss
+from meshwright.parallelism.losses.loss import NextTokenLoss, counted_share, make_loss
 from meshwright.parallelism.mesh import build_meshes
 from meshwright.parallelism.tensor.tensor_parallel import apply_async_tensor_parallel, apply_tensor_parallel
 from meshwright.spec.layout.layout import Layout

@@ -33,7 +33,7 @@
 A loss of the model's own must be a mean: the trainer averages it over microbatches and data-parallel ranks, which have
 equally many samples, so that the result does not depend on the number of ranks. The built-in loss ignores targets of
 -100: it is the mean over all other targets of the global batch, however many each microbatch has
-(parallelism/loss.py). Parameters and floating-point buffers must be
+(parallelism/losses/loss.py). Parameters and floating-point buffers must be
 float32 as built. A parameter has at least one dim; one that two modules share is within one block, or outside of all
 (shardable.py). After each step, persistent buffers on every rank are rank 0's. `initial` must return a Constant for
 each buffer too.

@@ -84,7 +84,7 @@ class WithIgnoredTargets(Dataset):
     may_ignore_targets = True
 
     def __init__(self, dataset: TokenDataset, seq_len: int) -> None:
-        num_samples = dataset.num_training_samples + dataset.num_validation_samples
+        num_samples = dataset.num_samples
         super().__init__(num_samples, 0.0, dataset.fingerprint)
         self.vocab_size, self.end_of_document = dataset.vocab_size, dataset.end_of_document
         self._dataset, self._seq_len = dataset, seq_len

@@ -21,7 +21,7 @@ from meshwright.models.build import build_architecture
 from meshwright.parallelism.apply import parallelize
 from meshwright.parallelism.data.fully_sharded import TORCH_DTYPES
 from meshwright.parallelism.data.materialize import materialize_stages
-from meshwright.parallelism.loss import make_loss
+from meshwright.parallelism.losses.loss import make_loss
 from meshwright.parallelism.mesh import build_meshes
 from meshwright.parallelism.pipeline.pipeline import Pipeline
 from meshwright.parallelism.pipeline.stage_input import StageInput

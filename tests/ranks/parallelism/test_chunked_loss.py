@@ -13,8 +13,8 @@ from torch import distributed as dist
 
 from compiler_warnings import DYNAMO_WARNINGS
 from meshwright.models.contract import next_token_loss
-from meshwright.parallelism.chunked_loss import Chunking, chunked_loss, chunked_losses, cross_entropy_
 from meshwright.parallelism.head import SeparateHead
+from meshwright.parallelism.losses.chunked_loss import Chunking, chunked_loss, chunked_losses, cross_entropy_
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.layout_text import parse_layout
 from recorded_jobs import require_as_one_process, sums_job

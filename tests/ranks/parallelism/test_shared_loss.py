@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from meshwright.errors import ConfigError
 from meshwright.models.contract import next_token_loss
-from meshwright.parallelism.loss import counted_share, make_loss
+from meshwright.parallelism.losses.loss import counted_share, make_loss
 from meshwright.parallelism.mesh import build_meshes
 from meshwright.spec.layout.layout import Layout
 from run_ranks import run_ranks

@@ -1,4 +1,4 @@
-"""Independent replicas whose processes are all frozen: the run goes on from its checkpoint, or ends and says why."""
+"""Independent replicas whose processes are all frozen: the run continues from its checkpoint, or ends and says why."""
 
 import os
 import signal

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch import distributed as dist
 
 from meshwright.data.dataset import build_dataset
+from meshwright.parallelism.losses.token_accuracy import TokenAccuracy
 from meshwright.parallelism.mesh import build_meshes
-from meshwright.parallelism.token_accuracy import TokenAccuracy
 from meshwright.spec.job.job import Job
 from meshwright.spec.layout.layout import Layout
 from meshwright.trainer.launch.ranks import Ranks

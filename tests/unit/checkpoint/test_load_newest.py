@@ -88,11 +88,11 @@ def test_nothing_is_set_aside_where_all_are_damaged(run: Run) -> None:
         flip(run.checkpoint(step) / "rank-00000.bin")
     with pytest.raises(
         DamagedCheckpoint, match=r"(?s)no checkpoint of this run can be loaded:.*step-30.*step-10"
-    ) as told:
+    ) as raised:
         load_newest(run, state_of(0))
     # It is the resume itself that speaks.
-    assert "a resume" not in str(told.value)
-    assert str(told.value).endswith("restore one of them from a copy, or start again with --overwrite")
+    assert "a resume" not in str(raised.value)
+    assert str(raised.value).endswith("restore one of them from a copy, or start again with --overwrite")
     assert run.checkpoint_steps() == [10, 20, 30]
 
 

@@ -20,7 +20,7 @@ _COMPILED_LOSS_BYTES = (4.0, 4.0)
 _COMPILED_CHUNK_BYTES = 8.0
 """All of that forward, of a loss in chunks."""
 _CHUNKED_LOSS_BYTES = (34.0, 32.0)
-"""The same of a loss in chunks (parallelism/chunked_loss.py), all of it forward, of logits of 16 and of 32 bits.
+"""The same of a loss in chunks (parallelism/losses/chunked_loss.py), all of it forward, of logits of 16 and of 32 bits.
 
 largest (2; 4), difference (6; 8), exponential (8), sum (4), product with its inverse (8), cast of the gradient (6; 0).
 """

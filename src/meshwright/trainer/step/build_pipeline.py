@@ -29,11 +29,11 @@ from meshwright.parallelism.data.materialize import fill_from, materialize_stage
 from meshwright.parallelism.data.place_in_pools import place_in_pools
 from meshwright.parallelism.exact_sums import sum_exactly
 from meshwright.parallelism.gradients import share_tied
-from meshwright.parallelism.loss import NextTokenLoss, make_loss
+from meshwright.parallelism.losses.loss import NextTokenLoss, make_loss
+from meshwright.parallelism.losses.preference_loss import PreferenceLoss
+from meshwright.parallelism.losses.token_accuracy import TokenAccuracy
 from meshwright.parallelism.mesh import Meshes, build_meshes
 from meshwright.parallelism.pipeline.pipeline import Pipeline
-from meshwright.parallelism.preference_loss import PreferenceLoss
-from meshwright.parallelism.token_accuracy import TokenAccuracy
 from meshwright.parallelism.torch_private.torch_compat import persistent_buffers
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import ModelSection

@@ -17,7 +17,7 @@ from meshwright.data.questions.continuation import Continuation, cut_note
 from meshwright.data.questions.load_questions import load_questions
 from meshwright.data.questions.question_set import Mean, QuestionSet
 from meshwright.errors import ConfigError
-from meshwright.parallelism.loss import NextTokenLoss
+from meshwright.parallelism.losses.loss import NextTokenLoss
 from meshwright.spec.model.model_source import resolve_architecture
 from meshwright.trainer.step.train_step import TrainStep
 from meshwright.units import counted

@@ -10,7 +10,7 @@ from torch import distributed as dist
 from meshwright.data.loader import Microbatch
 from meshwright.data.packing.pair_dataset import NO_PAIR
 from meshwright.parallelism.data.fully_sharded import reshard_model
-from meshwright.parallelism.preference_loss import Pairs, PreferenceLoss
+from meshwright.parallelism.losses.preference_loss import Pairs, PreferenceLoss
 from meshwright.trainer.step.training import Training
 
 

@@ -23,12 +23,12 @@ from meshwright.parallelism.data.fully_sharded import reshard_model
 from meshwright.parallelism.data.materialize import share_buffers, statistics_of
 from meshwright.parallelism.float8.float8_gather import Float8Gathers
 from meshwright.parallelism.gradients import Gradients
-from meshwright.parallelism.loss import NextTokenLoss, RowLosses, counted_share
+from meshwright.parallelism.losses.loss import NextTokenLoss, RowLosses, counted_share
+from meshwright.parallelism.losses.preference_loss import Pairs, PreferenceLoss, rows_per_pair
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.pipeline.pipeline import Observe, Pipeline, ignore
 from meshwright.parallelism.pipeline.stage_input import StageInput
 from meshwright.parallelism.pipeline.stages import Stages
-from meshwright.parallelism.preference_loss import Pairs, PreferenceLoss, rows_per_pair
 from meshwright.parallelism.torch_private.torch_compat import canonical_parameters, local_box, persistent_buffers
 from meshwright.spec.job.job import Job
 from meshwright.trainer.optimizer.optimizer import ModelOptimizer, learning_rate, optimizer_state

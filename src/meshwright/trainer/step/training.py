@@ -38,7 +38,7 @@ from meshwright.parallelism.data.adapter_weights import set_magnitudes
 from meshwright.parallelism.data.fully_sharded import reshard_model
 from meshwright.parallelism.data.materialize import draw_weights
 from meshwright.parallelism.gradients import share_tied
-from meshwright.parallelism.loss import NextTokenLoss
+from meshwright.parallelism.losses.loss import NextTokenLoss
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.pipeline.pipeline import Pipeline
 from meshwright.parallelism.torch_private.torch_compat import (

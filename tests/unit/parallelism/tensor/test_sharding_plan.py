@@ -14,7 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from meshwright.errors import ConfigError, InfeasibleLayout, MeshwrightError, UnsupportedError
 from meshwright.models.build import build_architecture
-from meshwright.parallelism.loss import vocab_parallel_losses
+from meshwright.parallelism.losses.loss import vocab_parallel_losses
 from meshwright.parallelism.mesh import build_meshes
 from meshwright.parallelism.tensor.tensor_parallel import apply_tensor_parallel
 from meshwright.spec.layout.layout import Layout

@@ -15,13 +15,13 @@ from torch.distributed.fsdp import FSDPModule
 from meshwright.errors import ConfigError, UnsupportedError
 from meshwright.models.contract import Loss, loss_of, next_token_loss
 from meshwright.models.rope import at_least_float32
-from meshwright.parallelism.chunked_loss import Chunking, chunked_loss, chunked_losses, cross_entropy_
 from meshwright.parallelism.collectives import all_gather_dim, all_reduce_max, all_reduce_sum
 from meshwright.parallelism.compile_blocks import prepare_compile
-from meshwright.parallelism.compiled_loss import fused_cross_entropy_, fused_losses
 from meshwright.parallelism.head import SeparateHead, separate_head
+from meshwright.parallelism.losses.chunked_loss import Chunking, chunked_loss, chunked_losses, cross_entropy_
+from meshwright.parallelism.losses.compiled_loss import fused_cross_entropy_, fused_losses
+from meshwright.parallelism.losses.token_accuracy import TokenAccuracy
 from meshwright.parallelism.mesh import Meshes
-from meshwright.parallelism.token_accuracy import TokenAccuracy
 from meshwright.spec.layout.layout import Layout
 
 _Losses: TypeAlias = Callable[[Tensor, Tensor, dist.ProcessGroup], Tensor]

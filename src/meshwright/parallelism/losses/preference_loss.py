@@ -15,9 +15,9 @@ from torch import Tensor
 from torch import distributed as dist
 
 from meshwright.parallelism.collectives import all_reduce_sum
-from meshwright.parallelism.loss import NextTokenLoss
+from meshwright.parallelism.losses.loss import NextTokenLoss
+from meshwright.parallelism.losses.pair_losses import pair_losses
 from meshwright.parallelism.mesh import Meshes
-from meshwright.parallelism.pair_losses import pair_losses
 from meshwright.spec.job.dpo_section import DpoSection
 
 _REWARDS = ("chosen", "rejected", "margin", "accuracy")
