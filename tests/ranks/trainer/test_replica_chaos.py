@@ -84,6 +84,18 @@ def test_replicas_of_several_ranks_are_lost_and_replaced_whole(layout: str) -> N
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("phase", ["forward", "backward", "gradients", "optimizer"])
+def test_one_that_is_lost_again_and_again_while_it_receives_the_state(phase: str) -> None:
+    """Of a replica that returns, the first step is the one in which it receives the state, whichever that is."""
+    faults = [Fault(kind="crash", rank=1, step=step, phase=phase) for step in range(6, 30)]
+    found = mw.chaos(JOB, *KEYS, *TWO, faults=faults, ranks=2)
+    # It is not there for each of these steps.
+    assert all(text.startswith("the run never came to") for text in found.problems), found.problems
+    assert sum(outcome.injection is not None for outcome in found.outcomes) > 2
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
 def test_two_of_three_are_lost_at_once_and_then_all() -> None:
     faults = [
         *(Fault(kind="crash", rank=rank, step=10, phase="backward") for rank in (0, 2)),

@@ -220,11 +220,13 @@ class Coordinator:
                 )
         ready = {number: said for number, one in self._replicas.items() if (said := one.readiness) is not None}
         is_late = self._asked_s is not None and time.monotonic() - self._asked_s > self._patience_s
+        previous = self._roll_call.last
         quorum = self._roll_call.decide(ready, self._replicas.keys() - self._left, is_late=is_late)
         if quorum is None:
             return
         now_s = time.monotonic()
-        if self._decided_s is not None and not quorum.sources and not quorum.restores:
+        has_sent_state = previous is not None and bool(previous.sources)
+        if self._decided_s is not None and not has_sent_state and not quorum.sources and not quorum.restores:
             self._silence.add_step(now_s - self._decided_s)
         self._decided_s, self._asked_s = now_s, None
         if quorum.epoch != self._epoch:

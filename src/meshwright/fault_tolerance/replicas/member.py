@@ -28,7 +28,7 @@ class Member:
             raise LostPeer(f"replica {place.replica}, rank {rank}: {error}") from error
         self._limit_s, self._heard_s = timeout_s + _MARGIN_S, time.monotonic()
         self._channel.set_timeout(None)
-        self.on_loss: Callable[[int], None] = _ignore
+        self.on_loss: list[Callable[[int], None]] = []
         """Called in another thread with the epoch of a quorum of which a member is lost."""
         self._answers: SimpleQueue[dict[str, Any] | ChannelClosed] = SimpleQueue()
         self.own_host = self._channel.own_host
@@ -104,7 +104,8 @@ class Member:
                 if "are_you_there" in message:
                     self._channel.send({"kind": "here"})
                 elif "lost_epoch" in message:
-                    self.on_loss(int(message["lost_epoch"]))
+                    for note in self.on_loss:
+                        note(int(message["lost_epoch"]))
                 else:
                     self._answers.put(message)
         except ChannelClosed as error:
@@ -115,10 +116,6 @@ class Member:
         return LostPeer(
             f"replica {place.replica} lost the coordinator at {place.host}:{place.port}, or was given up by it: {error}"
         )
-
-
-def _ignore(epoch: int) -> None:
-    """Do nothing."""
 
 
 class EpochValues:

@@ -1,15 +1,15 @@
 """ReplicaGroup: one rank's part in a run of independent replicas; what the training loop and the step know of others.
 
-    join        before the first step: get the state from a replica that has it, or from the newest checkpoint
+    join        before the first step: from whom this replica gets the state, or that it loads the newest checkpoint
     agree       after each step: who takes part in the next, whether all stop
     sum         in backward: gradients and losses of all members
-    commits     before the update: whether this replica has all sums; if not, the step is dropped and done again
+    commits     before the update: whether this replica has the state and all sums; if not, the step is done again
 
 A replica updates its parameters only with the sum of all members of the quorum. One whose sums failed while another's
-did not is a step behind then, and receives the state of that other one.
+did not is a step behind then, and receives the state of that other one, as one that has just come: while the others
+compute the next step (state_transfer.py), to whose sums it adds nothing.
 """
 
-import json
 import signal
 from typing import Any, Final, Protocol
 
@@ -21,6 +21,7 @@ from meshwright.errors import LostPeer
 from meshwright.fault_tolerance.hangs.hang_limit import LONG_PHASES
 from meshwright.fault_tolerance.replicas.lanes import Lane
 from meshwright.fault_tolerance.replicas.member import Member
+from meshwright.fault_tolerance.replicas.state_transfer import SentState, StateTransfer
 from meshwright.log import logger
 from meshwright.spec.run.quorum import Quorum, ReplicaPlace
 
@@ -28,23 +29,24 @@ _MOST_TRIES: Final = 10
 """Quorums in a row of which none led to a step."""
 
 
-class ReplicaState(Protocol):
+class ReplicaState(SentState, Protocol):
     """What a replica group needs of the training on its rank."""
+
+    @property
+    def trains_locally(self) -> bool:
+        """Return whether replicas take several steps between sums, so that a state is sent before a step, not in it."""
 
     def restore(self) -> int:
         """Load the newest checkpoint, if there is one, and return its step, 0 without; a collective of the replica."""
-
-    def tensors(self) -> list[Tensor]:
-        """Return this rank's tensors of the state, in one order in all replicas."""
-
-    def metadata(self, step: int) -> dict[str, Any]:
-        """Return the rest of the state, as JSON holds it."""
 
     def take_over(self, metadata: dict[str, Any]) -> None:
         """Take over the rest, after the tensors were received; a collective of the replica."""
 
     def share(self, index: int, num_members: int) -> None:
         """Take the samples of a member's place from now on."""
+
+    def take_any_sample(self) -> None:
+        """Take samples from now on of which nothing counts, as few as possible."""
 
     def warm_up(self) -> None:
         """Do once what the first step would be slow to do, without effect on the state that is received."""
@@ -59,7 +61,12 @@ class ReplicaGroup:
         self._num_ranks = dist.get_world_size()
         self._member = Member(place, dist.get_rank(), self._num_ranks, timeout_s)
         self._lane = Lane(self._member, dist.get_rank(), timeout_s)
+        self._transfer = StateTransfer(self._member, dist.get_rank(), timeout_s)
         self._state: ReplicaState | None = None
+        self._has_state = self._is_torn = False
+        """Whether the tensors are those of a step, or were left half received."""
+        self._part: tuple[int, int] | None = None
+        """The member's place, and the number of places, whose samples this replica takes."""
         self._num_tries = 0
         self._has_left = self._is_in_long_phase = False
         self.quorum: Quorum | None = None
@@ -76,43 +83,62 @@ class ReplicaGroup:
         return len(self._required.members)
 
     @property
+    def is_receiving(self) -> bool:
+        """Return whether this replica receives the state while the others compute the step: its part counts nothing."""
+        return self._transfer.is_receiving
+
+    @property
     def summed_bytes(self) -> int:
         """Return the bytes of what this rank has summed over replicas so far."""
         return self._lane.summed_bytes
 
     def join(self, state: ReplicaState, *, warms_up: bool) -> int:
-        """Return the step that this replica has after it got the state that the others have; a collective.
+        """Return the step of the state that this replica has, or receives in the next step; a collective.
 
         With `warms_up` it does what is slow beforehand, so that the others do not wait for it.
         """
         self._state = state
         if warms_up:
             state.warm_up()
-        self._enter(None, 0)
+        self._enter(0, 0)
         return self._required.step
 
     def agree(self, step: int, wish: signal.Signals | None = None) -> tuple[int, signal.Signals | None]:
         """Return the steps that the state has, and the strongest stop signal that any rank of any replica got.
 
-        Once all are ready for a next step; before, the state has `step` steps, and has others where it was received or
-        loaded meanwhile. Afterwards `quorum` is that of the next step. A collective.
+        Once all are ready for a next step; before, the state has `step` steps, and has others where it is received or
+        was loaded meanwhile. Afterwards `quorum` is that of the next step. A collective.
         """
         self._enter(step, wish or 0)
         quorum = self._required
         return quorum.step, signal.Signals(quorum.stop) if quorum.stop else None
 
+    @torch.no_grad()
     def sum(self, tensor: Tensor) -> None:
         """Sum a tensor over the ranks in this place in all members, in place."""
+        if self.is_receiving:
+            # Of -0 and any number, 0 included, the sum is that number, to the bit.
+            tensor.fill_(-0.0)
         self._lane.sum(tensor)
 
     def commits(self) -> bool:
-        """Return whether all sums of this step came about on all ranks of this replica; a collective of it."""
-        has_failed = self._is_any(self._lane.has_failed)
+        """Return whether this replica has the state and all sums of this step on all ranks; a collective of it."""
+        self._complete_state()
+        has_failed = self._is_any(self._lane.has_failed or not self._has_state)
         if has_failed:
             self._lane.abandon()
             if self.is_writer:
                 logger.warning("a replica was lost in step %d, which is done again", self._required.step + 1)
         return not has_failed
+
+    def settle(self) -> None:
+        """Wait for a state that is on its way after the last step; a collective of the replica.
+
+        Raises LostPeer where it does not arrive.
+        """
+        self._complete_state()
+        if not self._has_state:
+            raise LostPeer(f"replica {self.replica}: the replica that sent the state was lost: start with --resume")
 
     def note_phase(self, step: int, phase: str) -> None:
         """Let others know of a phase that may take longer than a step, which is no reason to give the replica up."""
@@ -132,12 +158,13 @@ class ReplicaGroup:
         assert self.quorum is not None
         return self.quorum
 
-    def _enter(self, step: int | None, stop: int) -> None:
-        """Ask for quorums until one is connected and all its members have the state."""
+    def _enter(self, step: int, stop: int) -> None:
+        """Ask for quorums until one is connected and one of its members has the state."""
         assert self._state is not None
         previous = self.quorum
         while True:
-            self.quorum = quorum = self._member.ready(step, stop=stop, has_failed=self._lane.has_failed)
+            said = step if self._has_state else None
+            self.quorum = quorum = self._member.ready(said, stop=stop, has_failed=self._lane.has_failed)
             if quorum.too_few:
                 left = len(quorum.members)
                 raise LostPeer(
@@ -147,40 +174,67 @@ class ReplicaGroup:
             if quorum.stop:
                 return
             if quorum.restores:
-                self.note_phase(0, "restore")
-                step = self._state.restore()
+                step = self._restored()
                 continue
-            step = self._receive_state(quorum, step)
-            if step is not None and not self._lane.has_failed:
+            if self._connects(quorum):
                 break
             self._try_again()
         self._num_tries = 0
-        if previous is None or previous.members != quorum.members:
-            self._state.share(quorum.index(self.replica), len(quorum.members))
-            if previous is not None and self.is_writer:
-                logger.warning("step %d is that of replicas %s", quorum.step + 1, _listed(quorum.members))
+        self._take_part(quorum)
+        if previous is not None and previous.members != quorum.members and self.is_writer:
+            logger.warning("step %d is that of replicas %s", quorum.step + 1, _listed(quorum.members))
 
-    def _receive_state(self, quorum: Quorum, step: int | None) -> int | None:
-        """Connect to the members and pass the state on to those that lack it; return this replica's step, or None."""
+    def _restored(self) -> int:
+        """Return the step of the newest checkpoint, having loaded it; a collective of the replica."""
+        assert self._state is not None
+        self.note_phase(0, "restore")
+        step = self._state.restore()
+        if step == 0 and self._is_torn:
+            raise LostPeer(f"replica {self.replica}: all that had the state were lost before the first checkpoint")
+        self._has_state, self._is_torn = True, False
+        return step
+
+    def _connects(self, quorum: Quorum) -> bool:
+        """Connect to the members, and begin to pass the state on to those that lack it; return whether it succeeded."""
         assert self._state is not None
         self._lane.form(quorum)
-        own_source = quorum.sources.get(self.replica)
-        if own_source is not None:
-            tensors = self._state.tensors()
-            rest = _received_json(self._lane, own_source)
-            self._lane.receive(tensors, own_source)
-            if self._is_any(self._lane.has_failed):
-                self._lane.abandon()
-                return None
-            self._state.take_over(rest)
-            logger.info("replica %d has the state after step %d from replica %d", self.replica, quorum.step, own_source)
-            return quorum.step
-        for replica in sorted(replica for replica, source in quorum.sources.items() if source == self.replica):
-            _send_json(self._lane, self._state.metadata(quorum.step), replica)
-            self._lane.send(self._state.tensors(), replica)
         if self._is_any(self._lane.has_failed):
             self._lane.abandon()
-        return step
+            return False
+        self._transfer.begin(quorum, self._state)
+        if self._state.trains_locally:
+            self._complete_state()
+            return self._has_state
+        return True
+
+    def _complete_state(self) -> None:
+        """Wait until a state is passed on, if one is on its way; a collective of the replica."""
+        if not self._transfer.is_under_way:
+            return
+        assert self._state is not None
+        is_receiver, quorum = self.is_receiving, self._required
+        rest = self._transfer.finish()
+        if not is_receiver:
+            return
+        self._has_state = not self._is_any(rest is None)
+        self._is_torn = not self._has_state
+        if rest is None or not self._has_state:
+            self._lane.abandon()
+            return
+        self._state.take_over(rest)
+        source = quorum.sources[self.replica]
+        logger.info("replica %d has the state after step %d from replica %d", self.replica, quorum.step, source)
+
+    def _take_part(self, quorum: Quorum) -> None:
+        """Take this replica's part of the batch from now on, if it is another than before."""
+        assert self._state is not None
+        takers = quorum.members if self._state.trains_locally else quorum.computing
+        part = (takers.index(self.replica), len(takers)) if self.replica in takers else None
+        if part is None:
+            self._state.take_any_sample()
+        elif part != self._part:
+            self._state.share(*part)
+        self._part = part
 
     def _try_again(self) -> None:
         self._num_tries += 1
@@ -194,21 +248,6 @@ class ReplicaGroup:
         number = torch.tensor(int(flag))
         dist.all_reduce(number, op=dist.ReduceOp.MAX)
         return bool(number)
-
-
-def _send_json(lane: Lane, values: dict[str, Any], replica: int) -> None:
-    data = torch.frombuffer(bytearray(json.dumps(values).encode()), dtype=torch.uint8)
-    lane.send([torch.tensor(len(data)), data], replica)
-
-
-def _received_json(lane: Lane, replica: int) -> dict[str, Any]:
-    """Return what `_send_json` sent; {} where the lane has failed."""
-    size = torch.tensor(0)
-    lane.receive([size], replica)
-    data = torch.zeros(int(size), dtype=torch.uint8)
-    lane.receive([data], replica)
-    values: dict[str, Any] = {} if lane.has_failed else json.loads(data.numpy().tobytes())
-    return values
 
 
 def _listed(members: tuple[int, ...]) -> str:

@@ -29,6 +29,11 @@ class ReplicaTraining:
         """Restore from the checkpoints of `run`, and what differs in each replica from its `own`."""
         self._training, self._run, self._own = training, run, own
 
+    @property
+    def trains_locally(self) -> bool:
+        """Return whether replicas take several steps between sums."""
+        return self._training.job.replicas.trains_locally
+
     def restore(self) -> int:
         """Load the newest checkpoint, if there is one, and return its step, 0 without; a collective of the replica."""
         # Not only with --resume: all replicas of a run that begins may be lost, and what they saved is its own.
@@ -53,6 +58,10 @@ class ReplicaTraining:
     def share(self, index: int, num_members: int) -> None:
         """Take the samples of a member's place from now on."""
         self._training.share(index, num_members)
+
+    def take_any_sample(self) -> None:
+        """Take one microbatch of each batch from now on, of which nothing counts."""
+        self._training.share_least()
 
     def warm_up(self) -> None:
         """Do once what the first step would be slow to do, without effect on the state that is received."""

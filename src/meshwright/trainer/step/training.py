@@ -162,8 +162,7 @@ class Training:
 
     def warm_up(self) -> None:
         """Do once what the first step would be slow to do, before a state is received or loaded; a collective."""
-        # One microbatch: shared as finely as the batch allows.
-        self.share(0, self.job.num_microbatches(self.layout))
+        self.share_least()
         # The optimizer allocates its state first: what lasts leaves no gaps then in what each step allocates and frees.
         self.state()
         self.step.warm_up(self.loader.microbatches(0), updates=not self._has_weights)
@@ -282,6 +281,10 @@ class Training:
         )
         self.loader.set_share(share)
         self.step.pipeline.set_schedule(build_schedule(layout, len(share.slots), read_schedule(layout)))
+
+    def share_least(self) -> None:
+        """Take one microbatch of each batch from now on: shared as finely as it can be."""
+        self.share(0, self.job.num_microbatches(self.layout))
 
     @property
     def summed_bytes(self) -> int:
