@@ -54,7 +54,8 @@ def quorum_of(members: list[Member], steps: list[int | None]) -> Quorum:
     """Return the quorum of three replicas of which one has been ready with each step."""
     with ThreadPoolExecutor(len(members)) as threads:
         assert all(quorum.restores for quorum in threads.map(lambda member: member.ready(None), members))
-        return list(threads.map(lambda member, step: member.ready(step), members, steps))[0]
+        answers = list(threads.map(lambda member, step: member.ready(step), members, steps))
+    return answers[0]
 
 
 def begun(members: list[Member], quorum: Quorum, states: list[State]) -> list[StateTransfer]:
