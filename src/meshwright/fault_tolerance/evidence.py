@@ -75,6 +75,8 @@ def ask(run: Run, wait_s: float) -> None:
     able = [rank for rank, one in heartbeats.items() if one.phase not in LAST_PHASES and states[rank] in _ABLE]
     if not able:
         return
+    # An independent replica has none before its first hang.
+    run.hang_request.parent.mkdir(parents=True, exist_ok=True)
     run.hang_request.write_text(f"{asked_s}\n", encoding="utf-8")
     deadline_s = time.monotonic() + wait_s
     while (mute := [rank for rank in able if not _answered(run, rank, asked_s)]) and time.monotonic() < deadline_s:

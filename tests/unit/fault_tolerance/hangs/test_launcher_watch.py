@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.fault_tolerance.evidence import HeartbeatFile, look, read_heartbeats
+from meshwright.fault_tolerance.evidence import HeartbeatFile, ask, look, read_heartbeats
 from meshwright.fault_tolerance.hangs import launcher_watch
 from meshwright.fault_tolerance.hangs.launcher_watch import LauncherWatch, last_diagnosis
 from meshwright.spec.job.sections import RunSection
@@ -73,6 +73,12 @@ def test_no_rank_is_killed_where_none_failed(tmp_path: Path, suspended: subproce
         suspended.wait(2 * launcher_watch._POLL_S)
     assert not watch.killed
     assert last_diagnosis(Run(tmp_path), look(Run(tmp_path))) is None
+
+
+def test_ranks_are_asked_where_there_was_no_hang_before(tmp_path: Path, suspended: subprocess.Popen[str]) -> None:
+    os.kill(suspended.pid, signal.SIGCONT)
+    ask(Run(tmp_path), wait_s=0.1)
+    assert Run(tmp_path).hang_request.exists()
 
 
 @pytest.mark.parametrize(("silent_s", "phase", "is_hang"), [(30.0, "gradients", True), (1.0, "gradients", False)])
