@@ -76,7 +76,7 @@ def _outcome(found: EndedRun, number: int, fault: Fault, others: Sequence[int]) 
     """Return what one fault did, from the ledgers of its rank and of other replicas', and the ends of attempts."""
     file = found.run.injected_fault(number)
     if not file.exists():
-        return FaultOutcome(fault=fault, injection=None)
+        return FaultOutcome(fault=fault, injection=None, was_away=_was_away(found, fault, others))
     injection = Injection.from_json(file.read_text(encoding="utf-8"))
     if fault.kind in NUMBER_FAULTS:
         return _number_outcome(found, fault, injection)
@@ -97,6 +97,14 @@ def _outcome(found: EndedRun, number: int, fault: Fault, others: Sequence[int]) 
         lost_steps=max(lost) if after else None,
         refused=_is_refused(found, fault, injection),
     )
+
+
+def _was_away(found: EndedRun, fault: Fault, others: Sequence[int]) -> bool:
+    """Return whether a rank was not there for the step of its fault, which other replicas have finished."""
+    if fault.step is None or fault.phase == "restore":
+        return False
+    was_done = any(entry.step == fault.step for rank in others for entry in found.finished(rank))
+    return was_done and all(entry.step != fault.step for entry in found.ledger(fault.rank))
 
 
 def _number_outcome(found: EndedRun, fault: Fault, injection: Injection) -> FaultOutcome:

@@ -14,7 +14,8 @@ def chaos_table(report: ChaosReport) -> PageTable:
     ended = ("replica ended#", "others' next step#") if has_others else (detection_column(report),)
     table = PageTable("fault", "rank#", "step#", "phase", *ended, "next step#", "steps again#")
     for one in report.outcomes:
-        table.add_row(*_row(one, has_others=has_others), style=None if one.injection is not None else "bold red")
+        is_missed = one.injection is None and not one.was_away
+        table.add_row(*_row(one, has_others=has_others), style="bold red" if is_missed else None)
     return table
 
 
@@ -30,7 +31,7 @@ def _row(one: FaultOutcome, *, has_others: bool) -> list[str]:
     step = "any" if fault.step is None else str(fault.step)
     where = [kind, str(fault.rank), step, fault.phase or ""]
     if one.injection is None:
-        return [*where, "never came", *("",) * (3 if has_others else 2)]
+        return [*where, "was away" if one.was_away else "never came", *("",) * (3 if has_others else 2)]
     others = (one.others_after_s,) if has_others else ()
     after = (one.detected_after_s, *others, one.recovered_after_s)
     times = ["-" if seconds is None else format_duration(seconds) for seconds in after]
@@ -59,6 +60,10 @@ def chaos_notes(report: ChaosReport) -> list[str]:
         f"{counted(report.num_attempts, 'attempt')}: {format_duration(report.disturbed_s)}, without faults "
         f"{format_duration(report.undisturbed_s)}. Times are from the fault on."
     )
+    if num_away := sum(one.was_away for one in report.outcomes):
+        lines.append(
+            f"{counted(num_away, 'fault')} befell no rank: its replica, lost before, was not back for that step."
+        )
     if report.num_repairs:
         lines.append(
             f"Resumed {counted(report.num_repairs, 'time')} after exit code 70, as a person does who repaired the disk."

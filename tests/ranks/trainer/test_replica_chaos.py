@@ -89,8 +89,7 @@ def test_one_that_is_lost_again_and_again_while_it_receives_the_state(phase: str
     """Of a replica that returns, the first step is the one in which it receives the state, whichever that is."""
     faults = [Fault(kind="crash", rank=1, step=step, phase=phase) for step in range(6, 30)]
     found = mw.chaos(JOB, *KEYS, *TWO, faults=faults, ranks=2)
-    # It is not there for each of these steps.
-    assert all(text.startswith("the run never came to") for text in found.problems), found.problems
+    assert found.holds, found.problems
     assert sum(outcome.injection is not None for outcome in found.outcomes) > 2
 
 

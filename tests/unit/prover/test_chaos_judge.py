@@ -18,10 +18,15 @@ RESTARTED = [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0), (3, 13.0), (4, 14.0), (5, 1
 
 def ended_run(folder: Path, ledger: list[tuple[int, float]], ends_s: tuple[float, ...], exit_code: int = 0) -> EndedRun:
     run = Run(folder)
-    run.ledger(0).parent.mkdir(parents=True)
-    lines = [json.dumps({"step": step, "samples": {0: str(step)}, "time_s": time_s}) + "\n" for step, time_s in ledger]
-    run.ledger(0).write_text("".join(lines), encoding="utf-8")
+    write_ledger(run, 0, ledger)
     return EndedRun(run, exit_code, None if exit_code else "bits", ends_s)
+
+
+def write_ledger(run: Run, rank: int, ledger: list[tuple[int, float]]) -> None:
+    run.ledger(rank).parent.mkdir(parents=True, exist_ok=True)
+    samples = {0: "one"} if rank == 0 else {}
+    lines = [json.dumps({"step": step, "samples": samples, "time_s": time_s}) + "\n" for step, time_s in ledger]
+    run.ledger(rank).write_text("".join(lines), encoding="utf-8")
 
 
 def outcome_of(
@@ -68,3 +73,20 @@ def test_damage_must_have_been_set_aside(
     outcome, problems = outcome_of(tmp_path, Fault(kind=kind, rank=0, step=5), found, "step-4")
     assert outcome.refused is refused
     assert any("step-4 was damaged" in problem for problem in problems) == (refused is False)
+
+
+@pytest.mark.parametrize(
+    ("step", "is_independent", "was_away"), [(4, True, True), (3, True, False), (9, True, False), (4, False, False)]
+)
+def test_a_fault_of_a_step_that_others_did_without_its_replica_is_no_problem(
+    tmp_path: Path, step: int, is_independent: bool, was_away: bool
+) -> None:
+    """Rank 1 is away in steps 4 and 5 of 8."""
+    runs = [ended_run(tmp_path / name, UNDISTURBED, (9.0,)) for name in ("expected", "found")]
+    for run in runs:
+        write_ledger(run.run, 1, [one for one in UNDISTURBED if one[0] not in (4, 5)])
+    layout = {"dp_replicate": 2, "dp_shard": 1}
+    job = Job.from_dict({"layout": layout, "replicas": {"independent": is_independent}})
+    report = judge(job, 2, [Fault(kind="crash", rank=1, step=step)], *runs)
+    assert report.outcomes[0].was_away is was_away
+    assert report.holds is was_away

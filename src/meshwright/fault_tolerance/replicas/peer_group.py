@@ -33,7 +33,7 @@ class PeerGroup:
         self._pending: threading.Event | None = None
         """Set where what this rank waits for is done, or given up."""
         self._given_up: list[object] = []
-        """Groups, and what never ends in them: freeing them would wait for it."""
+        """Groups and collectives that never end: freeing them would wait for it."""
         self.has_failed = False
         """Whether something failed since they were connected."""
         member.on_loss.append(self._note_loss)
@@ -75,7 +75,7 @@ class PeerGroup:
         future.add_done_callback(lambda _: done.set())
         self.wait_for(done)
         if not future.done():
-            self.keep(work)
+            self._given_up += [self._group, work]
             raise RuntimeError("a member is lost whose connection is still open")
         work.wait()
 
@@ -84,10 +84,6 @@ class PeerGroup:
         self._pending = done
         done.wait()
         self._pending = None
-
-    def keep(self, under_way: object) -> None:
-        """Never free the group, nor what is under way in it."""
-        self._given_up += [self._group, under_way]
 
     def _note_loss(self, epoch: int) -> None:
         """Give up what is still waited for a moment after a member was lost; most ends by itself at once."""

@@ -94,7 +94,6 @@ class StateTransfer:
             self._peers.wait_for(passage.done)
             self._member.enter(is_long=False)
         if not passage.is_complete:
-            self._peers.keep(passage)
             self._peers.abandon()
         was_receiving, self.is_receiving, self._passage = self.is_receiving, False, None
         return passage.rest if was_receiving and passage.is_complete else None

@@ -46,6 +46,8 @@ class FaultOutcome(Frozen):
     fault: Fault
     injection: Injection | None
     """None where the run never came to it."""
+    was_away: bool = False
+    """Whether that is because its replica, lost before, was not back for this step, which the others have done."""
     detected_after_s: float | None = None
     """Seconds from the fault until all ranks had ended, or until a check found wrong numbers; None where neither
     happened, as with a slow rank."""
@@ -103,7 +105,7 @@ class ChaosReport(Frozen):
         for one in self.outcomes:
             if one.refused is False and one.injection is not None:
                 found.append(f"{one.injection.damaged} was damaged ({one.fault}) and not refused")
-        missed = [one.fault for one in self.outcomes if one.injection is None]
+        missed = [one.fault for one in self.outcomes if one.injection is None and not one.was_away]
         if missed and not self.exit_code:
             found.append(f"the run never came to: {'; '.join(map(str, missed))}")
         return found
