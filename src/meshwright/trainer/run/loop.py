@@ -125,8 +125,6 @@ def train(config: RankConfig, ranks: Ranks) -> ExitCode:
                 stragglers.after_step(step)
                 if asked is None and recording.saves:
                     save_if_due(recording, checkpoints, watch, LastStep(step, validation_loss, None), last_step)
-            if replicas is not None:
-                replicas.settle()
             watch.mark("finish" if asked is None else "checkpoint")
             code = finish(training, recording, checkpoints, LastStep(step, validation_loss, asked), stop)
         if replicas is not None:
@@ -143,6 +141,8 @@ def finish(
     After a stop signal there may be little time left.
     """
     job = training.job
+    if training.replicas is not None:
+        training.replicas.settle()
     if last.asked is None:
         recording.add_results(checkpoints.finish(last.step))
         digest = final_hash(training)
