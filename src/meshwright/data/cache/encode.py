@@ -12,7 +12,7 @@ from meshwright.data.cache.token_file import Tokens
 from meshwright.data.formats.readers import Piece
 
 _BATCH_BYTES = 2**19
-"""Little: what a batch takes of memory is used again by the next, where that of a large one is fetched anew."""
+"""Little: the next batch uses the memory of the last, where that of a large one comes from the kernel each time."""
 _NUM_BATCHES_AT_ONCE = min(2 * (os.cpu_count() or 1), 32)
 """Enough for all threads of the tokenizer while the ids of some batches become arrays."""
 _MAX_BYTES_AT_ONCE = 2**24
