@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -160,7 +161,8 @@ class JsonTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[Tokens]:
         """Return `encode` of each text, over all cores."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+        # An array of Python takes a list three times as fast as one of numpy does.
+        return [np.asarray(array("I", encoding.ids)) for encoding in encodings]
 
     def encode_located(self, texts: Sequence[str]) -> list[tuple[Tokens, Places, Places]]:
         """Return uint32 ids of each text and the characters of each id; no special token is added."""

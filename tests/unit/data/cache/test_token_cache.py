@@ -100,6 +100,7 @@ def test_pieces_and_batches_leave_no_trace(tmp_path: Path, monkeypatch: pytest.M
     whole = tokens_of(section)
     monkeypatch.setattr(readers, "_PIECE_BYTES", 16)
     monkeypatch.setattr(encode, "_BATCH_BYTES", 50)
+    monkeypatch.setattr(encode, "_MAX_BYTES_AT_ONCE", 120)
     assert tokens_of(section.replace(cache_dir=str(tmp_path / "other"))) == whole
 
 
