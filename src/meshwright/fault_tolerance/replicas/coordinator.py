@@ -221,7 +221,8 @@ class Coordinator:
         ready = {number: said for number, one in self._replicas.items() if (said := one.readiness) is not None}
         is_late = self._asked_s is not None and time.monotonic() - self._asked_s > self._patience_s
         previous = self._roll_call.last
-        quorum = self._roll_call.decide(ready, self._replicas.keys() - self._left, is_late=is_late)
+        live = {number: one.incarnation for number, one in self._replicas.items() if number not in self._left}
+        quorum = self._roll_call.decide(ready, live, is_late=is_late)
         if quorum is None:
             return
         now_s = time.monotonic()

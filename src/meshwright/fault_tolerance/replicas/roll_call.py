@@ -1,6 +1,7 @@
 """RollCall: decides from what replicas say before a step which of them take part in it. No sockets, no clocks.
 
-All live members of the last quorum are waited for; others are taken in when they happen to be ready. Members that lack
+All live members of the last quorum are waited for; others, also one of them that was lost and has started again, are
+taken in when they happen to be ready, unless none is left that could take them in. Members that lack
 the newest state get it from one that has it. A replica that has just started says that it has none; where none has any,
 all load the newest checkpoint and are asked again, so that one that starts late never begins a run again.
 """
@@ -23,12 +24,12 @@ class RollCall:
         self._incarnations: dict[int, str] = {}
         """Of its members."""
 
-    def decide(self, ready: Mapping[int, Readiness], live: Collection[int], *, is_late: bool) -> Quorum | None:
-        """Return the next quorum, None to wait; `live` replicas are connected, and may not be ready yet.
+    def decide(self, ready: Mapping[int, Readiness], live: Mapping[int, str], *, is_late: bool) -> Quorum | None:
+        """Return the next quorum, None to wait; `live` has the incarnations of connected replicas, ready or not.
 
         `is_late` says that those that are ready have waited as long as they should.
         """
-        if not ready or any(replica in live and replica not in ready for replica in self._awaited()):
+        if not ready or self._live_members(live) - ready.keys():
             return None
         if len(ready) < self._minimum:
             return Quorum(epoch=self._epoch, members=tuple(sorted(ready)), too_few=True) if is_late else None
@@ -45,6 +46,10 @@ class RollCall:
 
     def _precedence(self, replica: int) -> tuple[bool, int]:
         return replica not in self._awaited(), replica
+
+    def _live_members(self, live: Mapping[int, str]) -> set[int]:
+        members = live.keys() & set(self._awaited())
+        return {replica for replica in members if live[replica] == self._incarnations[replica]} or members
 
     def _awaited(self) -> tuple[int, ...]:
         return () if self.last is None else self.last.members

@@ -1,5 +1,7 @@
 """Which replicas take part in a step, by what they say before it."""
 
+from collections.abc import Iterable
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,14 +13,18 @@ def said(step: int | None, incarnation: str = "a", *, has_failed: bool = False) 
     return Readiness(replica=0, incarnation=incarnation, step=step, has_failed=has_failed)
 
 
+def live(replicas: Iterable[int], incarnation: str = "a") -> dict[int, str]:
+    return dict.fromkeys(replicas, incarnation)
+
+
 def started(num_replicas: int, step: int, *, minimum: int = 1, most: int = 8) -> RollCall:
     """Return the roll call of a run whose replicas have all loaded a checkpoint after `step`."""
     roll_call = RollCall(num_replicas, minimum, most)
     replicas = range(num_replicas)
-    first = roll_call.decide({one: said(None) for one in replicas}, set(replicas), is_late=False)
+    first = roll_call.decide({one: said(None) for one in replicas}, live(replicas), is_late=False)
     assert first is not None
     assert first.restores
-    second = roll_call.decide({one: said(step) for one in replicas}, set(replicas), is_late=False)
+    second = roll_call.decide({one: said(step) for one in replicas}, live(replicas), is_late=False)
     assert second is not None
     assert not second.restores
     return roll_call
@@ -26,45 +32,55 @@ def started(num_replicas: int, step: int, *, minimum: int = 1, most: int = 8) ->
 
 def test_a_run_begins_once_all_replicas_are_there_or_have_been_waited_for() -> None:
     roll_call = RollCall(num_expected=2, minimum=1, most=8)
-    assert roll_call.decide({0: said(None)}, {0}, is_late=False) is None
-    quorum = roll_call.decide({0: said(None)}, {0}, is_late=True)
+    assert roll_call.decide({0: said(None)}, live({0}), is_late=False) is None
+    quorum = roll_call.decide({0: said(None)}, live({0}), is_late=True)
     assert quorum is not None
     assert quorum.members == (0,)
 
 
 def test_fewer_than_the_minimum_wait_and_give_up() -> None:
     roll_call = started(2, 5, minimum=2)
-    assert roll_call.decide({0: said(6)}, {0}, is_late=False) is None
-    quorum = roll_call.decide({0: said(6)}, {0}, is_late=True)
+    assert roll_call.decide({0: said(6)}, live({0}), is_late=False) is None
+    quorum = roll_call.decide({0: said(6)}, live({0}), is_late=True)
     assert quorum is not None
     assert quorum.too_few
 
 
 def test_a_live_member_is_waited_for_and_a_lost_one_is_not() -> None:
     roll_call = started(2, 5)
-    assert roll_call.decide({0: said(6)}, {0, 1}, is_late=True) is None
-    quorum = roll_call.decide({0: said(6)}, {0}, is_late=False)
+    assert roll_call.decide({0: said(6)}, live({0, 1}), is_late=True) is None
+    quorum = roll_call.decide({0: said(6)}, live({0}), is_late=False)
     assert quorum is not None
     assert (quorum.members, quorum.step, quorum.sources) == ((0,), 6, {})
 
 
 def test_a_newcomer_gets_the_state_of_a_member_with_the_newest_step() -> None:
     roll_call = started(2, 5)
-    quorum = roll_call.decide({0: said(6), 1: said(6), 2: said(None)}, {0, 1, 2}, is_late=False)
+    quorum = roll_call.decide({0: said(6), 1: said(6), 2: said(None)}, live({0, 1, 2}), is_late=False)
     assert quorum is not None
     assert (quorum.members, quorum.step, quorum.sources) == ((0, 1, 2), 6, {2: 0})
 
 
+def test_a_member_that_has_started_again_is_not_waited_for_unless_all_have() -> None:
+    """It may compile for minutes, or load for long: the others have lost one step already."""
+    roll_call = started(2, 5)
+    quorum = roll_call.decide({0: said(6)}, live({0}) | live({1}, "b"), is_late=False)
+    assert quorum is not None
+    assert quorum.members == (0,)
+    roll_call = started(2, 5)
+    assert roll_call.decide({0: said(None, "b")}, live({0, 1}, "b"), is_late=False) is None
+
+
 def test_a_newcomer_that_is_not_ready_holds_up_no_one() -> None:
     roll_call = started(2, 5)
-    quorum = roll_call.decide({0: said(6), 1: said(6)}, {0, 1, 2}, is_late=False)
+    quorum = roll_call.decide({0: said(6), 1: said(6)}, live({0, 1, 2}), is_late=False)
     assert quorum is not None
     assert quorum.members == (0, 1)
 
 
 def test_a_member_that_dropped_a_step_gets_the_state_of_one_that_did_not() -> None:
     roll_call = started(3, 5)
-    quorum = roll_call.decide({0: said(5, has_failed=True), 1: said(6), 2: said(6)}, {0, 1, 2}, is_late=False)
+    quorum = roll_call.decide({0: said(5, has_failed=True), 1: said(6), 2: said(6)}, live({0, 1, 2}), is_late=False)
     assert quorum is not None
     assert (quorum.step, quorum.sources, quorum.writer) == (6, {0: 1}, 1)
 
@@ -72,18 +88,18 @@ def test_a_member_that_dropped_a_step_gets_the_state_of_one_that_did_not() -> No
 def test_newcomers_have_several_sources() -> None:
     roll_call = started(2, 5)
     ready = {0: said(6), 1: said(6), 2: said(None), 3: said(None)}
-    quorum = roll_call.decide(ready, set(ready), is_late=False)
+    quorum = roll_call.decide(ready, live(ready), is_late=False)
     assert quorum is not None
     assert quorum.sources == {2: 0, 3: 1}
 
 
 def test_where_all_that_had_the_state_are_gone_all_load_a_checkpoint() -> None:
     roll_call = started(2, 5)
-    roll_call.decide({0: said(6), 1: said(6)}, {0, 1}, is_late=False)
-    quorum = roll_call.decide({1: said(None, "b")}, {1}, is_late=False)
+    roll_call.decide({0: said(6), 1: said(6)}, live({0, 1}), is_late=False)
+    quorum = roll_call.decide({1: said(None, "b")}, live({1}), is_late=False)
     assert quorum is not None
     assert quorum.restores
-    after = roll_call.decide({1: said(4, "b")}, {1}, is_late=False)
+    after = roll_call.decide({1: said(4, "b")}, live({1}), is_late=False)
     assert after is not None
     assert (after.step, after.restores) == (4, False)
 
@@ -93,7 +109,7 @@ def test_connections_are_made_anew_for_other_replicas_processes_and_after_a_fail
 
     def epoch(**replicas: Readiness) -> int:
         ready = {int(name[1:]): one for name, one in replicas.items()}
-        quorum = roll_call.decide(ready, set(ready), is_late=False)
+        quorum = roll_call.decide(ready, live(ready), is_late=False)
         assert quorum is not None
         return quorum.epoch
 
@@ -107,10 +123,10 @@ def test_connections_are_made_anew_for_other_replicas_processes_and_after_a_fail
 def test_more_replicas_than_the_batch_has_parts_for_wait_to_replace_a_lost_one() -> None:
     roll_call = started(2, 5, most=2)
     ready = {0: said(6), 1: said(6), 2: said(None)}
-    quorum = roll_call.decide(ready, set(ready), is_late=False)
+    quorum = roll_call.decide(ready, live(ready), is_late=False)
     assert quorum is not None
     assert quorum.members == (0, 1)
-    quorum = roll_call.decide({0: said(7), 2: said(None)}, {0, 2}, is_late=False)
+    quorum = roll_call.decide({0: said(7), 2: said(None)}, live({0, 2}), is_late=False)
     assert quorum is not None
     assert (quorum.members, quorum.sources) == ((0, 2), {2: 0})
 
@@ -135,7 +151,7 @@ def test_no_sequence_of_losses_and_returns_loses_a_committed_step(data: st.DataO
         for replica in set(range(3)) - alive:
             states[replica], incarnations[replica] = None, incarnations[replica] + 1
         ready = {one: said(states[one], str(incarnations[one])) for one in alive}
-        quorum = roll_call.decide(ready, alive, is_late=True)
+        quorum = roll_call.decide(ready, live(alive), is_late=True)
         assert quorum is not None
         newest = max((step for one in alive if (step := states[one]) is not None), default=None)
         _check(quorum, newest, states)
