@@ -66,7 +66,9 @@ def _one_run() -> list[str]:
     # One that is back in time for the next step leaves no step alone.
     alone_s = statistics.median(without) if without else usual_s
     next_s = min(entry.time_s for entry in survivor if entry.time_s > died_s)
-    handed_over_s = max(took_s[step] for step in (returned.step - 1, returned.step, returned.step + 1))
+    # The step of the fault, which is done again, is that of the stall.
+    around = [step for step in (returned.step - 1, returned.step, returned.step + 1) if step > _STEP]
+    handed_over_s = max(took_s[step] for step in around)
     figures = (usual_s, alone_s, next_s - died_s - alone_s, handed_over_s - usual_s, returned.time_s - died_s)
     return [*(f"{figure:.2f}" for figure in figures), str(outcome.lost_steps)]
 

@@ -34,15 +34,15 @@ class State:
         self.parameter = torch.full((1000, 3), number, requires_grad=True)
         self.others = [torch.full((4, 1000), number).t(), torch.full((), number), torch.full((20, 7), number).half()]
 
-    def tensors(self) -> list[Tensor]:
-        return [self.parameter, *self.others]
+    def parts(self) -> tuple[list[Tensor], list[Tensor]]:
+        return [self.parameter, self.others[0]], self.others[1:]
 
     def metadata(self, step: int) -> dict[str, Any]:
         return METADATA | {"step": step}
 
     @property
     def numbers(self) -> set[float]:
-        return {float(number) for tensor in self.tensors() for number in tensor.detach().unique()}
+        return {float(number) for part in self.parts() for tensor in part for number in tensor.detach().unique()}
 
 
 class LostState(State):
@@ -69,16 +69,17 @@ def connected(places: list[ReplicaPlace], steps: list[int | None]) -> Iterator[t
 
 
 def passed_on(places: list[ReplicaPlace], steps: list[int | None]) -> tuple[bool, bool, Any, set[float]]:
-    """Return whether this rank took part and received, the rest that it received, and the numbers that it has then."""
+    """Return whether this rank took part and received, the metadata that came, and the numbers that it has then."""
     with connected(places, steps) as (member, quorum):
         transfer = StateTransfer(member, 0, TIMEOUT_S)
         state = State(0.0 if steps[dist.get_rank()] is None else NUMBER)
         transfer.begin(quorum, state)
         is_under_way, is_receiving = transfer.is_under_way, transfer.is_receiving
-        rest = transfer.finish() if is_under_way else None
+        metadata = transfer.receive_model() if is_receiving else None
+        assert {float(number) for number in state.parts()[0][0].detach().unique()} == {NUMBER}
+        assert not is_under_way or transfer.finish()
         assert not transfer.is_under_way
-        assert not transfer.is_receiving
-        return is_under_way, is_receiving, rest, state.numbers
+        return is_under_way, is_receiving, metadata, state.numbers
 
 
 @pytest.mark.parametrize("steps", [[None, 4, None], [4, 4, None], [4, 4, 4], [3, 4, 4]])
@@ -88,30 +89,14 @@ def test_what_lacks_the_state_receives_it_and_no_other_does(
     results = run_ranks(passed_on, NUM_REPLICAS, places, steps)
     lacks = [step != 4 for step in steps]
     source = steps.index(4)
-    for replica, (is_under_way, is_receiving, rest, numbers) in enumerate(results):
+    for replica, (is_under_way, is_receiving, metadata, numbers) in enumerate(results):
         assert is_receiving == lacks[replica]
         assert is_under_way == (any(lacks) and (lacks[replica] or replica == source))
-        assert rest == (METADATA if lacks[replica] else None)
+        assert metadata == (METADATA if lacks[replica] else None)
         assert numbers == {NUMBER}
 
 
-def backward_while_it_arrives(places: list[ReplicaPlace]) -> None:
-    with connected(places, [4, 4, None]) as (member, quorum):
-        transfer, state = StateTransfer(member, 0, TIMEOUT_S), State(float(dist.get_rank()))
-        loss = (state.parameter**2).sum() + (state.others[0] * state.parameter[:, :1]).sum()
-        transfer.begin(quorum, state)
-        if transfer.is_under_way:
-            transfer.finish()
-        loss.backward()  # type: ignore[no-untyped-call]
-        assert state.parameter.grad is not None
-
-
-def test_a_backward_under_way_does_not_mind_that_its_parameters_are_received(places: list[ReplicaPlace]) -> None:
-    """What it computes is of no use, but it must come to its end: the step's sums are made in it."""
-    run_ranks(backward_while_it_arrives, NUM_REPLICAS, places)
-
-
-def received_from_one_that_is_lost(places: list[ReplicaPlace]) -> Any:
+def received_from_one_that_is_lost(places: list[ReplicaPlace]) -> tuple[Any, bool]:
     """Return what the third replica received; the first, which is to send, connects, and closes all connections."""
     with connected(places, [4, 4, None]) as (member, quorum):
         assert quorum.sources == {2: 0}
@@ -122,15 +107,17 @@ def received_from_one_that_is_lost(places: list[ReplicaPlace]) -> Any:
             member.on_loss.clear()
             del transfer
             gc.collect()
-            return None
+            return None, False
         transfer.begin(quorum, State(0.0))
-        rest = transfer.finish() if transfer.is_under_way else None
+        if not transfer.is_under_way:
+            return None, False
+        received = transfer.receive_model(), transfer.finish()
         for thread in threading.enumerate():
             if thread.name == "state-0":
                 thread.join(TIMEOUT_S)
                 assert not thread.is_alive()
-        return rest
+        return received
 
 
 def test_one_whose_source_is_lost_on_the_way_knows_so(places: list[ReplicaPlace]) -> None:
-    assert run_ranks(received_from_one_that_is_lost, NUM_REPLICAS, places) == [None] * NUM_REPLICAS
+    assert run_ranks(received_from_one_that_is_lost, NUM_REPLICAS, places) == [(None, False)] * NUM_REPLICAS

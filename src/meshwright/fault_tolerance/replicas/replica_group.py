@@ -1,13 +1,12 @@
 """ReplicaGroup: one rank's part in a run of independent replicas; what the training loop and the step know of others.
 
-    join        before the first step: from whom this replica gets the state, or that it loads the newest checkpoint
+    join        before the first step: get the model from a replica that has it, or load the newest checkpoint
     agree       after each step: who takes part in the next, whether all stop
     sum         in backward: gradients and losses of all members
     commits     before the update: whether this replica has the state and all sums; if not, the step is done again
 
 A replica updates its parameters only with the sum of all members of the quorum. One whose sums failed while another's
-did not is a step behind then, and receives the state of that other one, as one that has just come: while the others
-compute the next step (state_transfer.py), to whose sums it adds nothing.
+did not is a step behind then, and receives the state of that other one, as one that has just come (state_transfer.py).
 """
 
 import signal
@@ -34,19 +33,16 @@ class ReplicaState(SentState, Protocol):
 
     @property
     def trains_locally(self) -> bool:
-        """Return whether replicas take several steps between sums, so that a state is sent before a step, not in it."""
+        """Return whether replicas take several steps between sums, so that all of a state is sent before a step."""
 
     def restore(self) -> int:
         """Load the newest checkpoint, if there is one, and return its step, 0 without; a collective of the replica."""
 
     def take_over(self, metadata: dict[str, Any]) -> None:
-        """Take over the rest, after the tensors were received; a collective of the replica."""
+        """Take over the rest, after the tensors of the model were received; a collective of the replica."""
 
     def share(self, index: int, num_members: int) -> None:
         """Take the samples of a member's place from now on."""
-
-    def take_any_sample(self) -> None:
-        """Take samples from now on of which nothing counts, as few as possible."""
 
     def warm_up(self) -> None:
         """Do once what the first step would be slow to do, without effect on the state that is received."""
@@ -65,8 +61,6 @@ class ReplicaGroup:
         self._state: ReplicaState | None = None
         self._has_state = self._is_torn = False
         """Whether the tensors are those of a step, or were left half received."""
-        self._part: tuple[int, int] | None = None
-        """The member's place, and the number of places, whose samples this replica takes."""
         self._num_tries = 0
         self._has_left = self._is_in_long_phase = False
         self.quorum: Quorum | None = None
@@ -83,17 +77,12 @@ class ReplicaGroup:
         return len(self._required.members)
 
     @property
-    def is_receiving(self) -> bool:
-        """Return whether this replica receives the state while the others compute the step: its part counts nothing."""
-        return self._transfer.is_receiving
-
-    @property
     def summed_bytes(self) -> int:
         """Return the bytes of what this rank has summed over replicas so far."""
         return self._lane.summed_bytes
 
     def join(self, state: ReplicaState, *, warms_up: bool) -> int:
-        """Return the step of the state that this replica has, or receives in the next step; a collective.
+        """Return the step of the state whose model this replica has now, and whose rest it has, or gets; a collective.
 
         With `warms_up` it does what is slow beforehand, so that the others do not wait for it.
         """
@@ -106,19 +95,15 @@ class ReplicaGroup:
     def agree(self, step: int, wish: signal.Signals | None = None) -> tuple[int, signal.Signals | None]:
         """Return the steps that the state has, and the strongest stop signal that any rank of any replica got.
 
-        Once all are ready for a next step; before, the state has `step` steps, and has others where it is received or
-        was loaded meanwhile. Afterwards `quorum` is that of the next step. A collective.
+        Once all are ready for a next step; before, the state has `step` steps, and has others where it was received or
+        loaded meanwhile. Afterwards `quorum` is that of the next step. A collective.
         """
         self._enter(step, wish or 0)
         quorum = self._required
         return quorum.step, signal.Signals(quorum.stop) if quorum.stop else None
 
-    @torch.no_grad()
     def sum(self, tensor: Tensor) -> None:
         """Sum a tensor over the ranks in this place in all members, in place."""
-        if self.is_receiving:
-            # Of -0 and any number, 0 included, the sum is that number, to the bit.
-            tensor.fill_(-0.0)
         self._lane.sum(tensor)
 
     def commits(self) -> bool:
@@ -159,7 +144,7 @@ class ReplicaGroup:
         return self.quorum
 
     def _enter(self, step: int, stop: int) -> None:
-        """Ask for quorums until one is connected and one of its members has the state."""
+        """Ask for quorums until one is connected and all its members have the model."""
         assert self._state is not None
         previous = self.quorum
         while True:
@@ -180,9 +165,10 @@ class ReplicaGroup:
                 break
             self._try_again()
         self._num_tries = 0
-        self._take_part(quorum)
-        if previous is not None and previous.members != quorum.members and self.is_writer:
-            logger.warning("step %d is that of replicas %s", quorum.step + 1, _listed(quorum.members))
+        if previous is None or previous.members != quorum.members:
+            self._state.share(quorum.index(self.replica), len(quorum.members))
+            if previous is not None and self.is_writer:
+                logger.warning("step %d is that of replicas %s", quorum.step + 1, _listed(quorum.members))
 
     def _restored(self) -> int:
         """Return the step of the newest checkpoint, having loaded it; a collective of the replica."""
@@ -202,39 +188,37 @@ class ReplicaGroup:
             self._lane.abandon()
             return False
         self._transfer.begin(quorum, self._state)
+        if self._transfer.is_receiving and not self._has_received_model(quorum):
+            return False
         if self._state.trains_locally:
             self._complete_state()
-            return self._has_state
+        return self._has_state or self._transfer.is_receiving
+
+    def _has_received_model(self, quorum: Quorum) -> bool:
+        """Wait for the model, take over what came with it, and return whether it has come; a collective."""
+        assert self._state is not None
+        metadata = self._transfer.receive_model()
+        self._has_state = False
+        if self._is_any(metadata is None):
+            self._complete_state()
+            return False
+        assert metadata is not None
+        self._state.take_over(metadata)
+        source = quorum.sources[self.replica]
+        logger.info("replica %d gets the state after step %d from replica %d", self.replica, quorum.step, source)
         return True
 
     def _complete_state(self) -> None:
         """Wait until a state is passed on, if one is on its way; a collective of the replica."""
         if not self._transfer.is_under_way:
             return
-        assert self._state is not None
-        is_receiver, quorum = self.is_receiving, self._required
-        rest = self._transfer.finish()
-        if not is_receiver:
-            return
-        self._has_state = not self._is_any(rest is None)
-        self._is_torn = not self._has_state
-        if rest is None or not self._has_state:
-            self._lane.abandon()
-            return
-        self._state.take_over(rest)
-        source = quorum.sources[self.replica]
-        logger.info("replica %d has the state after step %d from replica %d", self.replica, quorum.step, source)
-
-    def _take_part(self, quorum: Quorum) -> None:
-        """Take this replica's part of the batch from now on, if it is another than before."""
-        assert self._state is not None
-        takers = quorum.members if self._state.trains_locally else quorum.computing
-        part = (takers.index(self.replica), len(takers)) if self.replica in takers else None
-        if part is None:
-            self._state.take_any_sample()
-        elif part != self._part:
-            self._state.share(*part)
-        self._part = part
+        is_receiving = self._transfer.is_receiving
+        is_whole = self._transfer.finish()
+        if is_receiving:
+            self._has_state = not self._is_any(not is_whole)
+            self._is_torn = not self._has_state
+            if self._is_torn:
+                self._lane.abandon()
 
     def _try_again(self) -> None:
         self._num_tries += 1

@@ -30,9 +30,9 @@ class Quorum(Frozen):
     step: NonNegativeInt = 0
     """Steps that the members' states have when the step begins."""
     members: tuple[int, ...] = Field(strict=False)
-    """Numbers of the replicas that take part in its sums, ascending."""
+    """Numbers of the replicas that share the batch, ascending."""
     sources: dict[int, int] = Field(default_factory=dict)
-    """Members that lack the state, and the member that sends it to each while the step is computed."""
+    """Members that lack the state, and the member that sends it to each: the model first, the rest during the step."""
     writer: NonNegativeInt = 0
     """The member that writes metrics and checkpoints."""
     restores: bool = False
@@ -41,11 +41,6 @@ class Quorum(Frozen):
     """The signal for which the replica that is answered leaves; 0 for none. The members go on, or it was the last."""
     too_few: bool = False
     """Whether the members gave up waiting for others, as fewer than replicas.minimum are left."""
-
-    @property
-    def computing(self) -> tuple[int, ...]:
-        """Return the members that compute the step, of which each has a part of the batch: those with the state."""
-        return tuple(replica for replica in self.members if replica not in self.sources)
 
     def index(self, replica: int) -> int:
         """Return the place of a member in this quorum, from 0."""

@@ -189,16 +189,15 @@ def take_step(
             position = step - 1 + (guard.left_out_steps if guard else 0)
             microbatches = read_batch(training, step, position)
         data_wait_s = time.perf_counter() - started_s
-        counted = microbatches if training.step.counts_samples else []
         if ledger is not None and training.step.replicas is not None:
             # Once the others have its part, the step may count whatever becomes of this rank.
-            ledger.add(step, counted, training.step.epoch, is_finished=False)
+            ledger.add(step, microbatches, training.step.epoch, is_finished=False)
         result = training.step(step, microbatches)
     step_s = time.perf_counter() - started_s
     if result.decision == "restore":
         return result.decision
     if ledger is not None and result.decision != "again":
-        ledger.add(step, counted, training.step.epoch)
+        ledger.add(step, microbatches, training.step.epoch)
     if guard is not None and result.decision != "take":
         logger.warning("step %d was skipped: %s", step, guard.reason)
     if recorder is None or result.decision == "again":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from itertools import chain
 from typing import Any
 
 from torch import Tensor
@@ -42,26 +43,25 @@ class ReplicaTraining:
             self._own.restore(step)
         return step
 
-    def tensors(self) -> list[Tensor]:
-        """Return this rank's tensors of the state, in one order in all replicas."""
+    def parts(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Return this rank's tensors of the model, and all others of the state, in one order in all replicas."""
         flat = flatten(self._training.state())
-        return [local_box(copy)[0] for name in sorted(flat) for copy in flat[name]]
+        boxes = {name: [local_box(copy)[0] for copy in flat[name]] for name in sorted(flat)}
+        of_model = {name: tensors for name, tensors in boxes.items() if name.startswith("model/")}
+        others = {name: tensors for name, tensors in boxes.items() if name not in of_model}
+        return [*chain(*of_model.values())], [*chain(*others.values())]
 
     def metadata(self, step: int) -> dict[str, Any]:
         """Return the rest of the state, as JSON holds it."""
         return self._training.metadata(step)
 
     def take_over(self, metadata: dict[str, Any]) -> None:
-        """Take over the rest, after the tensors were received; a collective of the replica."""
+        """Take over the rest, after the tensors of the model were received; a collective of the replica."""
         self._training.take_over(metadata)
 
     def share(self, index: int, num_members: int) -> None:
         """Take the samples of a member's place from now on."""
         self._training.share(index, num_members)
-
-    def take_any_sample(self) -> None:
-        """Take one microbatch of each batch from now on, of which nothing counts."""
-        self._training.share_least()
 
     def warm_up(self) -> None:
         """Do once what the first step would be slow to do, without effect on the state that is received."""

@@ -96,11 +96,6 @@ class TrainStep:
         """Return the epoch of the quorum of independent replicas that the step is done with; 0 without."""
         return 0 if self.replicas is None or self.replicas.quorum is None else self.replicas.quorum.epoch
 
-    @property
-    def counts_samples(self) -> bool:
-        """Return whether what this rank computes is part of the step; not while it receives the state from another."""
-        return self.replicas is None or not self.replicas.is_receiving
-
     def report_to(self, observe: Observe) -> None:
         """Call `observe` with each pipeline action and each later phase of a step."""
         self._observe = self.pipeline.observe = observe
@@ -205,9 +200,6 @@ class TrainStep:
         """Return copies of what no forward may change in the first step: exact sums, and replicas, do not see it."""
         has_replicas = self.replicas is not None or self.outer_sync is not None
         if self._has_checked_gradients or not (self.job.train.exact_elastic or has_replicas):
-            return {}
-        if not self.counts_samples:
-            # They are being received.
             return {}
         return {name: buffer.clone() for name, buffer in persistent_buffers(self.model).items()}
 
