@@ -137,6 +137,8 @@ class BlockTable:
     expert_parameters: Floats
     """The same of experts."""
     trained_expert_parameters: Floats
+    cast_frozen_parameters: Floats
+    """Frozen ones on this rank that are kept as the optimizer keeps the others, and cast as these are."""
     narrow_gather_bytes: Floats
     """Bytes that gathering is less because frozen weights have 8 or 4 bits."""
     num_local_experts: Floats
@@ -269,6 +271,7 @@ def _block_row(group: BlockGroup, kind: int, partition: Partition) -> dict[str, 
         "expert_parameters": (zero + sum(op.num_parameters for op in experts)) / (partition.ep * partition.etp),
         "trained_expert_parameters": (zero + sum(op.num_trained_parameters for op in experts))
         / (partition.ep * partition.etp),
+        "cast_frozen_parameters": zero + sum(_cast_frozen_parameters(op, partition) for op in group.ops),
         "narrow_gather_bytes": zero + sum(_narrow_gather_bytes(op, partition) for op in group.ops),
     }
     return values
@@ -290,6 +293,15 @@ def _trained_dense_parameters(op: Op, partition: Partition) -> Floats:
     if isinstance(op, GroupedMatmul):
         return np.zeros_like(partition.tokens)
     return op.num_trained_parameters / (partition.tp if _is_split(op) else np.ones_like(partition.tokens))
+
+
+def _cast_frozen_parameters(op: Op, partition: Partition) -> Floats:
+    """Return the frozen weights of `op` that are kept in the usual format."""
+    if op.weights != "frozen":
+        return np.zeros_like(partition.tokens)
+    whole = op.num_parameters - op.num_trained_parameters
+    experts = partition.ep * partition.etp * np.ones_like(partition.tokens)
+    return whole / (experts if isinstance(op, GroupedMatmul) else partition.tp ** float(_is_split(op)))
 
 
 def _narrow_gather_bytes(op: Op, partition: Partition) -> Floats:

@@ -8,7 +8,9 @@
     others        reads and writes; backward writes once more    the same
     sums          3 in backward                                  1, where they are read
     biases        1 in backward: the sum of a gradient over tokens
-    embedding     2 forward; backward reads a gradient and writes the whole table; under tp foreign tokens are masked
+    adapters      3 forward for each sum                         1 where a kernel reads it that runs anyway, else 3
+    embedding     2 forward; backward reads a gradient and writes the whole table, unless that is frozen; under tp
+                  foreign tokens are masked
 
 Sums are of the gradients that matmuls give the tensor they all read: under tp of the whole sequence, before it is
 scattered. Mixtures of experts operator by operator (models/moe.py where it is not compiled):
@@ -71,6 +73,7 @@ _ROPE_TABLES = 8.0
 _SWIGLU = {"compiled": (3.0, 5.0), "eager": (5.0, 9.0)}
 _SUM = {"compiled": 1.0, "eager": 3.0}
 _MASK = 2.0
+_SUM_OF_ADAPTER = {"compiled": 1.0, "eager": 3.0}
 _GAIN_BACKWARD = 6.0
 """Of DoRA's factors: the gradient times the factors (2) and times what they multiply (3), of which the sum is read."""
 
@@ -104,6 +107,7 @@ def _elements(ops: Sequence[Op], kernels: str, of_networks: str, partition: Part
         cast_forward, cast_backward = casts_of(own, of_networks if inside else kernels, partition)
         # A network's graph alone has no reader of its sum to join it with.
         forward, backward = forward + cast_forward, backward + cast_backward + _SUM[kernels] * _summed(own, partition)
+        forward = forward + (_SUM_OF_ADAPTER["eager"] - _SUM_OF_ADAPTER[kernels]) * lone_sums(own, partition)
     return forward, backward
 
 
@@ -138,7 +142,8 @@ def _moved(op: Op, kernels: str, partition: Partition) -> Passes:
     if isinstance(op, Embedding):
         masked = np.where(tp > 1, _MASK, 0.0) * op.dim * tokens
         looked_up = op.dim * tokens
-        return 2 * looked_up + masked, looked_up + masked + op.vocab_size * op.dim / tp
+        backward = looked_up + masked + op.vocab_size * op.dim / tp
+        return 2 * looked_up + masked, backward * (not op.is_frozen)
     if isinstance(op, Elementwise):
         return _elementwise(op, kernels, partition)
     if isinstance(op, Matmul) and op.has_bias:
@@ -155,7 +160,7 @@ def _elementwise(op: Elementwise, kernels: str, partition: Partition) -> Passes:
         return _times(_SWIGLU[kernels], writes * partition.tokens / partition.tp)
     if op.role == "adapter_sum":
         # Both of its terms get the gradient of the sum as it is.
-        return _times((reads + writes, 0.0), partition.tokens / partition.tp)
+        return _times((_SUM_OF_ADAPTER[kernels] * writes, 0.0), partition.tokens / partition.tp)
     if op.role == "adapter_gain":
         return _times((reads + writes, _GAIN_BACKWARD * writes), partition.tokens / partition.tp)
     tokens = partition.tokens_between if op.role == "combine" else partition.tokens / partition.tp
@@ -175,6 +180,14 @@ def _summed(ops: Sequence[Op], partition: Partition) -> Floats:
         if op.adapter_matrix == "A" and op.has_input_gradient:
             total = total + op.in_features * partition.tokens / (partition.tp if op.tensor_split == "rows" else 1.0)
     return total
+
+
+def lone_sums(ops: Sequence[Op], partition: Partition) -> Floats:
+    """Return the elements of adapters' sums that attention reads as they are: all before it but what Rope turns."""
+    end = next((i for i, op in enumerate(ops) if isinstance(op, CoreAttention)), 0)
+    sums = sum(op.writes_per_token for op in ops[:end] if isinstance(op, Elementwise) and op.role == "adapter_sum")
+    turned = sum(op.num_heads * op.head_dim for op in ops[:end] if isinstance(op, Rope))
+    return np.asarray(max(sums - turned, 0) * partition.tokens / partition.tp)
 
 
 def _times(passes: tuple[float, float], elements: Floats) -> Passes:
