@@ -26,6 +26,7 @@ from meshwright.cost.compute.matmul_lines import (
     second_matmuls_share,
 )
 from meshwright.cost.compute.own_elements import eager_elements, network_share, own_elements
+from meshwright.cost.compute.recomputed_elements import recomputed_elements
 from meshwright.cost.layout_table import Floats, Ints, LayoutTable
 from meshwright.cost.training_setup import Configurations, Partition, TrainingSetup
 from meshwright.spec.model.model_spec import BlockGroup
@@ -83,6 +84,8 @@ class BlockTable:
     own_backward_elements: Floats
     network_share: Floats
     """Of own_backward_elements those in graphs where only networks are compiled; else 1."""
+    recomputed_elements: Floats
+    """What a compiled block reads and writes more where it recomputes all of forward; NaN where no graph has all of it."""
     eager_forward_elements: Floats
     """What a mixture of experts that runs operator by operator reads and writes, which is in none of these."""
     eager_backward_elements: Floats
@@ -237,6 +240,7 @@ def _block_row(group: BlockGroup, kind: int, partition: Partition) -> dict[str, 
         "own_forward_elements": own_forward,
         "own_backward_elements": own_backward,
         "network_share": network_share(group.ops, partition),
+        "recomputed_elements": zero + recomputed_elements(group.ops, partition),
         "eager_forward_elements": eager_forward,
         "eager_backward_elements": eager_backward,
         "biased_elements": zero + sum(moved_elements(op, partition) for op in biases),

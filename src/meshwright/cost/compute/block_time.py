@@ -29,6 +29,7 @@ from meshwright.cost.compute.measured_kernels import (
 )
 from meshwright.cost.compute.op_shapes import ATTENTION_BACKWARD_FLOPS, NARROW_HEAD
 from meshwright.cost.compute.own_kernels import end_kernels, own_kernels
+from meshwright.cost.compute.recomputed_elements import kernels_left_out
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import Bools, Floats, Passes
 from meshwright.cost.training_setup import TrainingSetup
@@ -62,6 +63,8 @@ class BlockTimes:
     """Share of those around attention."""
     attention: Passes
     memory: Passes
+    memory_again: Floats
+    """Of memory-bound ops what recomputing all of forward adds to both passes."""
     host: Passes
 
 
@@ -139,6 +142,7 @@ class BlockPricer:
         )
         attention, ideal_attention = self._attention(rates, constants)
         ideal = self._by_block(self.flops / self.peaks.dense[self.line_setup])
+        memory, again = self._memory(rates, constants)
         times = BlockTimes(
             ideal_matmul=ideal,
             needless_matmul=self._by_block(self._num_left_out() * self.flops / self.peaks.dense[self.line_setup]),
@@ -150,7 +154,8 @@ class BlockPricer:
             expert_share=experts,
             attention_share=around,
             attention=attention,
-            memory=self._memory(rates, constants),
+            memory=memory,
+            memory_again=again,
             host=self._host(constants),
         )
         return _measured_first(times, self.measured)
@@ -212,7 +217,7 @@ class BlockPricer:
         backward = np.where(is_flash, flash_back, 2 * products + constants["unfused_backward_passes"] * passes)
         return (forward, backward), blocks.attention_flops / self.peaks.dense[setup]
 
-    def _memory(self, rates: Rates, constants: Constants) -> Passes:
+    def _memory(self, rates: Rates, constants: Constants) -> tuple[Passes, Floats]:
         blocks, setup = self.work.blocks, self.block_setup
         memory = rates.memory[setup]
         passes = np.array([constants[f"passes.{s.stack.kernels}"] for s in self.setups])[setup]
@@ -246,10 +251,13 @@ class BlockPricer:
                 blocks.own_backward_elements + blocks.eager_backward_elements,
             )
         )
-        return (
+        passes_s = (
             forward + starts_f + own_forward + loss_f + cast_forward + widened[0],
             2 * forward + starts_b + own_backward + loss_b + cast_backward + sums + widened[1],
         )
+        again = blocks.recomputed_elements * self.activation_bytes / memory + cast_forward
+        again = again + constants["kernel_s"] * kernels_left_out(self.own_kernels[0]) + widened[0] - widened[1]
+        return passes_s, np.where(np.isnan(again), passes_s[0], again)
 
     def _host(self, constants: Constants) -> Passes:
         blocks, setup = self.work.blocks, self.block_setup

@@ -74,8 +74,10 @@ _SWIGLU = {"compiled": (3.0, 5.0), "eager": (5.0, 9.0)}
 _SUM = {"compiled": 1.0, "eager": 3.0}
 _MASK = 2.0
 _SUM_OF_ADAPTER = {"compiled": 1.0, "eager": 3.0}
-_GAIN_BACKWARD = 6.0
-"""Of DoRA's factors: the gradient times the factors (2) and times what they multiply (3), of which the sum is read."""
+_GAIN = {"compiled": (2.0, 4.0), "eager": (2.0, 6.0)}
+"""Of DoRA's factors: backward the gradient times the factors (2) and times what they multiply (3), of which the sum is
+read, where no kernel adds it up as it multiplies.
+"""
 
 
 def own_elements(ops: Sequence[Op], partition: Partition) -> Passes:
@@ -100,7 +102,11 @@ def _elements(ops: Sequence[Op], kernels: str, of_networks: str, partition: Part
     forward, backward = 0.0 * partition.tokens, 0.0 * partition.tokens
     for op in ops:
         share = 1 - replaced * (isinstance(op, Elementwise) and op.part == "experts")
-        op_forward, op_backward = _moved(op, of_networks if _is_inside_network(op) else kernels, partition)
+        own_kernels = of_networks if _is_inside_network(op) else kernels
+        op_forward, op_backward = elements_moved(op, own_kernels, partition)
+        if isinstance(op, Elementwise) and op.role == "adapter_gain":
+            passes = gain_passes(op, ops) if own_kernels == "compiled" else _GAIN["eager"]
+            op_forward, op_backward = _times(passes, op.writes_per_token * partition.tokens / partition.tp)
         forward, backward = forward + share * op_forward, backward + share * op_backward
     for inside in (False, True):
         own = [op for op in ops if _is_inside_network(op) == inside]
@@ -119,7 +125,9 @@ def network_share(ops: Sequence[Op], partition: Partition) -> Floats:
         return np.ones_like(partition.tokens)
     inside = [op for op in ops if _is_inside_network(op)]
     # The sum of what two graphs give is outside of both.
-    own = sum(_moved(op, "compiled", partition)[1] for op in inside) + casts_of(inside, "compiled", partition)[1]
+    own = (
+        sum(elements_moved(op, "compiled", partition)[1] for op in inside) + casts_of(inside, "compiled", partition)[1]
+    )
     whole = _elements(ops, "eager", "compiled", partition)[1]
     return np.where(partition.compiles_only_networks, own / np.maximum(whole, 1), 1.0)
 
@@ -130,7 +138,8 @@ def _is_inside_network(op: Op) -> bool:
     return op.part != "attention" and not is_between
 
 
-def _moved(op: Op, kernels: str, partition: Partition) -> Passes:
+def elements_moved(op: Op, kernels: str, partition: Partition) -> Passes:
+    """Return what `kernels`, compiled or eager, move for one op, forward and backward, but for DoRA's factors."""
     tokens, between, tp = partition.tokens, partition.tokens_between, partition.tp
     if isinstance(op, Norm):
         rows = between if op.input == "stream" else tokens / tp
@@ -162,7 +171,7 @@ def _elementwise(op: Elementwise, kernels: str, partition: Partition) -> Passes:
         # Both of its terms get the gradient of the sum as it is.
         return _times((_SUM_OF_ADAPTER[kernels] * writes, 0.0), partition.tokens / partition.tp)
     if op.role == "adapter_gain":
-        return _times((reads + writes, _GAIN_BACKWARD * writes), partition.tokens / partition.tp)
+        return 0.0 * partition.tokens, 0.0 * partition.tokens
     tokens = partition.tokens_between if op.role == "combine" else partition.tokens / partition.tp
     return _times((reads + writes, reads + 2 * writes), tokens)
 
@@ -180,6 +189,19 @@ def _summed(ops: Sequence[Op], partition: Partition) -> Floats:
         if op.adapter_matrix == "A" and op.has_input_gradient:
             total = total + op.in_features * partition.tokens / (partition.tp if op.tensor_split == "rows" else 1.0)
     return total
+
+
+def gain_passes(op: Op, ops: Sequence[Op]) -> tuple[float, float]:
+    """Return the passes over the product with DoRA's factors in a compiled block, forward and backward: an activation
+    multiplies as it reads, and so does a norm, which reads the sum with the residual stream.
+    """
+    after = [one for one in ops[ops.index(op) :] if getattr(one, "role", "") != "adapter_gain"]
+    reader = getattr(after[0], "role", "") if after else ""
+    if reader in ("activation", "gated_activation"):
+        return 0.0, 0.0
+    forward, backward = _GAIN["compiled"]
+    is_normed = reader == "residual" and len(after) > 1 and isinstance(after[1], Norm)
+    return (0.0 if is_normed else forward), backward
 
 
 def lone_sums(ops: Sequence[Op], partition: Partition) -> Floats:

@@ -7,7 +7,7 @@
     networks    19 and 22 where only they are compiled, since attention is eager; 13 and 14 more around a mixture
     ends        embedding 1 and 1, under tp 7 and 2; norm and loss 7 and 6, under tp 28 and 11
     loss        in chunks 33 forward for each, 2 backward; norm 3 and 4
-    adapters    2 and 2 for each adapted layer
+    adapters    2 and 2 for each adapted layer, compiled 1 and 1
     positions   13 forward, for the tables of rotary embedding, once a stage
     float8      what rounds a layer's operands, scales included: _ROUNDING
 
@@ -36,9 +36,9 @@ _ENDS = {FIRST: ((1.0, 1.0), (7.0, 2.0)), LAST: ((7.0, 6.0), (28.0, 11.0))}
 _NORM, _CHUNK = (3.0, 4.0), (33.0, 2.0)
 """Of the last norm; of a chunk of the loss, forward, and of all of them, backward."""
 _POSITIONS = 13.0
-_ADAPTER = 2.0
+_ADAPTER = {"compiled": 1.0, "eager": 2.0}
 """Of an adapter, either way: its rank-wide product is scaled, and its output added, or the gradient that it gives its
-input (models/adapted_linear.py).
+input (models/adapted_linear.py). Compiled, what reads the sum adds it up.
 """
 _ROWWISE_FORWARD = fixed_constant("rowwise_forward_kernels")
 _ROUNDING = {
@@ -80,7 +80,8 @@ def own_kernels(work: Work, setups: Sequence[TrainingSetup]) -> Passes:
         copies = blocks.num_tp_collectives + np.where(is_compiled, 0.0, way * blocks.num_tp_inputs)
         around = np.where(is_outside, _EAGER_ATTENTION[way], 0.0)
         kernels = (np.where(is_mixture, mixture, dense) + around + copies) * is_block
-        kernels = kernels + _ADAPTER * blocks.num_adapters
+        adapters = np.where(is_compiled & ~is_outside, _ADAPTER["compiled"], _ADAPTER["eager"]) * blocks.num_adapters
+        kernels = kernels + adapters
         return np.where(is_ours, kernels + rounding[way], np.nan)
 
     rounding = _rounding_kernels(work, setups)
