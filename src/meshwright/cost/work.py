@@ -85,7 +85,7 @@ class BlockTable:
     network_share: Floats
     """Of own_backward_elements those in graphs where only networks are compiled; else 1."""
     recomputed_elements: Floats
-    """What a compiled block reads and writes more where it recomputes all of forward; NaN where no graph has all of it."""
+    """What a compiled block reads and writes more that recomputes all of forward; NaN where no graph has both."""
     eager_forward_elements: Floats
     """What a mixture of experts that runs operator by operator reads and writes, which is in none of these."""
     eager_backward_elements: Floats
@@ -245,7 +245,7 @@ def _block_row(group: BlockGroup, kind: int, partition: Partition) -> dict[str, 
         "eager_backward_elements": eager_backward,
         "biased_elements": zero + sum(moved_elements(op, partition) for op in biases),
         "loss_elements": zero + sum(tokens * op.vocab_size / partition.tp for op in group.ops if isinstance(op, Head)),
-        "last_matmul_share": zero + last_matmul_share(group),
+        "last_matmul_share": zero + last_matmul_share(group, partition),
         "second_matmuls_share": zero + second_matmuls_share(group),
         "early_terms_share": np.where(partition.tp > 1, early_terms_share(group), 0.0),
         "num_ops": zero + sum(not is_of_adapter(op) for op in group.ops),

@@ -183,8 +183,8 @@ def _whole_bytes(dp: DataParallel, row: Ints, parameters: Floats, trained: Float
 
 
 def _whole_kernels(dp: DataParallel, row: Ints) -> Floats:
-    """Return the kernels of ours that FSDP2 casts and copies one row's parameters with, two for each tensor once a step,
-    where no rank shares them with another.
+    """Return our kernels that cast and copy one row's parameters, two for each tensor once a step, where no rank shares
+    them with another.
     """
     layouts, last = dp.layouts, 1.0 / dp.num_microbatches
     is_whole = (layouts.fsdp == 1) & ~layouts.compiles_model & ~layouts.cuda_graphs & ~dp.sums_in_place

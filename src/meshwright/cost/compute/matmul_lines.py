@@ -24,6 +24,7 @@ from meshwright.cost.layout_table import Bools, Floats, Ints
 from meshwright.cost.training_setup import Partition
 from meshwright.spec.model.model_spec import BlockGroup
 from meshwright.spec.model.op import NARROW_WEIGHT_BYTES, GroupedMatmul, Head, Matmul, Op
+from meshwright.spec.step.adapter import LORA_A
 
 _WIDE_BYTES = 2.0
 _WIDENED = 1.0
@@ -35,7 +36,8 @@ scale (models/packed_weight.py); for int8 that is one kernel.
 _ROW_NORM_PASSES = 2.0
 """Of a weight whose rows have norms that are trained: W is read for them and multiplied with A, whose product is as
 narrow as the rank (models/adapted_linear.py). Their gradient passes through none of it (DoRA, section 4.3). Other
-software makes B A whole, for three passes more.
+software makes B A whole, for three passes more. Products of ours are lines of their own, and leave one pass; none where
+a compiler adds up squares as it makes a packed weight wide.
 """
 
 
@@ -87,6 +89,10 @@ def matmul_lines(group: BlockGroup, partition: Partition) -> Iterator[dict[str, 
             unfused = np.where(partition.compiles_blocks, 0.0, n * k * _UNFUSED.get(op.weights, 0.0))
             line["weight_moves"] = line["weight_moves"] + unfused
             line["weight_moves_again"] = line["weight_moves_again"] + unfused * op.has_input_gradient
+            if op.trains_row_norms and partition.is_own:
+                joins = partition.compiles_blocks and op.weights in NARROW_WEIGHT_BYTES
+                line["weight_moves"] = line["weight_moves"] - n * k * (_ROW_NORM_PASSES - (0.0 if joins else 1.0))
+                yield from _row_norm_lines(op, group, n, k)
             if partition.routes_in_float32 and op.part == "router":
                 yield line | {"is_float32": ~line["is_float32"], "is_low": np.zeros_like(line["is_low"])}
             elif op.part == "attention":
@@ -107,6 +113,16 @@ def matmul_lines(group: BlockGroup, partition: Partition) -> Iterator[dict[str, 
             )
             yield line | {"is_early": chunks > 1}
         before = op if isinstance(op, Matmul | GroupedMatmul) else before
+
+
+def _row_norm_lines(op: Matmul, group: BlockGroup, n: Floats, k: Floats) -> Iterator[dict[str, NDArray[Any]]]:
+    """Yield the products of the norms of DoRA's rows, W A^T, A A^T and B (A A^T), the last two in float32."""
+    one, first_matrix = np.ones_like(n), f"{op.name}.{LORA_A}"
+    rank = one * next(a.out_features for a in group.ops if isinstance(a, Matmul) and a.name == first_matrix)
+    plain = op.replace(trains_row_norms=False, weights="frozen", has_input_gradient=False)
+    for shape, is_float32 in (((n, rank, k), False), ((rank, rank, k), True), ((n, rank, rank), True)):
+        line = _line(*shape, one, plain, is_low=False)
+        yield line | {"is_float32": line["is_float32"] | is_float32}
 
 
 def _cast(op: Matmul | GroupedMatmul, before: Op | None, partition: Partition, line: dict[str, Any]) -> dict[str, Any]:
@@ -176,10 +192,17 @@ def _line(m: Floats, n: Floats, k: Floats, groups: Floats, op: Op, *, is_low: Bo
     return shape | dict.fromkeys(("cast_inputs", "cast_weights", "cast_outputs"), 0.0 * m)
 
 
-def last_matmul_share(group: BlockGroup) -> float:
-    """Return the share of a block's matmul FLOPs in its last one; 0 where that is of experts, weighed after."""
+def last_matmul_share(group: BlockGroup, partition: Partition) -> float:
+    """Return the share of a block's matmul FLOPs in its last one, which recomputation leaves out; 0 where that is of
+    experts, weighed after, where DoRA's factors have a gradient that is computed from it, or where our eager code
+    keeps a packed weight only once it is multiplied.
+    """
     matmuls, sizes = _sizes(group)
-    return sizes[-1] / sum(sizes) if matmuls and isinstance(matmuls[-1], Matmul) else 0.0
+    last = matmuls[-1] if matmuls else None
+    if not isinstance(last, Matmul) or last.trains_row_norms:
+        return 0.0
+    is_packed = partition.is_own and not partition.compiles_blocks and last.weights in NARROW_WEIGHT_BYTES
+    return 0.0 if is_packed else sizes[-1] / sum(sizes)
 
 
 def second_matmuls_share(group: BlockGroup) -> float:

@@ -1,4 +1,4 @@
-"""recomputed_elements: what a compiled block of our own trainer moves and launches more if it recomputes all of forward.
+"""recomputed_elements: what a compiled block of our own trainer moves more where it recomputes all of its forward.
 
 Recomputation and backward are one graph, whose kernels of backward make what they read again as they read it:
 
