@@ -103,6 +103,8 @@ class BlockTable:
     """Without those of adapters."""
     num_adapters: Floats
     """Adapters whose output is added to a matmul's, those of fused matmuls as one."""
+    num_row_norms: Floats
+    """Linear layers whose rows have norms that are trained."""
     num_tensors: Floats
     """Parameters as tensors: weights and biases."""
     num_trained_tensors: Floats
@@ -250,6 +252,7 @@ def _block_row(group: BlockGroup, kind: int, partition: Partition) -> dict[str, 
         "early_terms_share": np.where(partition.tp > 1, early_terms_share(group), 0.0),
         "num_ops": zero + sum(not is_of_adapter(op) for op in group.ops),
         "num_adapters": zero + _num_adapters(group.ops, partition),
+        "num_row_norms": zero + sum(getattr(op, "trains_row_norms", False) for op in group.ops),
         "num_tensors": zero + sum(num_tensors_of(op) for op in group.ops),
         "num_trained_tensors": zero + sum(num_trained_tensors_of(op) for op in group.ops),
         "num_large_tensors": zero + len(large),

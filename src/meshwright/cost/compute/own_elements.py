@@ -204,6 +204,13 @@ def gain_passes(op: Op, ops: Sequence[Op]) -> tuple[float, float]:
     return (0.0 if is_normed else forward), backward
 
 
+def is_made_again(op: Op, ops: Sequence[Op]) -> bool:
+    """Return whether the kernels of backward in a compiled block make the product with DoRA's factors as they read it:
+    then what it multiplies is kept in its place.
+    """
+    return isinstance(op, Elementwise) and op.role == "adapter_gain" and gain_passes(op, ops)[0] == 0
+
+
 def lone_sums(ops: Sequence[Op], partition: Partition) -> Floats:
     """Return the elements of adapters' sums that attention reads as they are: all before it but what Rope turns."""
     end = next((i for i, op in enumerate(ops) if isinstance(op, CoreAttention)), 0)

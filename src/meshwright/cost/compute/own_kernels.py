@@ -8,6 +8,7 @@
     ends        embedding 1 and 1, under tp 7 and 2; norm and loss 7 and 6, under tp 28 and 11
     loss        in chunks 33 forward for each, 2 backward; norm 3 and 4
     adapters    2 and 2 for each adapted layer, compiled 1 and 1
+    DoRA        15 and 2 for each adapted layer, compiled 3 and 2: norms of rows, the factor and its gradient
     positions   13 forward, for the tables of rotary embedding, once a stage
     float8      what rounds a layer's operands, scales included: _ROUNDING
 
@@ -40,6 +41,8 @@ _ADAPTER = {"compiled": 1.0, "eager": 2.0}
 """Of an adapter, either way: its rank-wide product is scaled, and its output added, or the gradient that it gives its
 input (models/adapted_linear.py). Compiled, what reads the sum adds it up.
 """
+_DORA = {"compiled": (3.0, 2.0), "eager": (15.0, 2.0)}
+"""Of the norms of a layer's rows without their products, and of the factor (models/adapted_linear.py)."""
 _ROWWISE_FORWARD = fixed_constant("rowwise_forward_kernels")
 _ROUNDING = {
     "eager": {
@@ -80,8 +83,11 @@ def own_kernels(work: Work, setups: Sequence[TrainingSetup]) -> Passes:
         copies = blocks.num_tp_collectives + np.where(is_compiled, 0.0, way * blocks.num_tp_inputs)
         around = np.where(is_outside, _EAGER_ATTENTION[way], 0.0)
         kernels = (np.where(is_mixture, mixture, dense) + around + copies) * is_block
-        adapters = np.where(is_compiled & ~is_outside, _ADAPTER["compiled"], _ADAPTER["eager"]) * blocks.num_adapters
-        kernels = kernels + adapters
+        of_kernels = "compiled", "eager"
+        is_joined = is_compiled & ~is_outside
+        adapters = np.where(is_joined, *(_ADAPTER[one] for one in of_kernels)) * blocks.num_adapters
+        norms = np.where(is_joined, *(_DORA[one][way] for one in of_kernels)) * blocks.num_row_norms
+        kernels = kernels + adapters + norms
         return np.where(is_ours, kernels + rounding[way], np.nan)
 
     rounding = _rounding_kernels(work, setups)
