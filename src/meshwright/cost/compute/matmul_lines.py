@@ -86,7 +86,10 @@ def matmul_lines(group: BlockGroup, partition: Partition) -> Iterator[dict[str, 
             tokens = partition.tokens_between if op.tensor_split == "none" else partition.tokens
             n, k = num_fused * op.out_features / columns, op.in_features / rows
             line = _line(tokens, n, k, one, op, is_low=takes_low_precision(op, n, k, partition))
+            # Eager code makes a packed weight wide for its product, and again for the norms of its rows.
+            unpackings = 2.0 if _unpacks_twice(op, partition) else 1.0
             unfused = np.where(partition.compiles_blocks, 0.0, n * k * _UNFUSED.get(op.weights, 0.0))
+            line["weight_moves"] = line["weight_moves"] + (unpackings - 1) * (unfused + n * k * _widened(op))
             line["weight_moves"] = line["weight_moves"] + unfused
             line["weight_moves_again"] = line["weight_moves_again"] + unfused * op.has_input_gradient
             if op.trains_row_norms and partition.is_own:
@@ -113,6 +116,17 @@ def matmul_lines(group: BlockGroup, partition: Partition) -> Iterator[dict[str, 
             )
             yield line | {"is_early": chunks > 1}
         before = op if isinstance(op, Matmul | GroupedMatmul) else before
+
+
+def _unpacks_twice(op: Matmul, partition: Partition) -> bool:
+    is_packed = op.weights in NARROW_WEIGHT_BYTES
+    return partition.is_own and op.trains_row_norms and is_packed and not partition.compiles_blocks
+
+
+def _widened(op: Op) -> float:
+    """Return the times 16 bits that are moved for each element to make a weight of 8 or 4 bits wide; else 0."""
+    narrow_bytes = NARROW_WEIGHT_BYTES.get(op.weights)
+    return 0.0 if narrow_bytes is None else _WIDENED + narrow_bytes / _WIDE_BYTES
 
 
 def _row_norm_lines(op: Matmul, group: BlockGroup, n: Floats, k: Floats) -> Iterator[dict[str, NDArray[Any]]]:
@@ -185,8 +199,8 @@ def _line(m: Floats, n: Floats, k: Floats, groups: Floats, op: Op, *, is_low: Bo
     }
     shape |= {"is_attention": flags, "is_float32": flags, "is_early": flags}
     shape |= {"has_input_gradient": flags | op.has_input_gradient, "has_weight_gradient": flags | (not op.is_frozen)}
-    weights, narrow_bytes = groups * n * k, NARROW_WEIGHT_BYTES.get(op.weights)
-    widened = 0.0 * weights if narrow_bytes is None else weights * (_WIDENED + narrow_bytes / _WIDE_BYTES)
+    weights = groups * n * k
+    widened = weights * _widened(op)
     of_norms = weights * (_ROW_NORM_PASSES * (isinstance(op, Matmul) and op.trains_row_norms))
     shape |= {"weight_moves": widened + of_norms, "weight_moves_again": widened * op.has_input_gradient}
     return shape | dict.fromkeys(("cast_inputs", "cast_weights", "cast_outputs"), 0.0 * m)
