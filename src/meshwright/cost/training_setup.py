@@ -183,5 +183,6 @@ class Partition:
         self.compiles_blocks = setup.stack.kernels != "eager"
         self.compiles_only_networks = self.is_own & self.compiles_blocks & keys.has_eager_attention
         """Whether attention, norms and residual sums stay out of what is compiled (parallelism/compile_blocks.py)."""
+        self.pairs_answers = setup.is_own & setup.workload.pairs_answers
         self.compiles_loss = setup.is_own & setup.stack.joins_loss
         self.gathers_routed_tokens = setup.stack.gathers_routed_tokens

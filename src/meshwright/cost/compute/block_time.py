@@ -99,7 +99,7 @@ class BlockPricer:
         of_passes = (self.element_bytes, self.element_bytes, of_gw)
         self.bytes = [matmul_bytes(*shape, g, size) for shape, size in zip(self.passes, of_passes, strict=True)]
         # One chunk after the other is added to the sum of the head's gradient.
-        self.bytes[2] = self.bytes[2] + np.where(lines.is_early, g * n * k * self.element_bytes, 0.0)
+        self.bytes[2] = self.bytes[2] + np.where(lines.is_early | lines.runs_again, g * n * k * self.element_bytes, 0.0)
         self.misaligned = is_misaligned(n, k, self.element_bytes)
         self.weights = np.where(lines.has_weight_gradient, g * n * k, 0.0)
         self.casts = (lines.cast_inputs + lines.cast_weights, lines.cast_outputs + lines.cast_weights)
@@ -135,7 +135,8 @@ class BlockPricer:
         gradients = back_passes * seconds[1] + gw_passes * seconds[2]
         early = self.work.matmuls.is_early
         forward = self._by_block(seconds[0] + np.where(early, gradients, 0.0))
-        backward = self._by_block(np.where(early, 0.0, gradients))
+        again = np.where(lines.runs_again, seconds[0], 0.0)
+        backward = self._by_block(np.where(early, 0.0, gradients) + again)
         experts, around = (
             self._by_block(np.where(mask, gradients, 0.0)) / np.maximum(backward, 1e-30)
             for mask in (self.work.matmuls.is_expert, self.work.matmuls.is_attention)
@@ -148,7 +149,9 @@ class BlockPricer:
             needless_matmul=self._by_block(self._num_left_out() * self.flops / self.peaks.dense[self.line_setup]),
             ideal_attention=ideal_attention,
             reached_matmul=self._by_block(
-                self.flops / reached + back_passes * (self.flops / back) + gw_passes * (self.flops / of_gw)
+                (1 + lines.runs_again) * (self.flops / reached)
+                + back_passes * (self.flops / back)
+                + gw_passes * (self.flops / of_gw)
             ),
             matmul=(forward, backward),
             expert_share=experts,
@@ -242,7 +245,7 @@ class BlockPricer:
         started = constants["launches_per_op"] * blocks.num_ops + blocks.num_adapters
         starts_f, starts_b = (
             constants["kernel_s"] * np.where(np.isnan(own), times * started, own + around)
-            for own, around, times in zip(self.own_kernels, end_kernels(self.work), (1, 2), strict=True)
+            for own, around, times in zip(self.own_kernels, end_kernels(self.work, self.setups), (1, 2), strict=True)
         )
         own_forward, own_backward = (
             moved * self.activation_bytes / memory

@@ -1,7 +1,8 @@
 """matmul_lines: the matmuls of one block on one rank, with their shapes and what of them is cast to low precision.
 
     columns     (tokens, out / tp, in)    rows   (tokens, out, in / tp)    none   (tokens between matmuls, out, in)
-    head        (tokens, vocabulary / tp, width); with loss_chunks as many of a share of the tokens, one after the other
+    head        (tokens, vocabulary / tp, width); with loss_chunks as many of a share of the tokens, one after the
+                other, of pairs of answers again in backward
     adapters    those of any linear layer, in 16 bits; what is frozen has no product for its weight's gradient
     experts     (tokens / tp x etp x chosen, spread evenly over num_experts / ep of them x ep senders, out, in)
     casts       inputs once for all matmuls that read them, outputs' gradients, weights twice; what is gathered in low
@@ -64,6 +65,8 @@ class Matmuls:
     has_weight_gradient: Bools
     is_early: Bools
     """Whether forward computes its gradients too, as a loss in chunks does those of the head."""
+    runs_again: Bools
+    """Whether backward computes it again, as a loss in chunks of pairs of answers does the head."""
     cast_inputs: Floats
     """Elements of its input that are cast to that precision."""
     cast_weights: Floats
@@ -114,7 +117,8 @@ def matmul_lines(group: BlockGroup, partition: Partition) -> Iterator[dict[str, 
             line = _line(
                 partition.tokens / chunks, op.vocab_size / partition.tp, op.dim * one, chunks, op, is_low=False
             )
-            yield line | {"is_early": chunks > 1}
+            in_backward = partition.pairs_answers & (chunks > 1)
+            yield line | {"is_early": (chunks > 1) & ~in_backward, "runs_again": in_backward}
         before = op if isinstance(op, Matmul | GroupedMatmul) else before
 
 
@@ -197,7 +201,7 @@ def _line(m: Floats, n: Floats, k: Floats, groups: Floats, op: Op, *, is_low: Bo
         "is_expert": flags | isinstance(op, GroupedMatmul),
         "is_low": flags | is_low,
     }
-    shape |= {"is_attention": flags, "is_float32": flags, "is_early": flags}
+    shape |= {"is_attention": flags, "is_float32": flags, "is_early": flags, "runs_again": flags}
     shape |= {"has_input_gradient": flags | op.has_input_gradient, "has_weight_gradient": flags | (not op.is_frozen)}
     weights = groups * n * k
     widened = weights * _widened(op)
