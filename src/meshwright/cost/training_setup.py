@@ -174,7 +174,7 @@ class Partition:
         self.routes_in_float32 = setup.is_own
         has_own_ranks = (keys.ep > 1) | (keys.tp > 1)
         self.has_eager_experts = setup.is_own & ((setup.stack.kernels == "eager") | has_own_ranks)
-        self.is_own = setup.is_own
+        self.is_own, self.is_own_on_device = setup.is_own, setup.is_own_on_device
         self.own_float8 = setup.own_float8
         self.own_float8_experts = setup.own_float8_experts
         self.gathers_own_low = setup.own_float8 == "float8-tensorwise"
@@ -183,5 +183,6 @@ class Partition:
         self.compiles_blocks = setup.stack.kernels != "eager"
         self.compiles_only_networks = self.is_own & self.compiles_blocks & keys.has_eager_attention
         """Whether attention, norms and residual sums stay out of what is compiled (parallelism/compile_blocks.py)."""
+        self.pairs_answers = setup.is_own & setup.workload.pairs_answers
         self.compiles_loss = setup.is_own & setup.stack.joins_loss
         self.gathers_routed_tokens = setup.stack.gathers_routed_tokens

@@ -26,6 +26,7 @@ from meshwright.cost.compute.matmul_lines import (
     second_matmuls_share,
 )
 from meshwright.cost.compute.own_elements import eager_elements, network_share, own_elements
+from meshwright.cost.compute.recomputed_elements import recomputed_elements
 from meshwright.cost.layout_table import Floats, Ints, LayoutTable
 from meshwright.cost.training_setup import Configurations, Partition, TrainingSetup
 from meshwright.spec.model.model_spec import BlockGroup
@@ -83,6 +84,8 @@ class BlockTable:
     own_backward_elements: Floats
     network_share: Floats
     """Of own_backward_elements those in graphs where only networks are compiled; else 1."""
+    recomputed_elements: Floats
+    """What a compiled block reads and writes more that recomputes all of forward; NaN where no graph has both."""
     eager_forward_elements: Floats
     """What a mixture of experts that runs operator by operator reads and writes, which is in none of these."""
     eager_backward_elements: Floats
@@ -100,6 +103,8 @@ class BlockTable:
     """Without those of adapters."""
     num_adapters: Floats
     """Adapters whose output is added to a matmul's, those of fused matmuls as one."""
+    num_row_norms: Floats
+    """Linear layers whose rows have norms that are trained."""
     num_tensors: Floats
     """Parameters as tensors: weights and biases."""
     num_trained_tensors: Floats
@@ -137,6 +142,8 @@ class BlockTable:
     expert_parameters: Floats
     """The same of experts."""
     trained_expert_parameters: Floats
+    cast_frozen_parameters: Floats
+    """Frozen ones on this rank that are kept as the optimizer keeps the others, and cast as these are."""
     narrow_gather_bytes: Floats
     """Bytes that gathering is less because frozen weights have 8 or 4 bits."""
     num_local_experts: Floats
@@ -235,15 +242,17 @@ def _block_row(group: BlockGroup, kind: int, partition: Partition) -> dict[str, 
         "own_forward_elements": own_forward,
         "own_backward_elements": own_backward,
         "network_share": network_share(group.ops, partition),
+        "recomputed_elements": zero + recomputed_elements(group.ops, partition),
         "eager_forward_elements": eager_forward,
         "eager_backward_elements": eager_backward,
         "biased_elements": zero + sum(moved_elements(op, partition) for op in biases),
         "loss_elements": zero + sum(tokens * op.vocab_size / partition.tp for op in group.ops if isinstance(op, Head)),
-        "last_matmul_share": zero + last_matmul_share(group),
+        "last_matmul_share": zero + last_matmul_share(group, partition),
         "second_matmuls_share": zero + second_matmuls_share(group),
         "early_terms_share": np.where(partition.tp > 1, early_terms_share(group), 0.0),
         "num_ops": zero + sum(not is_of_adapter(op) for op in group.ops),
         "num_adapters": zero + _num_adapters(group.ops, partition),
+        "num_row_norms": zero + sum(getattr(op, "trains_row_norms", False) for op in group.ops),
         "num_tensors": zero + sum(num_tensors_of(op) for op in group.ops),
         "num_trained_tensors": zero + sum(num_trained_tensors_of(op) for op in group.ops),
         "num_large_tensors": zero + len(large),
@@ -269,6 +278,7 @@ def _block_row(group: BlockGroup, kind: int, partition: Partition) -> dict[str, 
         "expert_parameters": (zero + sum(op.num_parameters for op in experts)) / (partition.ep * partition.etp),
         "trained_expert_parameters": (zero + sum(op.num_trained_parameters for op in experts))
         / (partition.ep * partition.etp),
+        "cast_frozen_parameters": zero + sum(_cast_frozen_parameters(op, partition) for op in group.ops),
         "narrow_gather_bytes": zero + sum(_narrow_gather_bytes(op, partition) for op in group.ops),
     }
     return values
@@ -290,6 +300,15 @@ def _trained_dense_parameters(op: Op, partition: Partition) -> Floats:
     if isinstance(op, GroupedMatmul):
         return np.zeros_like(partition.tokens)
     return op.num_trained_parameters / (partition.tp if _is_split(op) else np.ones_like(partition.tokens))
+
+
+def _cast_frozen_parameters(op: Op, partition: Partition) -> Floats:
+    """Return the frozen weights of `op` that are kept in the usual format."""
+    if op.weights != "frozen":
+        return np.zeros_like(partition.tokens)
+    whole = op.num_parameters - op.num_trained_parameters
+    experts = partition.ep * partition.etp * np.ones_like(partition.tokens)
+    return whole / (experts if isinstance(op, GroupedMatmul) else partition.tp ** float(_is_split(op)))
 
 
 def _narrow_gather_bytes(op: Op, partition: Partition) -> Floats:

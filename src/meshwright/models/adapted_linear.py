@@ -54,7 +54,8 @@ class AdaptedLinear(nn.Linear):
         # Each is read once: ranks that share a layer gather it where it is read.
         frozen, a_RI, b_OR = self._frozen(), self.lora_a, self.lora_b
         dropped = F.dropout(input, self.dropout, self.training) if self.dropout else input
-        output = frozen.times(input) + F.linear(F.linear(dropped, a_RI) * self.scale, b_OR)
+        # The frozen product last: recomputation stops at what the last operation keeps, and leaves that product out.
+        output = F.linear(F.linear(dropped, a_RI) * self.scale, b_OR) + frozen.times(input)
         if self.magnitude is not None:
             norms_O = self._row_norms(frozen.whole(a_RI.dtype).detach(), a_RI, b_OR)
             output = output * (self.magnitude / norms_O).to(output.dtype)

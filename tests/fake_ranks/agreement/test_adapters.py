@@ -16,34 +16,39 @@ train = {{ steps = 10, seq_len = 4096, global_batch_size = 8 }}
 precision = {{ compute = "bfloat16" }}
 layout = {{ dp_shard = 8, activation_checkpoint = "{recompute}", compile = {compile} }}
 """
-MOST_OFF = 0.08
-MOST_OFF_EAGER_DORA = 0.1
-"""Its norms of rows are several small kernels, of which the formulas know the passes over the weight alone."""
-
-
-MOST_OFF_MEMORY = 0.05
+ONE_DEVICE = "layout.dp_shard=1 train.global_batch_size=1 train.seq_len=2048"
+MOST_OFF_STEP, MOST_OFF_COMPONENT, MOST_OFF_MEMORY = 0.05, 0.10, 0.05
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("overrides", ["", ONE_DEVICE], ids=["8 H100", "1 H100"])
 @pytest.mark.parametrize(
     ("kind", "base_dtype", "compile", "recompute"),
     [
         ("lora", "compute", "true", "full"),
-        ("dora", "compute", "false", "full"),
+        ("lora", "compute", "false", "full"),
         ("lora", "bfloat16", "true", "full"),
         ("lora", "int8", "false", "full"),
         ("lora", "nf4", "false", "full"),
+        # Recomputation and backward are one graph, which unpacks a weight once.
+        ("lora", "nf4", "true", "full"),
         # Between forward and backward a compiled block keeps no unpacked weight: 1.6 GiB of these four blocks.
         ("lora", "int8", "true", "none"),
         ("lora", "nf4", "true", "none"),
+        # Norms of rows are several small kernels, and eager code unpacks a weight for them, too.
+        ("dora", "compute", "false", "full"),
+        ("dora", "nf4", "false", "none"),
+        ("dora", "nf4", "true", "full"),
+        # The product with DoRA's factor is not kept where backward makes it again.
+        ("dora", "nf4", "true", "none"),
     ],
 )
 def test_formula_and_simulation_of_adapters_agree(
-    tmp_path: Path, kind: str, base_dtype: str, compile: str, recompute: str
+    tmp_path: Path, kind: str, base_dtype: str, compile: str, recompute: str, overrides: str
 ) -> None:
     job = JOB.format(kind=kind, base_dtype=base_dtype, compile=compile, recompute=recompute)
-    both = predict_both(tmp_path, job, "")
-    is_eager_dora = kind == "dora" and compile == "false"
-    both.require_equal_steps(MOST_OFF_EAGER_DORA if is_eager_dora else MOST_OFF)
-    assert both.allocated_bytes == pytest.approx(both.estimate.memory.allocated_bytes, rel=MOST_OFF_MEMORY)
+    both = predict_both(tmp_path, job, overrides)
+    assert both.estimate.step.total_s == pytest.approx(both.timeline.step_s, rel=MOST_OFF_STEP)
+    both.require_equal_components(MOST_OFF_COMPONENT)
+    assert both.estimate.memory.allocated_bytes == pytest.approx(both.allocated_bytes, rel=MOST_OFF_MEMORY)

@@ -49,6 +49,7 @@ class FsdpCopies:
         slower = np.where(self.parallel.is_own, slow.compute * slow.overhead, 1.0)
         backward = backward + kernel_s * fsdp_kernels(self.parallel, position.row)
         backward = backward + tied_bytes(self.parallel, position.row) / memory_rate
+        forward = forward + kernel_s * _whole_kernels(self.parallel, position.row)
         # A model's graph has one stream; what is reduced last is added up when nothing is left to compute.
         is_exposed = self.parallel.layouts.compiles_model | (position.kind != BLOCK)
         backward = backward + is_exposed * added_s(self.parallel, position.row, memory_rate, kernel_s)
@@ -122,7 +123,7 @@ def fsdp_copies_s(dp: DataParallel, row: Ints, memory_rate: Floats, *, is_block:
     reduced = trained * _bytes_to_reduce(dp) + 2 * reordered_back * num_reductions * dp.element_bytes
     is_shared = layouts.fsdp > 1
     forward = np.where(is_shared, out + (kept if is_block else 0.0), 0.0)
-    backward = np.where(is_shared, (out if is_block else 0.0) + reduced, _whole_bytes(dp, parameters, trained))
+    backward = np.where(is_shared, (out if is_block else 0.0) + reduced, _whole_bytes(dp, row, parameters, trained))
     forward = forward + np.where(is_shared, 0.0, last * _rounded_bytes(dp, row))
     backward = backward + trained * dp.rounded_bytes
     backward = backward + trained * (blocks.kind[row] == FIRST) * _bytes_of_embedding(dp)
@@ -171,13 +172,23 @@ def reordered_experts(dp: DataParallel, row: Ints) -> Floats:
     return np.where(is_cut_across & dp.is_own, blocks.expert_parameters[row], 0.0)
 
 
-def _whole_bytes(dp: DataParallel, parameters: Floats, trained: Floats) -> Floats:
+def _whole_bytes(dp: DataParallel, row: Ints, parameters: Floats, trained: Floats) -> Floats:
     """Return the bytes that are moved for `parameters`, those `trained` among them, that no rank shares with another.
 
-    What is frozen is copied twice once a step, into FSDP2's buffer and out of it, in the format of its matmuls.
+    What is frozen is copied once a step, as narrow as it is kept; in float32 it is cast before, as what is trained is.
     """
-    frozen = (parameters - trained) * 2 * dp.element_bytes / dp.num_microbatches
+    copied = (parameters - trained) * 2 * dp.element_bytes - 2 * dp.work.blocks.narrow_gather_bytes[row]
+    frozen = (copied + dp.work.blocks.cast_frozen_parameters[row] * _cast_bytes(dp)) / dp.num_microbatches
     return np.asarray(trained * _bytes_of_whole(dp) + frozen)
+
+
+def _whole_kernels(dp: DataParallel, row: Ints) -> Floats:
+    """Return our kernels that cast and copy one row's parameters, two for each tensor once a step, where no rank shares
+    them with another.
+    """
+    layouts, last = dp.layouts, 1.0 / dp.num_microbatches
+    is_whole = (layouts.fsdp == 1) & ~layouts.compiles_model & ~layouts.cuda_graphs & ~dp.sums_in_place
+    return np.where(is_whole & dp.is_own & dp.shards_parameters, 2 * last * dp.work.blocks.num_tensors[row], 0.0)
 
 
 def _bytes_of_whole(dp: DataParallel) -> Floats:

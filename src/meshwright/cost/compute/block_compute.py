@@ -106,7 +106,8 @@ class ComputePricer:
         copied_f, copied_b, copied_again = self._copies_s(position, prices)
         masks_s = self._masks_s(position, prices)
         again, passes, matmul_again = self._recomputed(position), self.recompute_passes, self._matmul_again(position)
-        recompute = matmul_again * matmul_f + passes * (again.attention * attention_f + again.own_kernels * memory_f)
+        memory_again = again.whole * times.memory_again[row] * slower + again.own_kernels * memory_f
+        recompute = matmul_again * matmul_f + passes * (again.attention * attention_f + memory_again)
         recompute = recompute + again.collectives * passes * merge_f + passes * copied_again
         # No policy keeps the mask that an operator it keeps has read.
         recompute = recompute + again.memory * passes * masks_s

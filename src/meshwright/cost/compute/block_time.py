@@ -29,6 +29,7 @@ from meshwright.cost.compute.measured_kernels import (
 )
 from meshwright.cost.compute.op_shapes import ATTENTION_BACKWARD_FLOPS, NARROW_HEAD
 from meshwright.cost.compute.own_kernels import end_kernels, own_kernels
+from meshwright.cost.compute.recomputed_elements import kernels_left_out
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import Bools, Floats, Passes
 from meshwright.cost.training_setup import TrainingSetup
@@ -62,6 +63,8 @@ class BlockTimes:
     """Share of those around attention."""
     attention: Passes
     memory: Passes
+    memory_again: Floats
+    """Of memory-bound ops what recomputing all of forward adds to both passes."""
     host: Passes
 
 
@@ -96,7 +99,7 @@ class BlockPricer:
         of_passes = (self.element_bytes, self.element_bytes, of_gw)
         self.bytes = [matmul_bytes(*shape, g, size) for shape, size in zip(self.passes, of_passes, strict=True)]
         # One chunk after the other is added to the sum of the head's gradient.
-        self.bytes[2] = self.bytes[2] + np.where(lines.is_early, g * n * k * self.element_bytes, 0.0)
+        self.bytes[2] = self.bytes[2] + np.where(lines.is_early | lines.runs_again, g * n * k * self.element_bytes, 0.0)
         self.misaligned = is_misaligned(n, k, self.element_bytes)
         self.weights = np.where(lines.has_weight_gradient, g * n * k, 0.0)
         self.casts = (lines.cast_inputs + lines.cast_weights, lines.cast_outputs + lines.cast_weights)
@@ -132,25 +135,30 @@ class BlockPricer:
         gradients = back_passes * seconds[1] + gw_passes * seconds[2]
         early = self.work.matmuls.is_early
         forward = self._by_block(seconds[0] + np.where(early, gradients, 0.0))
-        backward = self._by_block(np.where(early, 0.0, gradients))
+        again = np.where(lines.runs_again, seconds[0], 0.0)
+        backward = self._by_block(np.where(early, 0.0, gradients) + again)
         experts, around = (
             self._by_block(np.where(mask, gradients, 0.0)) / np.maximum(backward, 1e-30)
             for mask in (self.work.matmuls.is_expert, self.work.matmuls.is_attention)
         )
         attention, ideal_attention = self._attention(rates, constants)
         ideal = self._by_block(self.flops / self.peaks.dense[self.line_setup])
+        memory, again = self._memory(rates, constants)
         times = BlockTimes(
             ideal_matmul=ideal,
             needless_matmul=self._by_block(self._num_left_out() * self.flops / self.peaks.dense[self.line_setup]),
             ideal_attention=ideal_attention,
             reached_matmul=self._by_block(
-                self.flops / reached + back_passes * (self.flops / back) + gw_passes * (self.flops / of_gw)
+                (1 + lines.runs_again) * (self.flops / reached)
+                + back_passes * (self.flops / back)
+                + gw_passes * (self.flops / of_gw)
             ),
             matmul=(forward, backward),
             expert_share=experts,
             attention_share=around,
             attention=attention,
-            memory=self._memory(rates, constants),
+            memory=memory,
+            memory_again=again,
             host=self._host(constants),
         )
         return _measured_first(times, self.measured)
@@ -212,7 +220,7 @@ class BlockPricer:
         backward = np.where(is_flash, flash_back, 2 * products + constants["unfused_backward_passes"] * passes)
         return (forward, backward), blocks.attention_flops / self.peaks.dense[setup]
 
-    def _memory(self, rates: Rates, constants: Constants) -> Passes:
+    def _memory(self, rates: Rates, constants: Constants) -> tuple[Passes, Floats]:
         blocks, setup = self.work.blocks, self.block_setup
         memory = rates.memory[setup]
         passes = np.array([constants[f"passes.{s.stack.kernels}"] for s in self.setups])[setup]
@@ -237,7 +245,7 @@ class BlockPricer:
         started = constants["launches_per_op"] * blocks.num_ops + blocks.num_adapters
         starts_f, starts_b = (
             constants["kernel_s"] * np.where(np.isnan(own), times * started, own + around)
-            for own, around, times in zip(self.own_kernels, end_kernels(self.work), (1, 2), strict=True)
+            for own, around, times in zip(self.own_kernels, end_kernels(self.work, self.setups), (1, 2), strict=True)
         )
         own_forward, own_backward = (
             moved * self.activation_bytes / memory
@@ -246,10 +254,13 @@ class BlockPricer:
                 blocks.own_backward_elements + blocks.eager_backward_elements,
             )
         )
-        return (
+        passes_s = (
             forward + starts_f + own_forward + loss_f + cast_forward + widened[0],
             2 * forward + starts_b + own_backward + loss_b + cast_backward + sums + widened[1],
         )
+        again = blocks.recomputed_elements * self.activation_bytes / memory + cast_forward
+        again = again + constants["kernel_s"] * kernels_left_out(self.own_kernels[0]) + widened[0] - widened[1]
+        return passes_s, np.where(np.isnan(again), passes_s[0], again)
 
     def _host(self, constants: Constants) -> Passes:
         blocks, setup = self.work.blocks, self.block_setup

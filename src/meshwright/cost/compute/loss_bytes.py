@@ -23,6 +23,7 @@ _CHUNKED_LOSS_BYTES = (34.0, 32.0)
 """The same of a loss in chunks (parallelism/losses/chunked_loss.py), all of it forward, of logits of 16 and of 32 bits.
 
 largest (2; 4), difference (6; 8), exponential (8), sum (4), product with its inverse (8), cast of the gradient (6; 0).
+Of pairs of answers backward does all of it again.
 """
 
 
@@ -47,4 +48,7 @@ def loss_bytes(work: Work, setups: tuple[TrainingSetup, ...], passes: Floats) ->
     is_chunked = work.keys.loss_chunks[work.blocks.key] > 1
     in_chunks = np.where(wider > 0, *reversed(_CHUNKED_LOSS_BYTES))
     in_chunks = np.where(is_joined, _COMPILED_CHUNK_BYTES * width, in_chunks)
-    return np.where(is_chunked, in_chunks, forward), np.where(is_chunked, 0.0, backward)
+    is_again = np.array([s.is_own and s.workload.pairs_answers for s in setups])[of_row]
+    # The token accuracy reads each logit once.
+    counted = np.array([s.is_own and s.workload.counts_accuracy for s in setups])[of_row] * element_bytes
+    return np.where(is_chunked, in_chunks, forward) + counted, np.where(is_chunked, is_again * in_chunks, backward)

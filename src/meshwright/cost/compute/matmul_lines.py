@@ -1,7 +1,8 @@
 """matmul_lines: the matmuls of one block on one rank, with their shapes and what of them is cast to low precision.
 
     columns     (tokens, out / tp, in)    rows   (tokens, out, in / tp)    none   (tokens between matmuls, out, in)
-    head        (tokens, vocabulary / tp, width); with loss_chunks as many of a share of the tokens, one after the other
+    head        (tokens, vocabulary / tp, width); with loss_chunks as many of a share of the tokens, one after the
+                other, of pairs of answers again in backward
     adapters    those of any linear layer, in 16 bits; what is frozen has no product for its weight's gradient
     experts     (tokens / tp x etp x chosen, spread evenly over num_experts / ep of them x ep senders, out, in)
     casts       inputs once for all matmuls that read them, outputs' gradients, weights twice; what is gathered in low
@@ -24,6 +25,7 @@ from meshwright.cost.layout_table import Bools, Floats, Ints
 from meshwright.cost.training_setup import Partition
 from meshwright.spec.model.model_spec import BlockGroup
 from meshwright.spec.model.op import NARROW_WEIGHT_BYTES, GroupedMatmul, Head, Matmul, Op
+from meshwright.spec.step.adapter import LORA_A
 
 _WIDE_BYTES = 2.0
 _WIDENED = 1.0
@@ -35,7 +37,8 @@ scale (models/packed_weight.py); for int8 that is one kernel.
 _ROW_NORM_PASSES = 2.0
 """Of a weight whose rows have norms that are trained: W is read for them and multiplied with A, whose product is as
 narrow as the rank (models/adapted_linear.py). Their gradient passes through none of it (DoRA, section 4.3). Other
-software makes B A whole, for three passes more.
+software makes B A whole, for three passes more. Products of ours are lines of their own, and leave one pass; none where
+a compiler adds up squares as it makes a packed weight wide.
 """
 
 
@@ -62,6 +65,8 @@ class Matmuls:
     has_weight_gradient: Bools
     is_early: Bools
     """Whether forward computes its gradients too, as a loss in chunks does those of the head."""
+    runs_again: Bools
+    """Whether backward computes it again, as a loss in chunks of pairs of answers does the head."""
     cast_inputs: Floats
     """Elements of its input that are cast to that precision."""
     cast_weights: Floats
@@ -84,9 +89,16 @@ def matmul_lines(group: BlockGroup, partition: Partition) -> Iterator[dict[str, 
             tokens = partition.tokens_between if op.tensor_split == "none" else partition.tokens
             n, k = num_fused * op.out_features / columns, op.in_features / rows
             line = _line(tokens, n, k, one, op, is_low=takes_low_precision(op, n, k, partition))
+            # Eager code makes a packed weight wide for its product, and again for the norms of its rows.
+            unpackings = 2.0 if _unpacks_twice(op, partition) else 1.0
             unfused = np.where(partition.compiles_blocks, 0.0, n * k * _UNFUSED.get(op.weights, 0.0))
+            line["weight_moves"] = line["weight_moves"] + (unpackings - 1) * (unfused + n * k * _widened(op))
             line["weight_moves"] = line["weight_moves"] + unfused
             line["weight_moves_again"] = line["weight_moves_again"] + unfused * op.has_input_gradient
+            if op.trains_row_norms and partition.is_own:
+                joins = partition.compiles_blocks and op.weights in NARROW_WEIGHT_BYTES
+                line["weight_moves"] = line["weight_moves"] - n * k * (_ROW_NORM_PASSES - (0.0 if joins else 1.0))
+                yield from _row_norm_lines(op, group, n, k)
             if partition.routes_in_float32 and op.part == "router":
                 yield line | {"is_float32": ~line["is_float32"], "is_low": np.zeros_like(line["is_low"])}
             elif op.part == "attention":
@@ -105,8 +117,30 @@ def matmul_lines(group: BlockGroup, partition: Partition) -> Iterator[dict[str, 
             line = _line(
                 partition.tokens / chunks, op.vocab_size / partition.tp, op.dim * one, chunks, op, is_low=False
             )
-            yield line | {"is_early": chunks > 1}
+            in_backward = partition.pairs_answers & (chunks > 1)
+            yield line | {"is_early": (chunks > 1) & ~in_backward, "runs_again": in_backward}
         before = op if isinstance(op, Matmul | GroupedMatmul) else before
+
+
+def _unpacks_twice(op: Matmul, partition: Partition) -> bool:
+    is_packed = op.weights in NARROW_WEIGHT_BYTES
+    return partition.is_own and op.trains_row_norms and is_packed and not partition.compiles_blocks
+
+
+def _widened(op: Op) -> float:
+    """Return the times 16 bits that are moved for each element to make a weight of 8 or 4 bits wide; else 0."""
+    narrow_bytes = NARROW_WEIGHT_BYTES.get(op.weights)
+    return 0.0 if narrow_bytes is None else _WIDENED + narrow_bytes / _WIDE_BYTES
+
+
+def _row_norm_lines(op: Matmul, group: BlockGroup, n: Floats, k: Floats) -> Iterator[dict[str, NDArray[Any]]]:
+    """Yield the products of the norms of DoRA's rows, W A^T, A A^T and B (A A^T), the last two in float32."""
+    one, first_matrix = np.ones_like(n), f"{op.name}.{LORA_A}"
+    rank = one * next(a.out_features for a in group.ops if isinstance(a, Matmul) and a.name == first_matrix)
+    plain = op.replace(trains_row_norms=False, weights="frozen", has_input_gradient=False)
+    for shape, is_float32 in (((n, rank, k), False), ((rank, rank, k), True), ((n, rank, rank), True)):
+        line = _line(*shape, one, plain, is_low=False)
+        yield line | {"is_float32": line["is_float32"] | is_float32}
 
 
 def _cast(op: Matmul | GroupedMatmul, before: Op | None, partition: Partition, line: dict[str, Any]) -> dict[str, Any]:
@@ -167,19 +201,26 @@ def _line(m: Floats, n: Floats, k: Floats, groups: Floats, op: Op, *, is_low: Bo
         "is_expert": flags | isinstance(op, GroupedMatmul),
         "is_low": flags | is_low,
     }
-    shape |= {"is_attention": flags, "is_float32": flags, "is_early": flags}
+    shape |= {"is_attention": flags, "is_float32": flags, "is_early": flags, "runs_again": flags}
     shape |= {"has_input_gradient": flags | op.has_input_gradient, "has_weight_gradient": flags | (not op.is_frozen)}
-    weights, narrow_bytes = groups * n * k, NARROW_WEIGHT_BYTES.get(op.weights)
-    widened = 0.0 * weights if narrow_bytes is None else weights * (_WIDENED + narrow_bytes / _WIDE_BYTES)
+    weights = groups * n * k
+    widened = weights * _widened(op)
     of_norms = weights * (_ROW_NORM_PASSES * (isinstance(op, Matmul) and op.trains_row_norms))
     shape |= {"weight_moves": widened + of_norms, "weight_moves_again": widened * op.has_input_gradient}
     return shape | dict.fromkeys(("cast_inputs", "cast_weights", "cast_outputs"), 0.0 * m)
 
 
-def last_matmul_share(group: BlockGroup) -> float:
-    """Return the share of a block's matmul FLOPs in its last one; 0 where that is of experts, weighed after."""
+def last_matmul_share(group: BlockGroup, partition: Partition) -> float:
+    """Return the share of a block's matmul FLOPs in its last one, which recomputation leaves out; 0 where that is of
+    experts, weighed after, where DoRA's factors have a gradient that is computed from it, or where our eager code
+    keeps a packed weight only once it is multiplied.
+    """
     matmuls, sizes = _sizes(group)
-    return sizes[-1] / sum(sizes) if matmuls and isinstance(matmuls[-1], Matmul) else 0.0
+    last = matmuls[-1] if matmuls else None
+    if not isinstance(last, Matmul) or last.trains_row_norms:
+        return 0.0
+    is_packed = partition.is_own and not partition.compiles_blocks and last.weights in NARROW_WEIGHT_BYTES
+    return 0.0 if is_packed else sizes[-1] / sum(sizes)
 
 
 def second_matmuls_share(group: BlockGroup) -> float:

@@ -8,7 +8,9 @@
     others        reads and writes; backward writes once more    the same
     sums          3 in backward                                  1, where they are read
     biases        1 in backward: the sum of a gradient over tokens
-    embedding     2 forward; backward reads a gradient and writes the whole table; under tp foreign tokens are masked
+    adapters      3 forward for each sum                         1 where a kernel reads it that runs anyway, else 3
+    embedding     2 forward; backward reads a gradient and writes the whole table, unless that is frozen; under tp
+                  foreign tokens are masked
 
 Sums are of the gradients that matmuls give the tensor they all read: under tp of the whole sequence, before it is
 scattered. Mixtures of experts operator by operator (models/moe.py where it is not compiled):
@@ -71,8 +73,11 @@ _ROPE_TABLES = 8.0
 _SWIGLU = {"compiled": (3.0, 5.0), "eager": (5.0, 9.0)}
 _SUM = {"compiled": 1.0, "eager": 3.0}
 _MASK = 2.0
-_GAIN_BACKWARD = 6.0
-"""Of DoRA's factors: the gradient times the factors (2) and times what they multiply (3), of which the sum is read."""
+_SUM_OF_ADAPTER = {"compiled": 1.0, "eager": 3.0}
+_GAIN = {"compiled": (2.0, 4.0), "eager": (2.0, 6.0)}
+"""Of DoRA's factors: backward the gradient times the factors (2) and times what they multiply (3), of which the sum is
+read, where no kernel adds it up as it multiplies.
+"""
 
 
 def own_elements(ops: Sequence[Op], partition: Partition) -> Passes:
@@ -97,13 +102,18 @@ def _elements(ops: Sequence[Op], kernels: str, of_networks: str, partition: Part
     forward, backward = 0.0 * partition.tokens, 0.0 * partition.tokens
     for op in ops:
         share = 1 - replaced * (isinstance(op, Elementwise) and op.part == "experts")
-        op_forward, op_backward = _moved(op, of_networks if _is_inside_network(op) else kernels, partition)
+        own_kernels = of_networks if _is_inside_network(op) else kernels
+        op_forward, op_backward = elements_moved(op, own_kernels, partition)
+        if isinstance(op, Elementwise) and op.role == "adapter_gain":
+            passes = gain_passes(op, ops) if own_kernels == "compiled" else _GAIN["eager"]
+            op_forward, op_backward = _times(passes, op.writes_per_token * partition.tokens / partition.tp)
         forward, backward = forward + share * op_forward, backward + share * op_backward
     for inside in (False, True):
         own = [op for op in ops if _is_inside_network(op) == inside]
         cast_forward, cast_backward = casts_of(own, of_networks if inside else kernels, partition)
         # A network's graph alone has no reader of its sum to join it with.
         forward, backward = forward + cast_forward, backward + cast_backward + _SUM[kernels] * _summed(own, partition)
+        forward = forward + (_SUM_OF_ADAPTER["eager"] - _SUM_OF_ADAPTER[kernels]) * lone_sums(own, partition)
     return forward, backward
 
 
@@ -115,7 +125,9 @@ def network_share(ops: Sequence[Op], partition: Partition) -> Floats:
         return np.ones_like(partition.tokens)
     inside = [op for op in ops if _is_inside_network(op)]
     # The sum of what two graphs give is outside of both.
-    own = sum(_moved(op, "compiled", partition)[1] for op in inside) + casts_of(inside, "compiled", partition)[1]
+    own = (
+        sum(elements_moved(op, "compiled", partition)[1] for op in inside) + casts_of(inside, "compiled", partition)[1]
+    )
     whole = _elements(ops, "eager", "compiled", partition)[1]
     return np.where(partition.compiles_only_networks, own / np.maximum(whole, 1), 1.0)
 
@@ -126,7 +138,8 @@ def _is_inside_network(op: Op) -> bool:
     return op.part != "attention" and not is_between
 
 
-def _moved(op: Op, kernels: str, partition: Partition) -> Passes:
+def elements_moved(op: Op, kernels: str, partition: Partition) -> Passes:
+    """Return what `kernels`, compiled or eager, move for one op, forward and backward, but for DoRA's factors."""
     tokens, between, tp = partition.tokens, partition.tokens_between, partition.tp
     if isinstance(op, Norm):
         rows = between if op.input == "stream" else tokens / tp
@@ -138,7 +151,8 @@ def _moved(op: Op, kernels: str, partition: Partition) -> Passes:
     if isinstance(op, Embedding):
         masked = np.where(tp > 1, _MASK, 0.0) * op.dim * tokens
         looked_up = op.dim * tokens
-        return 2 * looked_up + masked, looked_up + masked + op.vocab_size * op.dim / tp
+        backward = looked_up + masked + op.vocab_size * op.dim / tp
+        return 2 * looked_up + masked, backward * (not op.is_frozen)
     if isinstance(op, Elementwise):
         return _elementwise(op, kernels, partition)
     if isinstance(op, Matmul) and op.has_bias:
@@ -155,9 +169,9 @@ def _elementwise(op: Elementwise, kernels: str, partition: Partition) -> Passes:
         return _times(_SWIGLU[kernels], writes * partition.tokens / partition.tp)
     if op.role == "adapter_sum":
         # Both of its terms get the gradient of the sum as it is.
-        return _times((reads + writes, 0.0), partition.tokens / partition.tp)
+        return _times((_SUM_OF_ADAPTER[kernels] * writes, 0.0), partition.tokens / partition.tp)
     if op.role == "adapter_gain":
-        return _times((reads + writes, _GAIN_BACKWARD * writes), partition.tokens / partition.tp)
+        return 0.0 * partition.tokens, 0.0 * partition.tokens
     tokens = partition.tokens_between if op.role == "combine" else partition.tokens / partition.tp
     return _times((reads + writes, reads + 2 * writes), tokens)
 
@@ -175,6 +189,34 @@ def _summed(ops: Sequence[Op], partition: Partition) -> Floats:
         if op.adapter_matrix == "A" and op.has_input_gradient:
             total = total + op.in_features * partition.tokens / (partition.tp if op.tensor_split == "rows" else 1.0)
     return total
+
+
+def gain_passes(op: Op, ops: Sequence[Op]) -> tuple[float, float]:
+    """Return the passes over the product with DoRA's factors in a compiled block, forward and backward: an activation
+    multiplies as it reads, and so does a norm, which reads the sum with the residual stream.
+    """
+    after = [one for one in ops[ops.index(op) :] if getattr(one, "role", "") != "adapter_gain"]
+    reader = getattr(after[0], "role", "") if after else ""
+    if reader in ("activation", "gated_activation"):
+        return 0.0, 0.0
+    forward, backward = _GAIN["compiled"]
+    is_normed = reader == "residual" and len(after) > 1 and isinstance(after[1], Norm)
+    return (0.0 if is_normed else forward), backward
+
+
+def is_made_again(op: Op, ops: Sequence[Op]) -> bool:
+    """Return whether the kernels of backward in a compiled block make the product with DoRA's factors as they read it:
+    then what it multiplies is kept in its place.
+    """
+    return isinstance(op, Elementwise) and op.role == "adapter_gain" and gain_passes(op, ops)[0] == 0
+
+
+def lone_sums(ops: Sequence[Op], partition: Partition) -> Floats:
+    """Return the elements of adapters' sums that attention reads as they are: all before it but what Rope turns."""
+    end = next((i for i, op in enumerate(ops) if isinstance(op, CoreAttention)), 0)
+    sums = sum(op.writes_per_token for op in ops[:end] if isinstance(op, Elementwise) and op.role == "adapter_sum")
+    turned = sum(op.num_heads * op.head_dim for op in ops[:end] if isinstance(op, Rope))
+    return np.asarray(max(sums - turned, 0) * partition.tokens / partition.tp)
 
 
 def _times(passes: tuple[float, float], elements: Floats) -> Passes:

@@ -6,8 +6,10 @@
     tp          a copy for each collective, and one operator at a time for each that gathers again
     networks    19 and 22 where only they are compiled, since attention is eager; 13 and 14 more around a mixture
     ends        embedding 1 and 1, under tp 7 and 2; norm and loss 7 and 6, under tp 28 and 11
-    loss        in chunks 33 forward for each, 2 backward; norm 3 and 4
-    adapters    2 and 2 for each adapted layer
+    loss        in chunks 33 forward for each, 2 backward, of pairs 33 for each; norm 3 and 4
+    accuracy    9 forward, in chunks for each; under tp 14
+    adapters    2 and 2 for each adapted layer, compiled 1 and 1
+    DoRA        15 and 2 for each adapted layer, compiled 3 and 2: norms of rows, the factor and its gradient
     positions   13 forward, for the tables of rotary embedding, once a stage
     float8      what rounds a layer's operands, scales included: _ROUNDING
 
@@ -35,11 +37,15 @@ _ENDS = {FIRST: ((1.0, 1.0), (7.0, 2.0)), LAST: ((7.0, 6.0), (28.0, 11.0))}
 """Of one rank, and of each of several that share the vocabulary."""
 _NORM, _CHUNK = (3.0, 4.0), (33.0, 2.0)
 """Of the last norm; of a chunk of the loss, forward, and of all of them, backward."""
+_ACCURACY = (9.0, 14.0)
+"""Of the token accuracy (parallelism/losses/token_accuracy.py) forward, of one rank and under tp."""
 _POSITIONS = 13.0
-_ADAPTER = 2.0
+_ADAPTER = {"compiled": 1.0, "eager": 2.0}
 """Of an adapter, either way: its rank-wide product is scaled, and its output added, or the gradient that it gives its
-input (models/adapted_linear.py).
+input (models/adapted_linear.py). Compiled, what reads the sum adds it up.
 """
+_DORA = {"compiled": (3.0, 2.0), "eager": (15.0, 2.0)}
+"""Of the norms of a layer's rows without their products, and of the factor (models/adapted_linear.py)."""
 _ROWWISE_FORWARD = fixed_constant("rowwise_forward_kernels")
 _ROUNDING = {
     "eager": {
@@ -80,7 +86,11 @@ def own_kernels(work: Work, setups: Sequence[TrainingSetup]) -> Passes:
         copies = blocks.num_tp_collectives + np.where(is_compiled, 0.0, way * blocks.num_tp_inputs)
         around = np.where(is_outside, _EAGER_ATTENTION[way], 0.0)
         kernels = (np.where(is_mixture, mixture, dense) + around + copies) * is_block
-        kernels = kernels + _ADAPTER * blocks.num_adapters
+        of_kernels = "compiled", "eager"
+        is_joined = is_compiled & ~is_outside
+        adapters = np.where(is_joined, *(_ADAPTER[one] for one in of_kernels)) * blocks.num_adapters
+        norms = np.where(is_joined, *(_DORA[one][way] for one in of_kernels)) * blocks.num_row_norms
+        kernels = kernels + adapters + norms
         return np.where(is_ours, kernels + rounding[way], np.nan)
 
     rounding = _rounding_kernels(work, setups)
@@ -107,21 +117,27 @@ def _rounding_kernels(work: Work, setups: Sequence[TrainingSetup]) -> Passes:
     return forward, backward
 
 
-def end_kernels(work: Work) -> Passes:
+def end_kernels(work: Work, setups: Sequence[TrainingSetup]) -> Passes:
     """Return the kernels of our own trainer's embedding, last norm and loss, forward and backward; 0 of blocks.
 
     They are launched while the host is ahead, so that they are not CPU-bound.
     """
     blocks, has_tp, chunks = work.blocks, work.keys.tp[work.blocks.key] > 1, work.keys.loss_chunks[work.blocks.key]
-    has_chunks = (blocks.kind == LAST) & (chunks > 1)
+    is_last, setup = blocks.kind == LAST, work.setup_index[work.blocks.key]
+    has_chunks, chunks = is_last & (chunks > 1), np.maximum(chunks, 1)
+    counts = np.array([one.is_own and one.workload.counts_accuracy for one in setups])[setup]
+    are_pairs = np.array([one.is_own and one.workload.pairs_answers for one in setups])[setup]
+    accuracy = is_last * counts * chunks * np.where(has_tp, *reversed(_ACCURACY))
 
     def count(way: int) -> Floats:
         of_kind = [
             (blocks.kind == kind) * (np.where(has_tp, shared[way], alone[way]) + blocks.num_tp_collectives)
             for kind, (alone, shared) in _ENDS.items()
         ]
-        in_chunks = _NORM[way] + _CHUNK[way] * (1 if way else chunks) + blocks.num_tp_collectives
-        return np.where(has_chunks, in_chunks, np.asarray(sum(of_kind), np.float64))
+        of_chunks = np.where(are_pairs, _CHUNK[0] * chunks, _CHUNK[1]) if way else _CHUNK[0] * chunks
+        in_chunks = _NORM[way] + of_chunks + blocks.num_tp_collectives
+        kernels = np.where(has_chunks, in_chunks, np.asarray(sum(of_kind), np.float64))
+        return kernels if way else kernels + accuracy
 
     return count(0), count(1)
 

@@ -67,8 +67,10 @@ class Recomputed:
     """Share of the row-parallel matmuls whose sum over tp ranks is kept in place of them."""
     exchanges: Floats
     """Share of experts' all-to-alls."""
+    whole: Floats
+    """Share of blocks that recompute all of forward."""
     own_kernels: Floats
-    """Share of memory-bound work in kernels that do nothing else."""
+    """Share of the others' memory-bound work in kernels that do nothing else."""
     fused: Floats
     """Share of memory-bound work that compiled kernels of backward take longer by, of what they repeat."""
 
@@ -98,10 +100,10 @@ def recomputed_of(configs: Configurations) -> Recomputed:
     terms = selective * keeps_sums * ~configs.layouts.compiles_blocks
     exchanges = full + selective * keeps_sums
     is_fused = configs.layouts.compiles_blocks & configs.has(_fuses_recomputed)
-    own_kernels = np.where(is_fused, full + selective * _OWN_KERNELS, memory)
+    own_kernels = np.where(is_fused, selective * _OWN_KERNELS, memory - full)
     fused = np.where(is_fused, selective * _FUSED, 0.0)
     early = stops.astype(np.float64)
-    return Recomputed(matmul, attention, memory, full, early, halves, terms, exchanges, own_kernels, fused)
+    return Recomputed(matmul, attention, memory, full, early, halves, terms, exchanges, full, own_kernels, fused)
 
 
 def _is_own(setup: TrainingSetup) -> bool:

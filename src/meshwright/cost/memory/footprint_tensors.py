@@ -28,6 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
+from meshwright.cost.compute.own_elements import is_made_again
 from meshwright.spec.layout.layout import ActivationCheckpoint
 from meshwright.spec.model.op import CoreAttention, Elementwise, GroupedMatmul, Head, Matmul, Norm, Op
 from meshwright.spec.step.stack import Stack
@@ -168,7 +169,8 @@ def _everything(ops: tuple[Op, ...], formats: Formats) -> _Parts:
                 # Attention needs its output as it was, the next matmul in its own format.
                 yield "heads", op.num_heads * op.value_head_dim * formats.low_bytes
         elif isinstance(op, Elementwise):
-            yield from _kept_by_elementwise(op, after, formats)
+            if not (formats.kernels == "compiled" and is_made_again(op, ops)):
+                yield from _kept_by_elementwise(op, after, formats)
         elif isinstance(op, Matmul) and op.part == "router":
             yield "rows", op.out_features * _FLOAT32_BYTES
             if formats.routes_in_float32:

@@ -101,6 +101,8 @@ class Job(Frozen):
             optimizer=self.optimizer.name,
             optimizer_state_dtype=self.optimizer.state_dtype,
             updates_in_backward=self.optimizer.in_backward,
+            counts_accuracy=self.train.task == "sft",
+            pairs_answers=self.train.task == "dpo",
             adapter=self.adapter,
         )
 

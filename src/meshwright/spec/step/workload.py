@@ -69,6 +69,11 @@ class Workload(Frozen):
     updates_in_backward: bool = False
     """Whether each parameter is updated as soon as its gradient is reduced."""
 
+    counts_accuracy: bool = False
+    """Whether the loss counts the targets that the model ranks first (ours)."""
+    pairs_answers: bool = False
+    """Whether the loss is of pairs of answers, so that gradients of tokens are known only in backward (ours)."""
+
     adapter: Adapter = Adapter()
     """What is trained in place of the model's own parameters; none of kind "none"."""
 

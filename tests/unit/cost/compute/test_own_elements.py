@@ -92,7 +92,7 @@ def test_a_block_launches_what_was_traced(kernels: str, tp: int, expected: tuple
     case = priced(kernels, Layout(tp=tp))
     work = work_of(case)
     assert tuple(float(one[block_of(work)][0]) for one in own_kernels(work, case.setups)) == expected
-    assert not any(one[block_of(work)].any() for one in end_kernels(work))
+    assert not any(one[block_of(work)].any() for one in end_kernels(work, case.setups))
 
 
 @pytest.mark.parametrize(
@@ -108,9 +108,10 @@ def test_a_mixture_launches_what_was_traced(kernels: str, ep: int, expected: tup
 @pytest.mark.parametrize(("tp", "embedding", "head"), [(1, (1, 1), (7, 6)), (4, (8, 3), (29, 12))])
 def test_the_ends_launch_what_was_traced(tp: int, embedding: tuple[int, int], head: tuple[int, int]) -> None:
     """Under tp with a copy for the one collective of each."""
-    work = work_of(priced("eager", Layout(tp=tp)))
+    case = priced("eager", Layout(tp=tp))
+    work = work_of(case)
     for kind, expected in ((FIRST, embedding), (LAST, head)):
-        assert tuple(float(one[work.blocks.kind == kind][0]) for one in end_kernels(work)) == expected
+        assert tuple(float(one[work.blocks.kind == kind][0]) for one in end_kernels(work, case.setups)) == expected
 
 
 def test_each_stage_makes_its_tables_of_rotary_embedding_once() -> None:
