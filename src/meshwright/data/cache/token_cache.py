@@ -117,16 +117,28 @@ class TokenCache:
     def _runs(self, count: CountBytes | None) -> Iterator[Tokens]:
         """Yield the tokens of all parts, having made those that are missing."""
         logger.info("tokenising %s of %s", format_bytes(self.content.num_bytes), self._section.source)
-        self._build_parts(range(len(self._parts)), count)
         num_tokens = 0
+        for run in self._only_part(count) if self._has_one_part_to_make else self._joined_parts(count):
+            num_tokens += len(run)
+            yield run
+        logger.info("%s holds %s tokens", self._section.source, format_count(num_tokens))
+
+    @property
+    def _has_one_part_to_make(self) -> bool:
+        return len(self._parts) == 1 and not self._parts[0].is_complete
+
+    def _only_part(self, count: CountBytes | None) -> Iterator[Tokens]:
+        """Yield the tokens of the only part, which needs no file of its own."""
+        yield from self._part_runs(0, self.pieces(), count)
+
+    def _joined_parts(self, count: CountBytes | None) -> Iterator[Tokens]:
+        self._build_parts(range(len(self._parts)), count)
         for number, part in enumerate(self._parts):
             while (tokens := part.open()) is None:
                 # Removed by a process that has joined another corpus with the same part.
                 self._build_parts([number], None)
-            num_tokens += len(tokens)
             for start in range(0, len(tokens), _TOKENS_AT_ONCE):
                 yield tokens[start : start + _TOKENS_AT_ONCE]
-        logger.info("%s holds %s tokens", self._section.source, format_count(num_tokens))
 
     def _build_parts(self, numbers: Iterable[int], count: CountBytes | None) -> None:
         missing = set()
