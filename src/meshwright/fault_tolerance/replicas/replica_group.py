@@ -161,7 +161,7 @@ class ReplicaGroup:
             if quorum.restores:
                 step = self._restored()
                 continue
-            if self._connects(quorum):
+            if self._connect(quorum):
                 break
             self._try_again()
         self._num_tries = 0
@@ -180,7 +180,7 @@ class ReplicaGroup:
         self._has_state, self._is_torn = True, False
         return step
 
-    def _connects(self, quorum: Quorum) -> bool:
+    def _connect(self, quorum: Quorum) -> bool:
         """Connect to the members, and begin to pass the state on to those that lack it; return whether it succeeded."""
         assert self._state is not None
         self._lane.form(quorum)
@@ -188,13 +188,13 @@ class ReplicaGroup:
             self._lane.abandon()
             return False
         self._transfer.begin(quorum, self._state)
-        if self._transfer.is_receiving and not self._has_received_model(quorum):
+        if self._transfer.is_receiving and not self._receive_model(quorum):
             return False
         if self._state.trains_locally:
             self._complete_state()
         return self._has_state or self._transfer.is_receiving
 
-    def _has_received_model(self, quorum: Quorum) -> bool:
+    def _receive_model(self, quorum: Quorum) -> bool:
         """Wait for the model, take over what came with it, and return whether it has come; a collective."""
         assert self._state is not None
         metadata = self._transfer.receive_model()
