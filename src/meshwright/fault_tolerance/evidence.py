@@ -5,6 +5,7 @@ The loop writes it, not another thread, which would continue while the loop hang
 """
 
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -216,13 +217,14 @@ class HeartbeatFile:
 
     def __init__(self, run: Run, rank: int, num_ranks: int) -> None:
         run.heartbeats.mkdir(parents=True, exist_ok=True)
-        pid = os.getpid()
+        pid, launcher = os.getpid(), multiprocessing.parent_process()
         identity = {
             "rank": rank,
             "num_ranks": num_ranks,
             "pid": pid,
             "host": socket.gethostname(),
             "started_ticks": started_ticks(pid),
+            "launcher_pid": None if launcher is None else launcher.pid,
         }
         # Identity never changes: only the rest is formatted at every mark.
         self._start = json.dumps(identity)[:-1]

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from meshwright.fault_tolerance.evidence import median_step_s, process_state, read_heartbeats
+from meshwright.fault_tolerance.evidence import median_step_s, process_fields, process_state, read_heartbeats
 from meshwright.fault_tolerance.hangs.hang_limit import LONG_PHASES
 from meshwright.log import logger
 from meshwright.spec.run.rank_records import Heartbeat
@@ -93,6 +93,25 @@ def end_orphans(run: Run, grace_s: float, sleep: Callable[[float], None] = time.
                 killed.add(beat.pid)
         sleep(_POLL_S)
     return []
+
+
+def end_frozen_orphans(run: Run, sleep: Callable[[float], None] = time.sleep) -> bool:
+    """Kill the ranks on this host that are frozen and whose launcher is gone; return whether there were any, now gone.
+
+    One of them may hold the lock of `run`, which `end_orphans` needs.
+    """
+    frozen = [beat for beat in _orphans(run) if process_state(beat) == "stopped" and _has_lost_launcher(beat)]
+    for beat in frozen:
+        logger.warning("rank %d of an earlier launch (pid %d) is frozen: it is killed", beat.rank, beat.pid)
+        _kill(beat.pid)
+    deadline_s = time.monotonic() + _STILL_S
+    while any(process_state(beat) != "gone" for beat in frozen) and time.monotonic() < deadline_s:
+        sleep(_POLL_S)
+    return bool(frozen)
+
+
+def _has_lost_launcher(beat: Heartbeat) -> bool:
+    return beat.launcher_pid is not None and process_fields(beat.launcher_pid) is None
 
 
 def _orphans(run: Run) -> list[Heartbeat]:

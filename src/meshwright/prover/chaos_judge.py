@@ -95,16 +95,16 @@ def _outcome(found: EndedRun, number: int, fault: Fault, others: Sequence[int]) 
         recovered_after_s=after[0].time_s - injection.time_s if after else None,
         others_after_s=min(others_s) - injection.time_s if others_s else None,
         lost_steps=max(lost) if after else None,
-        refused=_is_refused(found, fault, injection),
+        refused=_is_refused(found, fault, injection, has_others=bool(others)),
     )
 
 
 def _was_away(found: EndedRun, fault: Fault, others: Sequence[int]) -> bool:
-    """Return whether a rank was not there for the step of its fault, which other replicas have finished."""
+    """Return whether a rank has not come to the end of the step of its fault, which other replicas have finished."""
     if fault.step is None or fault.phase == "restore":
         return False
     was_done = any(entry.step == fault.step for rank in others for entry in found.finished(rank))
-    return was_done and all(entry.step != fault.step for entry in found.ledger(fault.rank))
+    return was_done and all(entry.step != fault.step for entry in found.finished(fault.rank))
 
 
 def _number_outcome(found: EndedRun, fault: Fault, injection: Injection) -> FaultOutcome:
@@ -136,11 +136,13 @@ def _went_on(ledger: Sequence[LedgerEntry], from_s: float, to_s: float | None) -
     return any(from_s < entry.time_s <= (to_s or from_s) for entry in ledger)
 
 
-def _is_refused(found: EndedRun, fault: Fault, injection: Injection) -> bool | None:
+def _is_refused(found: EndedRun, fault: Fault, injection: Injection, *, has_others: bool) -> bool | None:
     """Return whether the checkpoint that a fault damaged was set aside; None for no damage, or harmless.
 
-    None also where the run did not come to its end, and so perhaps not to the checkpoint.
+    None also where it may never have been read: the run did not come to its end, or a lost replica got the state from
+    another one.
     """
     if fault.kind not in DAMAGES or fault.kind in HARMLESS_DAMAGES or found.exit_code:
         return None
-    return any(found.run.checkpoints.glob(f"{injection.damaged}.damaged-*"))
+    is_refused = any(found.run.checkpoints.glob(f"{injection.damaged}.damaged-*"))
+    return None if has_others and not is_refused else is_refused

@@ -194,6 +194,59 @@ def test_ranks_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_frozen_rank_of_a_killed_launcher_does_not_keep_the_run_from_its_resume(tmp_path: Path, rank: int) -> None:
+    """Rank 0 holds the lock of the run folder."""
+    command = Command(tmp_path, train={"steps": 200}, checkpoint={"interval": 4})
+    process = command.start("--ranks", "2")
+    command.wait_for_step(5)
+    pid = command.manifest.attempts[-1].pids[rank]
+    os.kill(pid, signal.SIGSTOP)
+    process.kill()
+    # Not until the end of its output, which the frozen rank holds open.
+    process.wait()
+    code, output = command.train("--resume", "--ranks", "2")
+    process.communicate(timeout=600)
+    assert code == ExitCode.DONE, output
+    assert f"(pid {pid}) is frozen: it is killed" in output
+    assert not is_alive(pid)
+
+
+EXITS = """
+import os
+import torch
+class Data:
+    def __len__(self):
+        return 1000
+    def __getitem__(self, index):
+        if os.path.exists(os.environ["EXITS"]):
+            os._exit(0)
+        return torch.arange(32) % 16, torch.arange(1, 33) % 16
+"""
+
+
+@pytest.mark.parametrize("independent", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_a_rank_that_something_in_it_ends_well_has_not_trained_all_its_steps(tmp_path: Path, independent: bool) -> None:
+    """Such as native code of a library that calls exit(0)."""
+    (tmp_path / "exiting.py").write_text(EXITS)
+    command = Command(
+        tmp_path,
+        data={"source": "exiting:Data", "validation_fraction": 0.0},
+        layout={"dp_replicate": 2, "dp_shard": 1, "microbatch_size": 1},
+        replicas={"independent": independent},
+        **ENDLESS,
+    )
+    path = os.pathsep.join([str(tmp_path), *sys.path, os.environ.get("PYTHONPATH", "")])
+    process = command.start("--ranks", "2", PYTHONPATH=path, EXITS=str(tmp_path / "exit"))
+    command.wait_for_step(3)
+    (tmp_path / "exit").touch()
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == ExitCode.RETRY, output
+    assert "ended with exit code 0 in step" in output
+    assert command.manifest.exit == ExitCode.RETRY
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("hangs_at", [-1, 100])
 def test_what_ranks_have_started_does_not_outlive_a_killed_launcher(tmp_path: Path, hangs_at: int) -> None:
     """Whether the ranks then save and stop or, waiting for a worker that hangs, are ended."""

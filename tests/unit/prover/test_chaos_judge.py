@@ -90,3 +90,20 @@ def test_a_fault_of_a_step_that_others_did_without_its_replica_is_no_problem(
     report = judge(job, 2, [Fault(kind="crash", rank=1, step=step)], *runs)
     assert report.outcomes[0].was_away is was_away
     assert report.holds is was_away
+
+
+@pytest.mark.parametrize("is_set_aside", [False, True])
+def test_damage_that_no_replica_had_to_read_is_no_problem(tmp_path: Path, is_set_aside: bool) -> None:
+    """A lost one gets the state from another; the checkpoint is read only where all are lost."""
+    runs = [ended_run(tmp_path / name, UNDISTURBED, (9.0,)) for name in ("expected", "found")]
+    for run in runs:
+        write_ledger(run.run, 1, UNDISTURBED)
+    file = runs[1].run.injected_fault(0)
+    file.parent.mkdir()
+    file.write_text(Injection(time_s=4.5, step=5, mark="data", damaged="step-4").to_json(), encoding="utf-8")
+    if is_set_aside:
+        (runs[1].run.checkpoints / "step-4.damaged-0").mkdir(parents=True)
+    job = Job.from_dict({"layout": {"dp_replicate": 2, "dp_shard": 1}, "replicas": {"independent": True}})
+    report = judge(job, 2, [Fault(kind="flip-bit", rank=1, step=5)], *runs)
+    assert report.outcomes[0].refused is (True if is_set_aside else None)
+    assert report.holds

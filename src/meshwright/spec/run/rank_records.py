@@ -27,6 +27,8 @@ class Heartbeat(Frozen):
     """The rank whose tensor it waits for, or that is to take one; None unless it waits in a pipeline's exchange."""
     time_s: float
     """When it said so, in seconds since 1970."""
+    launcher_pid: int | None = None
+    """The process id of our own launcher, which had it started; None under torchrun."""
 
 
 LAST_PHASES = ("ended", "failed")

@@ -10,7 +10,7 @@ from meshwright.fault_tolerance.stop_request import StopSignals
 from meshwright.log import logger
 from meshwright.spec.run.run import Manifest, Run
 from meshwright.trainer.launch.local.local_rank_group import LocalRankGroup, threads_of_rank, wait_for_ends
-from meshwright.trainer.launch.local.rank_ends import combined, raise_stop, report_failures
+from meshwright.trainer.launch.local.rank_ends import code_of, raise_stop, report_failures
 from meshwright.trainer.launch.local.restart_backoff import RestartBackoff, furthest_step
 from meshwright.trainer.launch.rank import RankConfig
 from meshwright.trainer.launch.replicas.replica_launch import train_replicas
@@ -55,9 +55,12 @@ def _attempt(config: RankConfig, num_ranks: int, watch: LauncherWatch, stops: St
     before = read_manifest(run)
     try:
         code = launch(config, num_ranks, stops, watch)
-    except (Preempted, KeyboardInterrupt):
+    except (Preempted, KeyboardInterrupt) as stop:
         ended = _began(before, run)
         if ended is None or ended.exit != ExitCode.DONE:
+            if ended is not None and ended.exit is None:
+                # Rank 0 was killed before it could say so.
+                ManifestFile(run, ended).close(ExitCode.RETRY if isinstance(stop, Preempted) else ExitCode.INTERRUPTED)
             raise
         logger.warning("asked to stop after the last step: the run is complete")
         return ExitCode.DONE
@@ -101,4 +104,4 @@ def launch(config: RankConfig, num_ranks: int, stops: StopSignals, watch: Launch
     raise_stop(stops, "the ranks were asked to save and stop")
     failures = [end for end in group.ends if end.exit_code]
     report_failures([end for end in failures if end.pid not in watch.killed], group.killed, config.run)
-    return combined([end.exit_code for end in failures]) if failures else ExitCode.DONE
+    return code_of(group.ends, config.run)

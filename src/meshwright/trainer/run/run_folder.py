@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from meshwright.config.paths import with_absolute_paths
 from meshwright.errors import ConfigError, Retryable
 from meshwright.fault_tolerance.evidence import process_state, read_heartbeats
-from meshwright.fault_tolerance.orphaned_rank import end_orphans
+from meshwright.fault_tolerance.orphaned_rank import end_frozen_orphans, end_orphans
 from meshwright.log import logger
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.run import Attempt, Manifest, Run, manifest_fault
@@ -86,7 +86,12 @@ def hold_alone(run: Run, grace_s: float) -> int:
 
     Raises Retryable where they train on.
     """
-    descriptor = hold(run)
+    try:
+        descriptor = hold(run)
+    except Retryable:
+        if not end_frozen_orphans(run):
+            raise
+        descriptor = hold(run)
     if end_orphans(run, grace_s):
         os.close(descriptor)
         raise _taken(run)

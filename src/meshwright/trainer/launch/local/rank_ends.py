@@ -4,9 +4,10 @@ import signal
 from collections.abc import Collection, Sequence
 
 from meshwright.errors import ExitCode, Preempted
+from meshwright.fault_tolerance.evidence import read_heartbeats
 from meshwright.fault_tolerance.stop_request import StopSignals
 from meshwright.log import logger
-from meshwright.spec.run.rank_records import EndedBySignal
+from meshwright.spec.run.rank_records import LAST_PHASES, EndedBySignal
 from meshwright.spec.run.run import Run
 from meshwright.trainer.launch.local.local_rank_group import RankEnd
 
@@ -27,6 +28,28 @@ def combined(codes: Collection[int]) -> ExitCode:
             return code
     # A negative code is a signal: the rank was killed. Code 1 is Python failing before it could say more.
     return ExitCode.DO_NOT_RETRY if 1 in codes else ExitCode.RETRY
+
+
+def code_of(ends: Sequence[RankEnd], run: Run) -> ExitCode:
+    """Return one exit code for ranks that have ended, by their codes and last heartbeats in `run`.
+
+    A rank that ends with 0 in the middle of training, since something in it called exit, has not trained all its steps.
+    """
+    if failures := [end.exit_code for end in ends if end.exit_code]:
+        return combined(failures)
+    beats = read_heartbeats(run)
+    last = {end.rank: beats[end.rank] for end in ends if end.rank in beats and beats[end.rank].pid == end.pid}
+    early = [end.rank for end in ends if end.rank not in last or last[end.rank].phase not in LAST_PHASES]
+    if not early:
+        return ExitCode.DONE
+    where = f" in step {last[early[0]].step}" if early[0] in last else ""
+    logger.error(
+        "rank %d ended with exit code 0%s, before its training did: something in it, such as data.source or a library, "
+        "called exit",
+        early[0],
+        where,
+    )
+    return ExitCode.RETRY
 
 
 def report_failures(failures: Sequence[RankEnd], killed: Collection[int], run: Run, of: str = "") -> None:

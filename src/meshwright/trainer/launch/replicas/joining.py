@@ -14,7 +14,7 @@ from meshwright.spec.frozen import Frozen
 from meshwright.spec.run.quorum import ReplicaPlace
 from meshwright.spec.run.run import Run
 from meshwright.trainer.launch.local.local_rank_group import LocalRankGroup, wait_for_ends
-from meshwright.trainer.launch.local.rank_ends import combined, raise_stop, report_failures
+from meshwright.trainer.launch.local.rank_ends import code_of, raise_stop, report_failures
 from meshwright.trainer.launch.rank import RankConfig
 
 
@@ -69,7 +69,7 @@ def join(run: Run) -> ExitCode:
         raise_stop(stops, "the replica was asked to stop")
         failures = [end for end in group.ends if end.exit_code]
         report_failures([end for end in failures if end.pid not in watch.killed], group.killed, own)
-        return combined([end.exit_code for end in failures]) if failures else ExitCode.DONE
+        return code_of(group.ends, own)
 
 
 def _claim_number(run: Run) -> int:

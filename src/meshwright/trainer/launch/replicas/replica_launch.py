@@ -31,7 +31,7 @@ from meshwright.spec.run.finding import RankFinding
 from meshwright.spec.run.quorum import ReplicaPlace
 from meshwright.spec.run.run_events import append_event
 from meshwright.trainer.launch.local.local_rank_group import LocalRankGroup, RankEnd, threads_of_rank, wait_for_ends
-from meshwright.trainer.launch.local.rank_ends import combined, raise_stop, report_failures
+from meshwright.trainer.launch.local.rank_ends import code_of, combined, raise_stop, report_failures
 from meshwright.trainer.launch.local.restart_backoff import RestartBackoff
 from meshwright.trainer.launch.rank import RankConfig
 from meshwright.trainer.launch.replicas.joining import Invitation, clear_replicas, invite
@@ -193,7 +193,7 @@ class _ReplicaLauncher:
             self._record(replica, failures)
         if group.killed and is_stopping:
             note_hang_until_killed(self._config.run, self._config.run.of_replica(replica), self._asked_s, group.killed)
-        self._codes[replica] = code = combined([end.exit_code for end in failures]) if failures else ExitCode.DONE
+        self._codes[replica] = code = code_of(group.ends, self._config.run.of_replica(replica))
         group.close()
         if code is ExitCode.DONE or is_stopping or (code is ExitCode.RETRY and self._has_reached_stop()):
             return
