@@ -64,6 +64,8 @@ class SourceStatistics(Frozen):
     """Documents by their tokens, end of text included, in powers of two."""
     num_longer: int
     """Documents of more than train.seq_len tokens."""
+    unit: str = "document"
+    """What has these lengths: a document, or of preferences an answer with its prompt."""
     tokenize_bytes_per_s: float | None = None
     """Measured now on the first text of the source; None of tokens that are there already."""
     epochs: float | None = None
@@ -87,6 +89,8 @@ class DataStatistics(Frozen):
     """Times that the job's steps read each training sample."""
     read_s_per_step: float
     """Time to read the samples of a step in one process, measured on a few."""
+    notes: list[str] = []
+    """What training logs of its samples: how full rows are, and what was left out."""
 
 
 class TextSegment(Frozen):

@@ -53,16 +53,29 @@ def test_a_run_without_a_checkpoint_begins_again_with_the_same_weights(tmp_path:
 
 
 def warmed_up_state(job: dict[str, Any], folder: str) -> bool:
-    """Return whether a training that warmed up while it awaited a state, and found none, is as one that begins."""
+    """Return whether a training that warmed up while it awaited a state, and found none, is as one that begins.
+
+    The same of one that has got half of a state meanwhile.
+    """
     parsed, ranks = Job.from_dict(job), Ranks(dist.get_rank(), dist.get_world_size(), torch.device("cpu"))
     fresh, late = Training.build(parsed, ranks), Training.build(parsed, ranks, awaits_state=True)
     late.warm_up()
     assert late.load_newest(Run(folder)) == 0
-    expected, found = (flatten(each.state()) for each in (fresh, late))
+    is_equal = has_equal_state(fresh, late)
+    for copies in flatten(late.state()).values():
+        for copy in copies:
+            local_box(copy)[0].data.fill_(3)
+    assert late.forget_weights()
+    assert late.load_newest(Run(folder)) == 0
+    return is_equal and has_equal_state(fresh, late)
+
+
+def has_equal_state(one: Training, other: Training) -> bool:
+    expected, found = (flatten(each.state()) for each in (one, other))
     return expected.keys() == found.keys() and all(
-        torch.equal(local_box(one)[0], local_box(other)[0])
+        torch.equal(local_box(mine)[0], local_box(theirs)[0])
         for name in expected
-        for one, other in zip(expected[name], found[name], strict=True)
+        for mine, theirs in zip(expected[name], found[name], strict=True)
     )
 
 

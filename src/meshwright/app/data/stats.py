@@ -54,6 +54,7 @@ def stats(job: JobSource, *overrides: str) -> StatisticsResult:
         steps=found.train.steps,
         epochs=num_samples / max(1, dataset.num_training_samples),
         read_s_per_step=read_s * found.global_batch_size,
+        notes=[*dataset.notes],
     )
 
 
@@ -70,7 +71,8 @@ def _source(corpus: Corpus, seq_len: int, show: Callable[[str], None]) -> Source
         lengths = document_lengths(found.tokens, found.tokenizer.end_of_text, seq_len)
     else:
         lengths = document_lengths(found.tokens, END_OF_CONVERSATION, seq_len, counts_end=False)
-    sizes = _sizes(source, found.content, sum(lengths.num_tokens), lengths)
+    unit = "answer" if corpus.encoding.task == "dpo" else "document"
+    sizes = _sizes(source, found.content, sum(lengths.num_tokens), lengths).replace(unit=unit)
     return sizes if cache is None else sizes.replace(tokenize_bytes_per_s=_tokenize_rate(cache))
 
 

@@ -10,6 +10,7 @@ from meshwright.data.numbered_samples import IGNORED
 from meshwright.data.tokenizer import Tokenizer
 from meshwright.spec.data_findings import TextSegment
 
+_Numbers = npt.NDArray[Any]
 _ANSWERS: tuple[Literal["chosen"], Literal["rejected"]] = "chosen", "rejected"
 
 
@@ -20,10 +21,13 @@ def segments_of(sample: tuple[Any, ...], tokenizer: Tokenizer, *, holds_pairs: b
     document: it is counted with the one after it. With `holds_pairs`, even documents are chosen and odd ones rejected.
     """
     inputs, targets, *rest = arrays_of(sample)
-    has_last = bool(targets[-1] != IGNORED)
-    ids = np.append(inputs, targets[-1:]) if has_last else inputs
-    is_target = np.concatenate(([False], targets != IGNORED))[: len(ids)]
-    documents = _documents(ids, inputs, rest, tokenizer.end_of_text)
+    if rest:
+        ids, is_target, documents = _tokens_of_documents(inputs, targets, rest[0])
+    else:
+        ids, is_target = _tokens(inputs, targets)
+        # Up to and including each end of text.
+        ends = (ids == tokenizer.end_of_text).astype(np.int64)
+        documents = np.cumsum(ends) - ends
     is_first = np.diff(documents, prepend=documents[0] - 1) != 0
     has_next = is_first & np.append(~is_first[1:], False)
     is_target[has_next] = is_target[np.flatnonzero(has_next) + 1]
@@ -45,12 +49,17 @@ def segments_of(sample: tuple[Any, ...], tokenizer: Tokenizer, *, holds_pairs: b
     return segments
 
 
-def _documents(
-    ids: npt.NDArray[Any], inputs: npt.NDArray[Any], rest: list[npt.NDArray[Any]], end_of_text: int
-) -> npt.NDArray[Any]:
-    """Return the document of each token: as the sample says, or else up to and including each end of text."""
-    if rest:
-        return np.append(rest[0], rest[0][-1:])[: len(ids)]
-    ends = (ids == end_of_text).astype(np.int64)
-    documents: npt.NDArray[np.int64] = np.cumsum(ends) - ends
-    return documents
+def _tokens(inputs: _Numbers, targets: _Numbers) -> tuple[_Numbers, _Numbers]:
+    """Return the inputs and the last target, where it is not ignored, and whether each is learned."""
+    ids = np.append(inputs, targets[-1:]) if targets[-1] != IGNORED else inputs
+    return ids, np.concatenate(([False], targets != IGNORED))[: len(ids)]
+
+
+def _tokens_of_documents(
+    inputs: _Numbers, targets: _Numbers, documents: _Numbers
+) -> tuple[_Numbers, _Numbers, _Numbers]:
+    """Return `_tokens` of each document, whose last target is no input of the row, and the document of each."""
+    cuts = np.flatnonzero(np.diff(documents)) + 1
+    found = [_tokens(*one) for one in zip(np.split(inputs, cuts), np.split(targets, cuts), strict=True)]
+    numbers = [np.full(len(ids), number) for number, (ids, _) in zip(documents[[0, *cuts]], found, strict=True)]
+    return np.concatenate([ids for ids, _ in found]), np.concatenate([one for _, one in found]), np.concatenate(numbers)

@@ -38,6 +38,9 @@ class ReplicaState(SentState, Protocol):
     def restore(self) -> int:
         """Load the newest checkpoint, if there is one, and return its step, 0 without; a collective of the replica."""
 
+    def forget(self) -> bool:
+        """Have `restore` draw the weights again where there is no checkpoint; return whether they can be."""
+
     def take_over(self, metadata: dict[str, Any]) -> None:
         """Take over the rest, after the tensors of the model were received; a collective of the replica."""
 
@@ -61,6 +64,8 @@ class ReplicaGroup:
         self._state: ReplicaState | None = None
         self._has_state = self._is_torn = False
         """Whether the tensors are those of a step, or were left half received."""
+        self._returns = False
+        """Whether this run has begun before."""
         self._num_tries = 0
         self._has_left = self._is_in_long_phase = False
         self.quorum: Quorum | None = None
@@ -86,7 +91,7 @@ class ReplicaGroup:
 
         With `warms_up` it does what is slow beforehand, so that the others do not wait for it.
         """
-        self._state = state
+        self._state, self._returns = state, warms_up
         if warms_up:
             state.warm_up()
         self._enter(0, 0)
@@ -174,10 +179,13 @@ class ReplicaGroup:
         """Return the step of the newest checkpoint, having loaded it; a collective of the replica."""
         assert self._state is not None
         self.note_phase(0, "restore")
+        can_begin = not self._is_torn or self._state.forget()
         step = self._state.restore()
-        if step == 0 and self._is_torn:
+        if step == 0 and not can_begin:
             raise LostPeer(f"replica {self.replica}: all that had the state were lost before the first checkpoint")
-        self._has_state, self._is_torn = True, False
+        if self._returns and self.replica == min(self._required.members):
+            logger.warning("no replica has the state any more: all continue from step %d", step)
+        self._has_state, self._is_torn, self._returns = True, False, True
         return step
 
     def _connect(self, quorum: Quorum) -> bool:

@@ -69,6 +69,8 @@ def statistics_page(found: DataStatistics) -> Iterator[RenderableType]:
         return
     samples = f"{found.num_training_samples:,} for training, {found.num_validation_samples:,} for validation"
     yield f"samples  {samples}: {escape(', '.join(found.sample_shapes))}"
+    for note in found.notes:
+        yield f"         {escape(note)}"
     yield f"steps    {found.steps:,} of {counted(found.samples_per_step, 'sample')} make {found.epochs:.3g} epochs"
     yield f"reading  {format_duration(found.read_s_per_step)} a step, in one process"
 
@@ -79,8 +81,8 @@ def _source_parts(one: SourceStatistics, seq_len: int) -> Iterator[RenderableTyp
     epochs = "" if one.epochs is None else f"; {one.epochs:.3g} epochs"
     yield f"{one.bytes_per_token:.3g} bytes a token{_rate_words(one)}{epochs}"
     total = max(1, sum(length.num_documents for length in one.lengths))
-    yield f"{one.num_longer:,} documents ({one.num_longer / total:.1%}) are longer than seq_len = {seq_len}"
-    table = PageTable("tokens#", "documents#", "share#", "of tokens#", "")
+    yield f"{one.num_longer:,} {one.unit}s ({one.num_longer / total:.1%}) are longer than seq_len = {seq_len}"
+    table = PageTable("tokens#", f"{one.unit}s#", "share#", "of tokens#", "")
     most = max((length.num_documents for length in one.lengths), default=1)
     for length in one.lengths:
         table.add_row(

@@ -43,6 +43,10 @@ class ReplicaTraining:
             self._own.restore(step)
         return step
 
+    def forget(self) -> bool:
+        """Have the weights drawn again where no checkpoint is loaded; return whether they can be."""
+        return self._training.forget_weights()
+
     def parts(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return this rank's tensors of the model, and all others of the state, in one order in all replicas."""
         flat = flatten(self._training.state())

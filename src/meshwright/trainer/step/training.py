@@ -90,7 +90,7 @@ class Training:
         `dataset` replaces the one that the job names. One that `awaits_state`, which it loads or receives, draws its
         weights only if there is none.
         """
-        draws_weights = not awaits_state or bool(job.model.initial_weights or job.adapter.initial)
+        draws_weights = not awaits_state or _reads_weights(job)
         meshes, pipeline, num_parameters = build_pipeline(job, ranks, draws_weights=draws_weights)
         dataset = dataset or build_dataset(job.data, job.train.seq_len, job.train.task)
         require_vocabulary(job, dataset)
@@ -171,6 +171,12 @@ class Training:
         # for the gradients of the first step came from the system, in 0.2 s for 340 MB (2026-11-28).
         self.step.warm_up(self.loader.microbatches(0), updates=False)
         reshard_model(self.model)
+
+    def forget_weights(self) -> bool:
+        """Have the initial weights drawn again where there is no checkpoint to load; return whether they can be."""
+        can_draw = not _reads_weights(self.job) and all(hasattr(stage, "initial") for stage in self.model)
+        self._has_weights = self._has_weights and not can_draw
+        return can_draw
 
     @torch.no_grad()
     def _draw_weights(self) -> None:
@@ -294,6 +300,11 @@ class Training:
     def changing_names(self) -> list[str]:
         """Return the names in a checkpoint of tensors that a forward may change, such as running statistics."""
         return [f"model/{BUFFER}{name}" for name in persistent_buffers(self.model)]
+
+
+def _reads_weights(job: Job) -> bool:
+    """Return whether a run starts from weights in files."""
+    return bool(job.model.initial_weights or job.adapter.initial)
 
 
 def _holds_outer(folder: Path) -> bool:

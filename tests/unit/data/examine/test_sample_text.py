@@ -37,6 +37,12 @@ def test_a_row_of_whole_documents_says_which() -> None:
     assert cut == [("ab", True, True), ("cd", True, True), ("", False, True)]
 
 
+def test_the_last_target_of_each_document_of_a_row_is_shown() -> None:
+    """It is no input: each document has one token more than places in its row."""
+    inputs, targets, documents = [*b"abxy"], [*b"b!y?"], [0, 0, 1, 1]
+    assert found(inputs, targets, documents) == [("ab!", True, True), ("xy?", True, False)]
+
+
 def test_answers_of_pairs_are_told_apart() -> None:
     """Each is a document: the chosen one first."""
     ids, targets = [*b"pcpr"], [*b"c", -100, *b"r", -100]

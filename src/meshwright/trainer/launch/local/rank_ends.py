@@ -60,13 +60,13 @@ def report_failures(failures: Sequence[RankEnd], killed: Collection[int], run: R
     failed = {end.rank for end in failures}
     for end in sorted(failures, key=lambda end: end.rank):
         rank, code, log = end.rank, end.exit_code, run.rank_log(end.rank)
+        # That of an independent replica's rank 0 is the terminal.
+        where = f"; its log: {log}" if log.exists() else ""
         if end.pid in killed:
-            logger.error(
-                "%srank %d (pid %d) did not end by itself, and was killed; its log: %s", of, rank, end.pid, log
-            )
+            logger.error("%srank %d (pid %d) did not end by itself, and was killed%s", of, rank, end.pid, where)
         elif code < 0 and (end is failures[0] or code != -signal.SIGTERM):
             signals[end.pid] = name = signal.Signals(-code).name
-            logger.error("%srank %d (pid %d) was killed by %s; its log: %s", of, rank, end.pid, name, log)
+            logger.error("%srank %d (pid %d) was killed by %s%s", of, rank, end.pid, name, where)
         elif code > 0 and rank > 0 and 0 not in failed:
             logger.error("%srank %d ended with exit code %d: %s", of, rank, code, log)
     if signals and run.hangs.is_dir():

@@ -116,6 +116,8 @@ class _ReplicaLauncher:
         self._due_s: dict[int, float] = {}
         """When replicas are to be started, on the clock of time.monotonic."""
         self._restarts_left = config.job.run.max_restarts
+        self._has_failed = False
+        """Whether a replica failed for a reason that no restart takes away."""
         self._backoff = RestartBackoff(config.job.run.restart_backoff_s)
         self._num_interrupts = 0
         self._asked_s = math.inf
@@ -202,7 +204,7 @@ class _ReplicaLauncher:
             # The others run the same job.
             for other in self._groups.values():
                 other.terminate(self._config.job.run.grace_s)
-            self._restarts_left = 0
+            self._restarts_left, self._has_failed = 0, True
         elif self._restarts_left and self._is_needed():
             self._restarts_left -= 1
             delay_s = self._backoff.delay_s(0 if (quorum := self._coordinator.quorum) is None else quorum.step)
@@ -210,9 +212,9 @@ class _ReplicaLauncher:
             logger.error("replica %d is started again, %d restarts are left", replica, self._restarts_left)
         else:
             self._coordinator.expect_fewer()
-            logger.error(
-                "replica %d is lost for good: run.max_restarts = %d", replica, self._config.job.run.max_restarts
-            )
+            if not self._has_failed:
+                used_up = self._config.job.run.max_restarts
+                logger.error("replica %d is lost for good: run.max_restarts = %d are used up", replica, used_up)
 
     def _record(self, replica: int, failures: Sequence[RankEnd]) -> None:
         """Add the loss of a replica to the run's findings, which its report shows."""
