@@ -124,6 +124,8 @@ class _ReplicaLauncher:
         """When a signal first asked the launcher to stop, in seconds since 1970."""
         self._codes: dict[int, ExitCode] = {}
         """How each replica has ended last."""
+        self._dismissed: set[int] = set()
+        """Replicas that were still starting as the others ended."""
         self._given_up: SimpleQueue[tuple[int, str]] = SimpleQueue()
         self._wake_read, self._wake_write = os.pipe()
         coordinator.give_up = self._give_up
@@ -189,6 +191,9 @@ class _ReplicaLauncher:
     def _ended(self, replica: int, *, is_stopping: bool) -> None:
         """Note how a replica has ended, and have it started again where it was lost."""
         group = self._groups.pop(replica)
+        if replica in self._dismissed:
+            group.close()
+            return
         failures = [end for end in group.ends if end.exit_code]
         report_failures(failures, group.killed, self._config.run.of_replica(replica), f"replica {replica}, ")
         if failures and not is_stopping:
@@ -197,6 +202,8 @@ class _ReplicaLauncher:
             note_hang_until_killed(self._config.run, self._config.run.of_replica(replica), self._asked_s, group.killed)
         self._codes[replica] = code = code_of(group.ends, self._config.run.of_replica(replica))
         group.close()
+        if code is ExitCode.DONE:
+            self._dismiss_newcomers()
         if code is ExitCode.DONE or is_stopping or (code is ExitCode.RETRY and self._has_reached_stop()):
             return
         self.after_loss()
@@ -215,6 +222,14 @@ class _ReplicaLauncher:
             if not self._has_failed:
                 used_up = self._config.job.run.max_restarts
                 logger.error("replica %d is lost for good: run.max_restarts = %d are used up", replica, used_up)
+
+    def _dismiss_newcomers(self) -> None:
+        """Kill the replicas that are not part of the step that was the last one: nothing is left for them to do."""
+        self._due_s.clear()
+        members = () if (quorum := self._coordinator.quorum) is None else quorum.members
+        for replica in self._groups.keys() - set(members) - self._dismissed:
+            self._dismissed.add(replica)
+            self._groups[replica].kill()
 
     def _record(self, replica: int, failures: Sequence[RankEnd]) -> None:
         """Add the loss of a replica to the run's findings, which its report shows."""
