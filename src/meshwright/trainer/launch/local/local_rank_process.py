@@ -1,6 +1,7 @@
 """One rank of run_ranks: what happens in its process, from the fork to its answer."""
 
 import faulthandler
+import io
 import os
 import pickle
 import signal
@@ -106,6 +107,9 @@ def _redirect_output(output: Path) -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
         os.dup2(target, stream.fileno())
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # What a rank that hangs has printed last would stay in its buffer.
+        sys.stdout.reconfigure(line_buffering=True)
 
 
 def _end_with_caller() -> None:
