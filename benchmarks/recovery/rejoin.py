@@ -2,7 +2,7 @@
 benchmarks.recovery.rejoin`.
 
 Two independent replicas of one rank train a model of 85 million parameters (1.02 GB with AdamW's states); rank 1 is
-killed in a backward. Bars of the project: the survivor goes on within a heartbeat (1 s) and 0.1 s, and loses at most
+killed in a backward. Bars of the project: the survivor continues within a heartbeat (1 s) and 0.1 s, and loses at most
 one step; the lost one has finished a step 3.5 s after the fault; the survivor's steps meanwhile take at most 0.3 s
 longer, once.
 

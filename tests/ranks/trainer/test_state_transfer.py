@@ -121,3 +121,29 @@ def received_from_one_that_is_lost(places: list[ReplicaPlace]) -> tuple[Any, boo
 
 def test_one_whose_source_is_lost_on_the_way_knows_so(places: list[ReplicaPlace]) -> None:
     assert run_ranks(received_from_one_that_is_lost, NUM_REPLICAS, places) == [(None, False)] * NUM_REPLICAS
+
+
+def waited_for_a_frozen_source(places: list[ReplicaPlace]) -> Any:
+    """Return what the third replica received of the first, which keeps its connections open and sends nothing."""
+    with connected(places, [4, 4, None]) as (member, quorum):
+        # Longer than this test may take.
+        transfer, rank, lost = StateTransfer(member, 0, 3600.0), dist.get_rank(), threading.Event()
+        member.on_loss.append(lambda epoch: lost.set())
+        received = None
+        if rank == 0:
+            with contextlib.suppress(RuntimeError):
+                transfer.begin(quorum, LostState(NUMBER))
+        elif rank == 2:
+            transfer.begin(quorum, State(0.0))
+        dist.barrier()
+        if rank == 0:
+            member.close()
+        elif rank == 2:
+            assert lost.wait(TIMEOUT_S)
+            received = transfer.receive_model(), transfer.finish()
+        dist.barrier()
+        return received
+
+
+def test_one_whose_source_was_lost_before_it_waits_does_not_wait_for_its_timeout(places: list[ReplicaPlace]) -> None:
+    assert run_ranks(waited_for_a_frozen_source, NUM_REPLICAS, places) == [None, None, (None, False)]

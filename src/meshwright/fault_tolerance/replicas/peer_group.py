@@ -32,6 +32,8 @@ class PeerGroup:
         self._epoch = 0
         self._pending: threading.Event | None = None
         """Set where what this rank waits for is done, or given up."""
+        self._has_lost_member = False
+        """Whether the coordinator has lost one since they were connected."""
         self._given_up: list[object] = []
         """Groups and collectives that never end: freeing them would wait for it."""
         self.has_failed = False
@@ -47,7 +49,7 @@ class PeerGroup:
 
     def connect(self, name: str, epoch: int, replicas: Sequence[int]) -> None:
         """Connect to the ranks that call this with the same `name` and `replicas`, whose places are those in there."""
-        self._group, self._epoch, self.has_failed = None, epoch, False
+        self._group, self._epoch, self.has_failed, self._has_lost_member = None, epoch, False, False
         if len(replicas) > 1:
             self.attempt(lambda: self._connect(name, replicas))
 
@@ -82,17 +84,19 @@ class PeerGroup:
     def wait_for(self, done: threading.Event) -> None:
         """Wait for an event, which is also set where a member is lost without whom it may never come."""
         self._pending = done
+        if self._has_lost_member:
+            _set_soon(done)
         done.wait()
         self._pending = None
 
     def _note_loss(self, epoch: int) -> None:
         """Give up what is still waited for a moment after a member was lost; most ends by itself at once."""
-        pending = self._pending
-        if pending is None or epoch != self._epoch:
+        if epoch != self._epoch:
             return
-        timer = threading.Timer(_ENDS_BY_ITSELF_S, pending.set)
-        timer.daemon = True
-        timer.start()
+        # Also for what is waited for later: across a cut, nothing else ends it before the timeout.
+        self._has_lost_member = True
+        if (pending := self._pending) is not None:
+            _set_soon(pending)
 
     def _connect(self, name: str, replicas: Sequence[int]) -> None:
         # Kept: what C++ calls of it must not be collected as garbage.
@@ -106,3 +110,9 @@ class PeerGroup:
         with closed_afterwards():
             group = gloo(store, replicas.index(self._member.place.replica), len(replicas), options)
         self._group = group
+
+
+def _set_soon(event: threading.Event) -> None:
+    timer = threading.Timer(_ENDS_BY_ITSELF_S, event.set)
+    timer.daemon = True
+    timer.start()

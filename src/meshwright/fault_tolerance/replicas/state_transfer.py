@@ -29,7 +29,7 @@ _Parts = tuple[Sequence[Tensor], Sequence[Tensor]]
 
 
 class SentState(Protocol):
-    """What is sent."""
+    """What is sent: tensors in two parts, and the rest."""
 
     def parts(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return this rank's tensors of the model, and all others of the state, in one order in all replicas."""
@@ -40,7 +40,7 @@ class SentState(Protocol):
 
 @dataclass
 class _Passage:
-    """What a thread does, and has done."""
+    """How far the thread is that sends or receives."""
 
     has_model: threading.Event = field(default_factory=threading.Event)
     done: threading.Event = field(default_factory=threading.Event)
@@ -51,7 +51,7 @@ class _Passage:
 
 
 class StateTransfer:
-    """One rank's part in it, of one quorum after the other."""
+    """One rank's sending or receiving of a state, in one quorum after the other."""
 
     def __init__(self, member: Member, rank: int, timeout_s: float) -> None:
         self._member, self._name = member, f"state-{rank}"
