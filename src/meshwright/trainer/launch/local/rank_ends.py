@@ -35,21 +35,25 @@ def code_of(ends: Sequence[RankEnd], run: Run) -> ExitCode:
 
     A rank that ends with 0 in the middle of training, since something in it called exit, has not trained all its steps.
     """
-    if failures := [end.exit_code for end in ends if end.exit_code]:
-        return combined(failures)
+    failures = [end.exit_code for end in ends if end.exit_code]
+    early = _say_which_ended_early([end for end in ends if end.exit_code == 0], run)
+    return combined([*failures, *early * [ExitCode.RETRY]]) if failures or early else ExitCode.DONE
+
+
+def _say_which_ended_early(ends: Sequence[RankEnd], run: Run) -> int:
+    """Return how many of these ranks, which ended with 0, had not trained all their steps, and name the first."""
     beats = read_heartbeats(run)
     last = {end.rank: beats[end.rank] for end in ends if end.rank in beats and beats[end.rank].pid == end.pid}
     early = [end.rank for end in ends if end.rank not in last or last[end.rank].phase not in LAST_PHASES]
-    if not early:
-        return ExitCode.DONE
-    where = f" in step {last[early[0]].step}" if early[0] in last else ""
-    logger.error(
-        "rank %d ended with exit code 0%s, before its training did: something in it, such as data.source or a library, "
-        "called exit",
-        early[0],
-        where,
-    )
-    return ExitCode.RETRY
+    if early:
+        where = f" in step {last[early[0]].step}" if early[0] in last else ""
+        logger.error(
+            "rank %d ended with exit code 0%s, before its training did: something in it, such as data.source or a "
+            "library, called exit",
+            early[0],
+            where,
+        )
+    return len(early)
 
 
 def report_failures(failures: Sequence[RankEnd], killed: Collection[int], run: Run, of: str = "") -> None:
