@@ -84,6 +84,8 @@ def lose_nodes(folder: Path, sizes: list[int], lost: list[int]) -> tuple[bool, b
     assert [one.copy(saver, step) for step in (1, 2)] == [None, None]
     dist.barrier()
     assert one.memory.steps() == [2]
+    # Before the leader deletes the folder, which all ranks of its node look into.
+    dist.barrier()
     if one.is_leader and one.nodes.node_of(one.peers.rank) in lost:
         shutil.rmtree(one.memory.folder)
     return one.restores(2), one.restores(2)
