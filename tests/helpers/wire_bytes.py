@@ -7,7 +7,9 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from meshwright.cost.block_positions import block_positions
+from meshwright.cost.blocks.block_positions import block_positions
+from meshwright.cost.blocks.block_table import BLOCK, LAST
+from meshwright.cost.blocks.work import work_of
 from meshwright.cost.communication.communication import Communication
 from meshwright.cost.communication.data_parallel import DataParallel, replicated_sums_s
 from meshwright.cost.communication.fabric import Fabric, FabricConstants, fabric_of
@@ -17,7 +19,6 @@ from meshwright.cost.communication.pipeline_p2p import PipelineP2P
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import Floats
 from meshwright.cost.training_setup import Configurations
-from meshwright.cost.work import BLOCK, LAST, work_of
 from meshwright.spec.trace.trace import NONE, RecordKind, Trace
 
 Sent = Counter[tuple[str, str]]

@@ -35,6 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.achieved_rates import is_blackwell, num_sms
+from meshwright.cost.blocks.rank_parameters import num_trained_tensors_of
 from meshwright.cost.communication.all_to_all import all_to_all_s
 from meshwright.cost.communication.collective import group_of
 from meshwright.cost.communication.data_parallel import DataParallel
@@ -43,7 +44,6 @@ from meshwright.cost.compute.matmul import MatmulSizes, tile_flops
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import Floats, LayoutTable
 from meshwright.cost.training_setup import Configurations, TrainingSetup
-from meshwright.cost.work import num_trained_tensors_of
 from meshwright.spec.job.rules.optimizer_rules import has_int8_states
 from meshwright.spec.machine.device import Device
 from meshwright.spec.model.op import GroupedMatmul, Matmul

@@ -16,7 +16,9 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from meshwright.cost.achieved_rates import peaks_of, rates_of
-from meshwright.cost.block_positions import BlockPosition, block_positions
+from meshwright.cost.blocks.block_positions import BlockPosition, block_positions
+from meshwright.cost.blocks.block_table import BLOCK, FIRST, LAST
+from meshwright.cost.blocks.work import work_of
 from meshwright.cost.communication.communication import Communication
 from meshwright.cost.communication.contention import computing_shares
 from meshwright.cost.communication.data_parallel import (
@@ -42,7 +44,6 @@ from meshwright.cost.optimizer_update import UpdateCost
 from meshwright.cost.pipeline.stage import RankPass, blocks_per_rank, bubble_share
 from meshwright.cost.stack_factors import StackFactors, stacks_of
 from meshwright.cost.training_setup import Configurations
-from meshwright.cost.work import BLOCK, FIRST, LAST, work_of
 from meshwright.spec.step.estimate import StepDecomposition
 
 

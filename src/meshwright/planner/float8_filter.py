@@ -13,11 +13,11 @@ from dataclasses import replace
 import numpy as np
 
 from meshwright.cost.achieved_rates import peaks_of, rates_of
+from meshwright.cost.blocks.work import work_of
 from meshwright.cost.compute.block_time import BlockPricer
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import Floats, layout_table
 from meshwright.cost.training_setup import Configurations, TrainingSetup
-from meshwright.cost.work import work_of
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.model_spec import BlockGroup, ModelSpec
 from meshwright.spec.model.op import GroupedMatmul, Matmul, Op

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from cost_configs import configs, training_setup
+from meshwright.cost.blocks.block_table import BLOCK
+from meshwright.cost.blocks.work import work_of
 from meshwright.cost.compute.recompute import recomputed_of
-from meshwright.cost.work import BLOCK, work_of
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.trace.trace import NONE, Trace
 from meshwright.tracer.programs.trace_ranks import trace

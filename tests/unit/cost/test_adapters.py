@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cost_configs import configs, training_setup
+from meshwright.cost.blocks.work import work_of
 from meshwright.cost.communication.data_parallel import DataParallel
 from meshwright.cost.memory.footprint import Footprint, footprint
 from meshwright.cost.memory.footprint_tensors import Formats, kept_bytes
 from meshwright.cost.step_times import step_times
 from meshwright.cost.training_setup import TrainingSetup
-from meshwright.cost.work import work_of
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.step.adapter import Adapter
 

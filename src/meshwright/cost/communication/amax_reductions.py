@@ -11,11 +11,11 @@ once a step; amax of a row of a weight for that of a token.
 
 import numpy as np
 
+from meshwright.cost.blocks.block_table import BlockTable
 from meshwright.cost.communication.collective import RankGroup, all_reduce_s
 from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.layout_table import Floats, Ints, Passes
 from meshwright.cost.training_setup import Configurations
-from meshwright.cost.work import BlockTable
 
 _BYTES = 4.0
 

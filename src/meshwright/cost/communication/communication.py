@@ -21,6 +21,8 @@ a few bytes a token or less (sums of a loss over the vocabulary, how many tokens
 
 import numpy as np
 
+from meshwright.cost.blocks.block_table import BLOCK, FIRST
+from meshwright.cost.blocks.work import Work
 from meshwright.cost.communication.all_to_all import Routing, all_to_all_s, token_exchange_s
 from meshwright.cost.communication.amax_reductions import AmaxReductions
 from meshwright.cost.communication.collective import (
@@ -40,7 +42,6 @@ from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import CONTEXT_METHODS, Bools, Floats, Ints, Passes
 from meshwright.cost.pipeline.stage import split_share
 from meshwright.cost.training_setup import Configurations
-from meshwright.cost.work import BLOCK, FIRST, Work
 
 _FLOAT32_BYTES = 4.0
 _LOW_SHARE = (0.5 + 1.0) / 2

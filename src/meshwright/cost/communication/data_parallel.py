@@ -17,6 +17,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 
+from meshwright.cost.blocks.block_table import BLOCK
+from meshwright.cost.blocks.work import Work
 from meshwright.cost.communication.collective import (
     RankGroup,
     all_gather_s,
@@ -29,7 +31,6 @@ from meshwright.cost.communication.fabric import Fabric
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import Bools, Floats, Ints, LayoutTable, Passes
 from meshwright.cost.training_setup import Configurations
-from meshwright.cost.work import BLOCK, Work
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT
 
 ROUNDING_KERNELS = 4.0

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cost.block_positions import BlockPosition
+from meshwright.cost.blocks.block_positions import BlockPosition
+from meshwright.cost.blocks.block_table import BLOCK, FIRST
 from meshwright.cost.communication.data_parallel import (
     DataParallel,
     dense_parameters,
@@ -29,7 +30,6 @@ from meshwright.cost.compute.float8_matmuls import ROUNDED_FLOAT32_BYTES
 from meshwright.cost.layout_table import Bools, Floats, Ints, Passes
 from meshwright.cost.memory.host_memory import sums_on_host
 from meshwright.cost.stack_factors import StackFactors
-from meshwright.cost.work import BLOCK, FIRST
 
 _MASTER_BYTES = 4.0
 """Of a parameter as the optimizer keeps it."""

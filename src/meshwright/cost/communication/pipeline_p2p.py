@@ -27,6 +27,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import ArrayLike
 
+from meshwright.cost.blocks.work import Work, work_of
 from meshwright.cost.communication.collective import (
     RankGroup,
     all_gather_s,
@@ -40,7 +41,6 @@ from meshwright.cost.layout_table import Floats
 from meshwright.cost.pipeline.replay import Hops
 from meshwright.cost.stack_factors import stacks_of
 from meshwright.cost.training_setup import Configurations
-from meshwright.cost.work import Work, work_of
 from meshwright.spec.layout.layout import V_SCHEDULES
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT
 

@@ -23,7 +23,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.cost.block_positions import BlockPosition
+from meshwright.cost.blocks.block_positions import BlockPosition
+from meshwright.cost.blocks.block_table import BLOCK, BlockTable
 from meshwright.cost.communication.data_parallel import DataParallel
 from meshwright.cost.communication.exposed_traffic import BlockTraffic, RecomputedTraffic
 from meshwright.cost.communication.fabric import Fabric
@@ -36,7 +37,6 @@ from meshwright.cost.layout_table import Bools, Floats, Ints, LayoutTable, Passe
 from meshwright.cost.pipeline.stage import recompute_passes
 from meshwright.cost.stack_factors import StackFactors
 from meshwright.cost.training_setup import Configurations
-from meshwright.cost.work import BLOCK, BlockTable
 
 _READ_AND_WRITE = 2.0
 _NOTHING = Recomputed(*(np.zeros(1) for _ in fields(Recomputed)))

@@ -19,6 +19,7 @@ import numpy as np
 
 from meshwright.cost.achieved_rates import Peaks, Rates, is_blackwell
 from meshwright.cost.attention_rates import attention_rates_of
+from meshwright.cost.blocks.work import Work
 from meshwright.cost.compute.loss_bytes import loss_bytes
 from meshwright.cost.compute.matmul import MatmulSizes, is_misaligned, matmul_bytes, tile_flops
 from meshwright.cost.compute.measured_kernels import (
@@ -33,7 +34,6 @@ from meshwright.cost.compute.recomputed_elements import kernels_left_out
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import Bools, Floats, Passes
 from meshwright.cost.training_setup import TrainingSetup
-from meshwright.cost.work import Work
 from meshwright.spec.step.stack import Stack
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT
 

@@ -30,12 +30,12 @@ import numpy as np
 
 from meshwright.cost.achieved_rates import is_blackwell, num_sms
 from meshwright.cost.attention_rates import ring_slowdown
+from meshwright.cost.blocks.block_table import BlockTable
 from meshwright.cost.compute.matmul import AttentionByRows
 from meshwright.cost.compute.op_shapes import NARROW_HEAD
 from meshwright.cost.constants import Constants
 from meshwright.cost.layout_table import CONTEXT_METHODS, Bools, Floats, Ints, Passes
 from meshwright.cost.training_setup import Configurations
-from meshwright.cost.work import BlockTable
 
 _WIDE = 4.0
 """Bytes of an element in float32."""

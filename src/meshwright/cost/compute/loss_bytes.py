@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from meshwright.cost.blocks.work import Work
 from meshwright.cost.layout_table import Floats, Passes
 from meshwright.cost.training_setup import TrainingSetup
-from meshwright.cost.work import Work
 
 _LOSS_BYTES = 16.0
 """Bytes for each logit: 16-bit write and read, float32 softmax, gradient."""

@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from meshwright.cost.blocks.work import Work
 from meshwright.cost.compute.op_shapes import ATTENTION_BACKWARD_FLOPS
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.layout_table import Bools, Floats, Passes
 from meshwright.cost.training_setup import TrainingSetup
-from meshwright.cost.work import Work
 from meshwright.hardware.rates import attention_rates, matmul_rates
 
 MeasuredTimes = dict[str, Floats]

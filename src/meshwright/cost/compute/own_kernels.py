@@ -21,10 +21,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from meshwright.cost.blocks.block_table import BLOCK, FIRST, LAST, BlockTable
+from meshwright.cost.blocks.work import Work
 from meshwright.cost.constants import fixed_constant
 from meshwright.cost.layout_table import Floats, Ints, LayoutTable, Passes
 from meshwright.cost.training_setup import TrainingSetup
-from meshwright.cost.work import BLOCK, FIRST, LAST, BlockTable, Work
 
 _DENSE = {"compiled": (6.0, 8.0), "eager": (20.0, 24.0)}
 _WITHOUT_ROPE = {"compiled": (4.0, 6.0), "eager": (5.0, 7.0)}

@@ -32,13 +32,13 @@ from functools import lru_cache
 import numpy as np
 
 from meshwright.cost.achieved_rates import is_blackwell
-from meshwright.cost.block_positions import BlockPosition
+from meshwright.cost.blocks.block_positions import BlockPosition
+from meshwright.cost.blocks.block_table import BLOCK, BlockTable
 from meshwright.cost.compute.block_time import BlockTimes
 from meshwright.cost.constants import fixed_constant
 from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, Bools, Floats, Ints, LayoutTable
 from meshwright.cost.pipeline.stage import split_share
 from meshwright.cost.training_setup import Configurations, TrainingSetup
-from meshwright.cost.work import BLOCK, BlockTable
 from meshwright.spec.model.model_spec import ModelSpec
 from meshwright.spec.model.op import GroupedMatmul
 

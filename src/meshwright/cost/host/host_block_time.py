@@ -15,13 +15,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from meshwright.cost.blocks.work import Work, groups_of, moved_elements
 from meshwright.cost.compute.block_time import BlockPricer, formula_launch_s
 from meshwright.cost.compute.measured_kernels import MeasuredTimes, attention_passes, times_of_setups
 from meshwright.cost.compute.own_elements import is_eager
 from meshwright.cost.constants import Constants, fixed_constant
 from meshwright.cost.layout_table import Bools, Floats, Passes
 from meshwright.cost.training_setup import Partition, TrainingSetup
-from meshwright.cost.work import Work, groups_of, moved_elements
 from meshwright.hardware.rates import matmul_rates, memory_op_rates
 from meshwright.spec.machine.device import MemoryOp
 from meshwright.spec.model.op import Elementwise, Embedding, Head, Norm, Op, Rope

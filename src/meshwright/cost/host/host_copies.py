@@ -16,7 +16,8 @@ from functools import partial
 
 import numpy as np
 
-from meshwright.cost.block_positions import BlockPosition
+from meshwright.cost.blocks.block_positions import BlockPosition
+from meshwright.cost.blocks.block_table import BLOCK
 from meshwright.cost.communication.data_parallel import (
     ROUNDING_KERNELS,
     DataParallel,
@@ -29,7 +30,6 @@ from meshwright.cost.host.host_block_time import launch_s
 from meshwright.cost.layout_table import Floats, Passes
 from meshwright.cost.memory.host_memory import HOST_BYTES_PER_S
 from meshwright.cost.training_setup import Configurations, TrainingSetup
-from meshwright.cost.work import BLOCK
 from meshwright.hardware.rates import memory_op_rates
 from meshwright.spec.machine.device import OpLine
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT

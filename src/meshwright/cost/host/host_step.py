@@ -25,7 +25,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.cost.block_positions import BlockPosition
+from meshwright.cost.blocks.block_positions import BlockPosition
+from meshwright.cost.blocks.block_table import BLOCK, LAST
 from meshwright.cost.communication.collective import all_gather_s, all_reduce_s, group_of, reduce_scatter_s
 from meshwright.cost.communication.data_parallel import (
     DataParallel,
@@ -46,7 +47,6 @@ from meshwright.cost.optimizer_update import NUM_ITERATIONS, Matrices, UpdateCos
 from meshwright.cost.pipeline.stage import RankPass
 from meshwright.cost.step import StepPricer, StepTerms
 from meshwright.cost.training_setup import Configurations, TrainingSetup
-from meshwright.cost.work import BLOCK, LAST
 from meshwright.hardware.rates import matmul_rates, memory_op_rates
 from meshwright.spec.machine.device import Device
 from meshwright.spec.step.workload import BYTES_PER_ELEMENT

@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.cost.block_positions import BlockPosition
+from meshwright.cost.blocks.block_positions import BlockPosition
+from meshwright.cost.blocks.block_table import BLOCK
 from meshwright.cost.compute.recompute import share_of_blocks
 from meshwright.cost.layout_table import ACTIVATION_CHECKPOINTS, Floats, Ints, Passes
 from meshwright.cost.memory.footprint import model_memory
@@ -28,7 +29,6 @@ from meshwright.cost.memory.footprint_blocks import ModelMemory
 from meshwright.cost.memory.host_memory import PCIE_BYTES_PER_S
 from meshwright.cost.pipeline.stage import recompute_passes
 from meshwright.cost.training_setup import Configurations, TrainingSetup
-from meshwright.cost.work import BLOCK
 
 
 class StageCopies(NamedTuple):

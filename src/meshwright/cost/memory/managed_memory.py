@@ -19,13 +19,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from meshwright.cost.block_positions import BlockPosition
+from meshwright.cost.blocks.block_positions import BlockPosition
+from meshwright.cost.blocks.block_table import FIRST
 from meshwright.cost.communication.data_parallel import DataParallel
 from meshwright.cost.layout_table import Floats
 from meshwright.cost.memory.host_memory import PCIE_BYTES_PER_S
 from meshwright.cost.optimizer_update import UpdateCost
 from meshwright.cost.training_setup import Configurations, TrainingSetup
-from meshwright.cost.work import FIRST
 from meshwright.spec.trace.trace import Signature
 
 _PARAMETER_BYTES = 4.0

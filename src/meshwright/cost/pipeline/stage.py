@@ -14,9 +14,10 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from meshwright.cost.blocks.block_table import BLOCK
+from meshwright.cost.blocks.work import Work
 from meshwright.cost.layout_table import Bools, Floats, LayoutTable
 from meshwright.cost.training_setup import Configurations
-from meshwright.cost.work import BLOCK, Work
 from meshwright.spec.layout.layout import SCHEDULES
 
 _DUAL_CODE = SCHEDULES.index("DualPipeV")

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cost_configs import MODELS, SEQ_LEN, changed, configs, layouts, training_setup
-from meshwright.cost.block_positions import block_positions
+from meshwright.cost.blocks.block_positions import block_positions
+from meshwright.cost.blocks.block_table import BLOCK, FIRST
+from meshwright.cost.blocks.work import work_of
 from meshwright.cost.communication.communication import Communication
 from meshwright.cost.communication.fabric import FabricConstants, fabric_of
 from meshwright.cost.constants import fitted_constants
@@ -18,7 +20,6 @@ from meshwright.cost.memory.footprint import footprint
 from meshwright.cost.step import StepTerms
 from meshwright.cost.step_times import step_times
 from meshwright.cost.training_setup import TrainingSetup
-from meshwright.cost.work import BLOCK, FIRST, work_of
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.model_spec import model_spec
 from meshwright.spec.model.presets import PRESETS

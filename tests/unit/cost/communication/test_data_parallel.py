@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cost_configs import MODELS, changed, configs, layouts, training_setup
+from meshwright.cost.blocks.block_table import LAST
+from meshwright.cost.blocks.work import work_of
 from meshwright.cost.communication.data_parallel import DataParallel
 from meshwright.cost.communication.fsdp_copies import fsdp_copies_s
 from meshwright.cost.step_times import step_times
 from meshwright.cost.training_setup import TrainingSetup
-from meshwright.cost.work import LAST, work_of
 from meshwright.spec.layout.layout import Layout
 
 SHARDINGS = ("parameters", "optimizer", "none")

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from cost_configs import configs, training_setup
-from meshwright.cost.block_positions import block_positions
+from meshwright.cost.blocks.block_positions import block_positions
+from meshwright.cost.blocks.block_table import BLOCK
+from meshwright.cost.blocks.work import work_of
 from meshwright.cost.communication.contention import computing_shares
 from meshwright.cost.communication.data_parallel import DataParallel
 from meshwright.cost.communication.fsdp_copies import FsdpCopies, added_s, fsdp_copies_s, fsdp_kernels, tied_bytes
 from meshwright.cost.stack_factors import StackFactors
-from meshwright.cost.work import BLOCK, work_of
 from meshwright.spec.layout.layout import Layout
 
 ONE_BYTE_PER_S = np.array(1.0)

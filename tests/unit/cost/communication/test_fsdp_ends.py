@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from cost_configs import configs, training_setup
-from meshwright.cost.block_positions import block_positions
+from meshwright.cost.blocks.block_positions import block_positions
+from meshwright.cost.blocks.block_table import BLOCK
+from meshwright.cost.blocks.work import work_of
 from meshwright.cost.communication.data_parallel import DataParallel, block_collectives_s
 from meshwright.cost.communication.fabric import FabricConstants, fabric_of
 from meshwright.cost.communication.fsdp_ends import pass_ends_exposed_s
 from meshwright.cost.communication.fsdp_exposed import UnitPasses, fsdp_exposed_s
 from meshwright.cost.constants import fitted_constants
-from meshwright.cost.work import BLOCK, work_of
 from meshwright.spec.layout.layout import Layout
 
 CONSTANTS = {**fitted_constants(), "overlap_slowdown": 0.0}

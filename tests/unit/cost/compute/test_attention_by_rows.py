@@ -9,6 +9,8 @@ import pytest
 
 from cost_configs import configs, training_setup
 from meshwright.cost.achieved_rates import peaks_of, rates_of
+from meshwright.cost.blocks.block_table import BLOCK
+from meshwright.cost.blocks.work import work_of
 from meshwright.cost.compute.context_attention import ContextAttention
 from meshwright.cost.compute.matmul import AttentionByRows
 from meshwright.cost.compute.op_shapes import op_flops
@@ -16,7 +18,6 @@ from meshwright.cost.compute.op_time import op_seconds
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.stack_factors import stacks_of
 from meshwright.cost.step_times import step_times
-from meshwright.cost.work import BLOCK, work_of
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.op import ATTENTION_SCORES_AT_ONCE
 from meshwright.spec.trace.trace import Signature, TensorShape

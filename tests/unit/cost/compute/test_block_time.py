@@ -7,10 +7,11 @@ import pytest
 
 from cost_configs import MODELS, changed, configs, training_setup
 from meshwright.cost.achieved_rates import peaks_of, rates_of
+from meshwright.cost.blocks.block_table import BLOCK
+from meshwright.cost.blocks.work import work_of
 from meshwright.cost.compute.block_time import BlockPricer, BlockTimes
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.training_setup import TrainingSetup
-from meshwright.cost.work import BLOCK, work_of
 from meshwright.spec.layout.layout import Layout
 
 

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from cost_configs import changed, configs, training_setup
+from meshwright.cost.blocks.block_table import BLOCK
+from meshwright.cost.blocks.work import work_of
 from meshwright.cost.compute.context_attention import ContextAttention
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.memory.footprint import footprint
 from meshwright.cost.step_times import step_times
 from meshwright.cost.training_setup import TrainingSetup
-from meshwright.cost.work import BLOCK, work_of
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import DataSection
 from meshwright.spec.layout.layout import ContextMethod, Layout

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from cost_configs import configs, training_setup
+from meshwright.cost.blocks.block_table import BLOCK
+from meshwright.cost.blocks.work import Work, work_of
 from meshwright.cost.communication.data_parallel import DataParallel
 from meshwright.cost.memory.footprint import footprint
 from meshwright.cost.training_setup import Configurations
-from meshwright.cost.work import BLOCK, Work, work_of
 from meshwright.spec.job.sections import ModelSection
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.architecture import LlamaArchitecture

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from calibrated_device import calibrated
 from cost_configs import MODELS, changed, configs, training_setup
 from meshwright.cost.achieved_rates import peaks_of, rates_of
+from meshwright.cost.blocks.block_table import BLOCK
+from meshwright.cost.blocks.work import work_of
 from meshwright.cost.compute.block_time import BlockPricer
 from meshwright.cost.compute.op_table import moved_bytes
 from meshwright.cost.compute.op_time import op_seconds
 from meshwright.cost.compute.own_kernels import own_kernels
 from meshwright.cost.constants import fitted_constants
 from meshwright.cost.stack_factors import stacks_of
-from meshwright.cost.work import BLOCK, work_of
 from meshwright.errors import UnsupportedError
 from meshwright.hardware.catalogue import load_cluster
 from meshwright.spec.layout.layout import Layout

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from cost_configs import configs, training_setup
+from meshwright.cost.blocks.block_table import BLOCK, FIRST, LAST
+from meshwright.cost.blocks.work import Work, work_of
 from meshwright.cost.communication.data_parallel import DataParallel
 from meshwright.cost.communication.fsdp_copies import reordered_experts
 from meshwright.cost.compute.block_compute import SequenceCopies, sequence_copies
@@ -13,7 +15,6 @@ from meshwright.cost.compute.own_kernels import end_kernels, own_kernels, positi
 from meshwright.cost.compute.recompute import recomputed_of
 from meshwright.cost.memory.footprint import footprint
 from meshwright.cost.training_setup import Configurations, TrainingSetup
-from meshwright.cost.work import BLOCK, FIRST, LAST, Work, work_of
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.model_spec import model_spec

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from cost_configs import changed, configs, training_setup
+from meshwright.cost.blocks.block_table import BLOCK
+from meshwright.cost.blocks.work import work_of
 from meshwright.cost.compute.recompute import Recomputed, recomputed_of
-from meshwright.cost.work import BLOCK, work_of
 from meshwright.models.build import build_architecture
 from meshwright.models.initial import initialize
 from meshwright.parallelism.activation_checkpoint import checkpoint_blocks

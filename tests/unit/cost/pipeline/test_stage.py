@@ -11,10 +11,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cost_configs import changed, configs, training_setup
+from meshwright.cost.blocks.work import work_of
 from meshwright.cost.layout_table import Floats, layout_table
 from meshwright.cost.pipeline.replay import Hops, StageTimes, pipeline_ops, replay
 from meshwright.cost.pipeline.stage import BlocksPerRank, blocks_per_rank, bubble_share
-from meshwright.cost.work import work_of
 from meshwright.spec.layout.layout import (
     LOOPED_SCHEDULES,
     SCHEDULES,

@@ -17,6 +17,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost.blocks.block_table import BLOCK, FIRST, LAST, BlockTable
+from meshwright.cost.blocks.rank_parameters import (
+    cast_frozen_parameters_of,
+    dense_parameters_of,
+    is_split,
+    narrow_gather_bytes_of,
+    num_tensors_of,
+    num_trained_tensors_of,
+    trained_dense_parameters_of,
+)
 from meshwright.cost.compute.float8_matmuls import low_parameters, num_low_experts, num_low_matmuls
 from meshwright.cost.compute.matmul_lines import (
     Matmuls,
@@ -31,7 +41,6 @@ from meshwright.cost.layout_table import Floats, Ints, LayoutTable
 from meshwright.cost.training_setup import Configurations, Partition, TrainingSetup
 from meshwright.spec.model.model_spec import BlockGroup
 from meshwright.spec.model.op import (
-    NARROW_WEIGHT_BYTES,
     CoreAttention,
     Elementwise,
     Embedding,
@@ -45,109 +54,8 @@ from meshwright.spec.model.op import (
 )
 from meshwright.spec.step.gradient_sums import sizes_summed_alone
 
-BLOCK, FIRST, LAST = 0, 1, 2
-"""Kinds of blocks: one block of a group, what stands before the blocks, what stands after them."""
-
 KEY_FIELDS = ("tp", "cp", "ep", "etp", "microbatch_size", "loss_chunks", "has_eager_attention")
 """All of a layout that the work of one microbatch in one block depends on."""
-
-
-@dataclass(frozen=True)
-class BlockTable:
-    """One row for each key and each block group: what one of its blocks does besides matmuls."""
-
-    key: Ints
-    kind: Ints
-    count: Floats
-    """Blocks of this kind."""
-    tokens: Floats
-    """Tokens of one microbatch on one rank, before tp divides them."""
-    width: Floats
-    """Elements of a token between blocks."""
-    attention_flops: Floats
-    """Model FLOPs of attention's forward pass."""
-    context: Floats
-    """Tokens that each token attends to in the mean."""
-    computed_context: Floats
-    """The same of kernels that skip what documents and windows hide (spec/model/op.py)."""
-    head_width: Floats
-    score_elements: Floats
-    """Elements of the whole matrix of scores, masked ones included."""
-    kv_elements: Floats
-    """Elements of the keys and values of this rank's part of the sequence."""
-    swapped_kv_elements: Floats
-    """The same with heads repeated until cp ranks get equally many, as ulysses needs them."""
-    memory_elements: Floats
-    """Elements that memory-bound ops of the forward pass read and write."""
-    own_forward_elements: Floats
-    """The same of our own trainer, whose memory_elements are 0: counted kernel by kernel (own_elements.py)."""
-    own_backward_elements: Floats
-    network_share: Floats
-    """Of own_backward_elements those in graphs where only networks are compiled; else 1."""
-    recomputed_elements: Floats
-    """What a compiled block reads and writes more that recomputes all of forward; NaN where no graph has both."""
-    eager_forward_elements: Floats
-    """What a mixture of experts that runs operator by operator reads and writes, which is in none of these."""
-    eager_backward_elements: Floats
-    biased_elements: Floats
-    """Elements that experts' biases, clamps and scales read and write, an operator each."""
-    loss_elements: Floats
-    """Logits."""
-    last_matmul_share: Floats
-    """Share of the block's matmul FLOPs in its last one, whose output backward does not need, or 0 if it does."""
-    second_matmuls_share: Floats
-    """Share in every second one."""
-    early_terms_share: Floats
-    """Share in row-parallel ones but the last where tp divides them, else 0."""
-    num_ops: Floats
-    """Without those of adapters."""
-    num_adapters: Floats
-    """Adapters whose output is added to a matmul's, those of fused matmuls as one."""
-    num_row_norms: Floats
-    """Linear layers whose rows have norms that are trained."""
-    num_tensors: Floats
-    """Parameters as tensors: weights and biases."""
-    num_trained_tensors: Floats
-    """Those of them that have gradients."""
-    num_large_tensors: Floats
-    """Those of them whose gradients in float32 replicas sum one by one (spec/step/gradient_sums.py)."""
-    large_parameters: Floats
-    """Elements of these."""
-    num_biases: Floats
-    """Of matmuls."""
-    has_rope: Floats
-    num_tp_collectives: Floats
-    """All-gathers and reduce-scatters of the residual stream in the forward pass; as many undo them in backward."""
-    num_tp_inputs: Floats
-    """Those of the all-gathers whose result column-parallel matmuls need again for the gradients of their weights."""
-    routed_copies: Floats
-    """Experts that each token goes to; 0 in a dense block."""
-    dense_parameters: Floats
-    """Parameters that data-parallel ranks share, on this rank before they are sharded."""
-    trained_dense_parameters: Floats
-    """Those of them that have gradients."""
-    tied_parameters: Floats
-    """Parameters of a tied head on this rank, which are the embedding's; a pipeline's last stage has a copy of them."""
-    trained_tied_parameters: Floats
-    low_parameters: Floats
-    """Those of dense_parameters that our trainer gathers in 8 bits."""
-    num_low_matmuls: Floats
-    """Linear layers that it computes in 8 bits."""
-    num_low_around_attention: Floats
-    """Those of them around attention."""
-    num_low_experts: Floats
-    """Grouped matmuls of experts that it does."""
-    replicated_parameters: Floats
-    """Trained ones of them that tp does not divide."""
-    expert_parameters: Floats
-    """The same of experts."""
-    trained_expert_parameters: Floats
-    cast_frozen_parameters: Floats
-    """Frozen ones on this rank that are kept as the optimizer keeps the others, and cast as these are."""
-    narrow_gather_bytes: Floats
-    """Bytes that gathering is less because frozen weights have 8 or 4 bits."""
-    num_local_experts: Floats
-    """Experts of one rank, before data-parallel ranks share them."""
 
 
 @dataclass(frozen=True)
@@ -263,8 +171,8 @@ def _block_row(group: BlockGroup, kind: int, partition: Partition) -> dict[str, 
         "num_tp_inputs": np.where(partition.tp > 1, _num_row_matmuls(group), 0.0),
         "routed_copies": zero + (max(routed) if routed else 0),
         "num_local_experts": num_experts / partition.ep,
-        "dense_parameters": zero + sum(_dense_parameters(op, partition) for op in group.ops),
-        "trained_dense_parameters": zero + sum(_trained_dense_parameters(op, partition) for op in group.ops),
+        "dense_parameters": zero + sum(dense_parameters_of(op, partition) for op in group.ops),
+        "trained_dense_parameters": zero + sum(trained_dense_parameters_of(op, partition) for op in group.ops),
         "tied_parameters": zero + sum(op.num_matmul_parameters for op in tied) / partition.tp,
         "trained_tied_parameters": zero
         + sum(op.num_matmul_parameters for op in tied if not op.is_frozen) / partition.tp,
@@ -274,12 +182,12 @@ def _block_row(group: BlockGroup, kind: int, partition: Partition) -> dict[str, 
         + num_low_matmuls([op for op in group.ops if op.part == "attention"], partition),
         "num_low_experts": zero + num_low_experts(group.ops, partition),
         "replicated_parameters": zero
-        + sum(_trained_dense_parameters(op, partition) for op in group.ops if not _is_split(op)),
+        + sum(trained_dense_parameters_of(op, partition) for op in group.ops if not is_split(op)),
         "expert_parameters": (zero + sum(op.num_parameters for op in experts)) / (partition.ep * partition.etp),
         "trained_expert_parameters": (zero + sum(op.num_trained_parameters for op in experts))
         / (partition.ep * partition.etp),
-        "cast_frozen_parameters": zero + sum(_cast_frozen_parameters(op, partition) for op in group.ops),
-        "narrow_gather_bytes": zero + sum(_narrow_gather_bytes(op, partition) for op in group.ops),
+        "cast_frozen_parameters": zero + sum(cast_frozen_parameters_of(op, partition) for op in group.ops),
+        "narrow_gather_bytes": zero + sum(narrow_gather_bytes_of(op, partition) for op in group.ops),
     }
     return values
 
@@ -287,53 +195,6 @@ def _block_row(group: BlockGroup, kind: int, partition: Partition) -> dict[str, 
 def _width(group: BlockGroup) -> float:
     norms = [op.width for op in group.ops if isinstance(op, Norm)]
     return float(norms[0] if norms else next(op.dim for op in group.ops if isinstance(op, Embedding)))
-
-
-def _dense_parameters(op: Op, partition: Partition) -> Floats:
-    if isinstance(op, GroupedMatmul):
-        return np.zeros_like(partition.tokens)
-    return op.num_parameters / (partition.tp if _is_split(op) else np.ones_like(partition.tokens))
-
-
-def _trained_dense_parameters(op: Op, partition: Partition) -> Floats:
-    """Return those of them that have gradients."""
-    if isinstance(op, GroupedMatmul):
-        return np.zeros_like(partition.tokens)
-    return op.num_trained_parameters / (partition.tp if _is_split(op) else np.ones_like(partition.tokens))
-
-
-def _cast_frozen_parameters(op: Op, partition: Partition) -> Floats:
-    """Return the frozen weights of `op` that are kept in the usual format."""
-    if op.weights != "frozen":
-        return np.zeros_like(partition.tokens)
-    whole = op.num_parameters - op.num_trained_parameters
-    experts = partition.ep * partition.etp * np.ones_like(partition.tokens)
-    return whole / (experts if isinstance(op, GroupedMatmul) else partition.tp ** float(_is_split(op)))
-
-
-def _narrow_gather_bytes(op: Op, partition: Partition) -> Floats:
-    """Return the bytes that gathering a frozen weight of 8 or 4 bits is less than gathering it in the usual format."""
-    if not (isinstance(op, Matmul | GroupedMatmul) and op.weights in NARROW_WEIGHT_BYTES):
-        return np.zeros_like(partition.tokens)
-    usual = 1.0 if partition.gathers_low else partition.element_bytes
-    experts = partition.ep * partition.etp * np.ones_like(partition.tokens)
-    split = experts if isinstance(op, GroupedMatmul) else partition.tp ** float(_is_split(op))
-    return np.asarray(max(usual - NARROW_WEIGHT_BYTES[op.weights], 0.0) * op.num_parameters / split)
-
-
-def num_tensors_of(op: Op) -> int:
-    """Return the parameters of `op` as tensors; a tied head counts, since a pipeline's last stage has a copy."""
-    return (op.num_parameters > 0 or isinstance(op, Head)) * (1 + getattr(op, "has_bias", False))
-
-
-def num_trained_tensors_of(op: Op) -> int:
-    """Return those of them that have gradients."""
-    return int(getattr(op, "trains_row_norms", False)) if op.is_frozen else num_tensors_of(op)
-
-
-def _is_split(op: Op) -> bool:
-    """Return whether tp ranks divide the parameters of `op`."""
-    return isinstance(op, Embedding | Head | CoreAttention) or (isinstance(op, Matmul) and op.tensor_split != "none")
 
 
 def is_of_adapter(op: Op) -> bool:

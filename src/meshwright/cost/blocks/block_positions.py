@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshwright.cost.blocks.block_table import BLOCK, FIRST, LAST
+from meshwright.cost.blocks.work import Work
 from meshwright.cost.layout_table import Floats, Ints
-from meshwright.cost.work import BLOCK, FIRST, LAST, Work
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cost_configs import MODELS, SEQ_LEN, changed, configs, layouts, training_setup
+from meshwright.cost.blocks.block_table import BLOCK, FIRST, LAST
+from meshwright.cost.blocks.work import Work, work_of
 from meshwright.cost.training_setup import Configurations
-from meshwright.cost.work import BLOCK, FIRST, LAST, Work, work_of
 from meshwright.models.build import build_architecture
 from meshwright.models.initial import initialize
 from meshwright.spec.layout.layout import Layout
