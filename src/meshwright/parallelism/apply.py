@@ -85,7 +85,7 @@ def parallelize(
                 compile_blocks(blocks, layout)
             if transfers is not None:
                 offload_blocks(blocks, transfers, has_last=stage is stages.last)
-            if not meshes.has_outer_replicas and needs_no_sharding(stage, layout, precision, meshes.device_type):
+            if needs_no_sharding(stage, layout, precision, meshes.device_type):
                 stages.replica_sums = replicate_model(stage, meshes)
             else:
                 shard_model(stage, layout, precision, meshes)

@@ -5,12 +5,29 @@ that is under way ends as always, and its step is dropped and done again. It alw
 when the optimizer reads it gives each replica other parameters (torchft 0.2.0's PureDistributedDataParallel, measured).
 """
 
+from dataclasses import dataclass
+
 from torch import Tensor
 from torch import distributed as dist
 
 from meshwright.fault_tolerance.replicas.member import Member
 from meshwright.fault_tolerance.replicas.peer_group import PeerGroup
 from meshwright.spec.run.quorum import Quorum
+
+
+@dataclass
+class LaneSum:
+    """A sum over a lane that was started."""
+
+    peers: PeerGroup
+    work: dist.Work | None
+    """None where it was not, or there is nobody to sum with."""
+
+    def wait(self) -> None:
+        """Return once it is done, or has failed, which the lane remembers."""
+        work = self.work
+        if work is not None:
+            self.peers.attempt(lambda: self.peers.wait(work))
 
 
 class Lane:
@@ -40,12 +57,15 @@ class Lane:
 
     def sum(self, tensor: Tensor) -> None:
         """Sum a tensor over the lane, in place, and wait; without effect once something has failed."""
+        self.start_sum(tensor).wait()
+
+    def start_sum(self, tensor: Tensor) -> LaneSum:
+        """Start to sum a tensor over the lane, in place; all start theirs in one order."""
         self._member.begin_sum()
         if self._quorum is None or len(self._quorum.members) == 1 or self.has_failed:
-            return
+            return LaneSum(self._peers, None)
         self.summed_bytes += tensor.numel() * tensor.element_size()
-        peers = self._peers
-        peers.attempt(lambda: peers.wait(peers.connected.allreduce([tensor], dist.AllreduceOptions())))
+        return LaneSum(self._peers, self._peers.start(lambda group: group.allreduce([tensor], dist.AllreduceOptions())))
 
     def abandon(self) -> None:
         """Fail, and end the connections, so that others in this lane fail, too, and do not wait for this rank."""

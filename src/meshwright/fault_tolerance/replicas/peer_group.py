@@ -34,8 +34,8 @@ class PeerGroup:
         """Set where what this rank waits for is done, or given up."""
         self._has_lost_member = False
         """Whether the coordinator has lost one since they were connected."""
-        self._given_up: list[object] = []
-        """Groups and collectives that never end: freeing them would wait for it."""
+        self._given_up: list[tuple[dist.ProcessGroup | None, dist.Work]] = []
+        """Collectives that have not ended, and may never, with their groups: freeing them would wait for it."""
         self.has_failed = False
         """Whether something failed since they were connected."""
         member.on_loss.append(self._note_loss)
@@ -50,6 +50,7 @@ class PeerGroup:
     def connect(self, name: str, epoch: int, replicas: Sequence[int]) -> None:
         """Connect to the ranks that call this with the same `name` and `replicas`, whose places are those in there."""
         self._group, self._epoch, self.has_failed, self._has_lost_member = None, epoch, False, False
+        self._given_up = [(group, work) for group, work in self._given_up if not work.is_completed()]
         if len(replicas) > 1:
             self.attempt(lambda: self._connect(name, replicas))
 
@@ -70,14 +71,25 @@ class PeerGroup:
         if group is not None and hasattr(group, "abort"):
             group.abort()
 
+    def start(self, collective: Callable[[dist.ProcessGroup], dist.Work]) -> dist.Work | None:
+        """Return a collective that was started; None where that failed, which is remembered."""
+        works: list[dist.Work] = []
+        self.attempt(lambda: works.append(collective(self.connected)))
+        return works[0] if works else None
+
     def wait(self, work: dist.Work) -> None:
-        """Wait for a collective; raises RuntimeError where it fails, or a member is lost without whom it never ends."""
+        """Wait for a collective; raises RuntimeError where it, or another one before, fails, or a member is lost
+        without whom it never ends.
+        """
+        if self.has_failed:
+            self._given_up.append((self._group, work))
+            raise RuntimeError("another collective of these peers has failed")
         done = threading.Event()
         future = work.get_future()
         future.add_done_callback(lambda _: done.set())
         self.wait_for(done)
         if not future.done():
-            self._given_up += [self._group, work]
+            self._given_up.append((self._group, work))
             raise RuntimeError("a member is lost whose connection is still open")
         work.wait()
 

@@ -18,7 +18,7 @@ from torch import distributed as dist
 
 from meshwright.errors import LostPeer
 from meshwright.fault_tolerance.hangs.hang_limit import LONG_PHASES
-from meshwright.fault_tolerance.replicas.lanes import Lane
+from meshwright.fault_tolerance.replicas.lanes import Lane, LaneSum
 from meshwright.fault_tolerance.replicas.member import Member
 from meshwright.fault_tolerance.replicas.state_transfer import SentState, StateTransfer
 from meshwright.log import logger
@@ -110,6 +110,10 @@ class ReplicaGroup:
     def sum(self, tensor: Tensor) -> None:
         """Sum a tensor over the ranks in this place in all members, in place."""
         self._lane.sum(tensor)
+
+    def start_sum(self, tensor: Tensor) -> LaneSum:
+        """Start to sum a tensor over the ranks in this place in all members, in place; all in one order."""
+        return self._lane.start_sum(tensor)
 
     def commits(self) -> bool:
         """Return whether this replica has the state and all sums of this step on all ranks; a collective of it."""

@@ -7,12 +7,14 @@ gradients are summed in place, each as soon as backward has made it, small ones 
 waits before that.
 
 All ranks start their collectives in one order, that of registration from the last parameter to the first, which is
-about that of backward: a gradient that is ready before its turn waits for it.
+about that of backward: a gradient that is ready before its turn waits for it. Independent replicas, each a process
+group of its own, are no exception: what sums over them is given later.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import cast
+from functools import partial
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -46,24 +48,38 @@ def replicate_model(model: nn.Module, meshes: Meshes) -> "ReplicaSums | None":
     """Return what sums the gradients of a whole model, whose inputs in floating point are cast; None on one rank."""
     cast_inputs(model, torch.float32)
     mark_calls(model)
-    return ReplicaSums(model, meshes.group("dp_replicate")) if meshes.degree("dp_replicate") > 1 else None
+    if meshes.has_outer_replicas:
+        return ReplicaSums(model)
+    group = meshes.group("dp_replicate")
+    return ReplicaSums(model, partial(_all_reduce, group)) if meshes.degree("dp_replicate") > 1 else None
+
+
+class StartedSum(Protocol):
+    """A sum over replicas that is under way."""
+
+    def wait(self) -> object:
+        """Return once it is done."""
 
 
 class ReplicaSums:
-    """The gradients of a model that each rank of a group holds whole."""
+    """The gradients of a model that each replica holds whole."""
 
-    def __init__(self, model: nn.Module, group: dist.ProcessGroup) -> None:
-        self._model, self._group = model, group
+    def __init__(self, model: nn.Module, start_sum: Callable[[Tensor], StartedSum] | None = None) -> None:
+        self._model = model
+        self.start_sum = start_sum
+        """What starts to sum a tensor over all replicas, in place; None as long as there are no others."""
         self._large: list[nn.Parameter] = []
         self._small: list[nn.Parameter] = []
         self._waiting: list[nn.Parameter] = []
         """Large parameters whose sums are not started, the next one last."""
         self._ready: set[nn.Parameter] = set()
-        self._works: list[dist.Work] = []
+        self._sums: list[StartedSum] = []
         self._hooks: list[RemovableHandle] = []
 
     def begin(self) -> None:
         """Sum gradients in the next backward, the last of a step."""
+        if self.start_sum is None:
+            return
         if not self._large and not self._small:
             # Not before: parameters have no memory until the model is materialized.
             trainable = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
@@ -75,20 +91,23 @@ class ReplicaSums:
     @torch.no_grad()
     def end(self) -> None:
         """Start the sums that backward has not, and wait for all of them; a collective."""
+        if self.start_sum is None:
+            return
         for hook in self._hooks:
             hook.remove()
         for parameter in reversed(self._waiting):
             self._start(parameter)
         self._sum_at_once([parameter.grad for parameter in self._small if parameter.grad is not None])
-        for work in self._works:
-            work.wait()
-        self._waiting, self._hooks, self._works = [], [], []
+        for started in self._sums:
+            started.wait()
+        self._waiting, self._hooks, self._sums = [], [], []
         self._ready.clear()
 
     def sum_now(self, parameter: nn.Parameter) -> None:
         """Sum the gradient of one parameter, which is used before backward ends; a collective."""
         assert parameter.grad is not None
-        self._all_reduce(parameter.grad).wait()
+        assert self.start_sum is not None
+        self.start_sum(parameter.grad).wait()
 
     @torch.no_grad()
     def _note(self, parameter: Tensor) -> None:
@@ -98,25 +117,28 @@ class ReplicaSums:
 
     def _start(self, parameter: nn.Parameter) -> None:
         """Start to sum a gradient, if there is one: an optimizer in backward has used and freed it."""
+        assert self.start_sum is not None
         if parameter.grad is not None:
-            self._works.append(self._all_reduce(parameter.grad))
-
-    def _all_reduce(self, tensor: Tensor) -> dist.Work:
-        # The group may be that of all ranks, whose description names no axis.
-        is_profiled = torch.autograd.profiler._is_profiler_enabled
-        axis = record_function(f"{AXIS_MARK}mesh_dp_replicate") if is_profiled else nullcontext()
-        with axis, record_function(REPLICAS_MARK):
-            work: dist.Work | None = dist.all_reduce(tensor, group=self._group, async_op=True)
-        assert work is not None
-        return work
+            self._sums.append(self.start_sum(parameter.grad))
 
     def _sum_at_once(self, gradients: Sequence[Tensor]) -> None:
         if not gradients:
             return
+        assert self.start_sum is not None
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        self._all_reduce(flat).wait()
+        self.start_sum(flat).wait()
         for gradient, total in zip(gradients, flat.split([one.numel() for one in gradients]), strict=True):
             gradient.copy_(total.view_as(gradient))
+
+
+def _all_reduce(group: dist.ProcessGroup, tensor: Tensor) -> dist.Work:
+    # The group may be that of all ranks, whose description names no axis.
+    is_profiled = torch.autograd.profiler._is_profiler_enabled
+    axis = record_function(f"{AXIS_MARK}mesh_dp_replicate") if is_profiled else nullcontext()
+    with axis, record_function(REPLICAS_MARK):
+        work: dist.Work | None = dist.all_reduce(tensor, group=group, async_op=True)
+    assert work is not None
+    return work
 
 
 def _is_small(parameter: nn.Parameter) -> bool:

@@ -279,6 +279,9 @@ class Training:
             self.step.outer_sync = OuterSync(self.job, OuterOptimizer(self.model, self.job.replicas), replicas)
             return
         self.step.replicas = replicas
+        if self.model.replica_sums is not None:
+            self.model.replica_sums.start_sum = replicas.start_sum
+            return
         for stage in self.model:
             assert isinstance(stage, FSDPModule)
             sum_shards_with(stage, replicas.sum)
