@@ -85,6 +85,7 @@ def chaos(
         raise ConfigError("faults = []: give one or more, or a number of random ones (--random)")
     if keep is not None and keep.exists():
         raise ConfigError(f"--keep {keep} exists already: name a new folder")
+    source = faults if isinstance(faults, Path | str) else "the list of faults"
     if isinstance(faults, Path | str):
         # Before the job, of which settling takes seconds.
         faults = read_faults(Path(faults))
@@ -96,8 +97,7 @@ def chaos(
             if faults is None:
                 assert random is not None
                 faults = random_faults(random, seed, job=resolved.job, num_ranks=num_ranks)
-            problems = injection_problems(faults, num_ranks, resolved.job.train.steps)
-            raise_problems(resolved.path, [*problems, *storage_problems(faults, resolved.job, num_ranks)])
+            raise_problems(source, _fault_problems(faults, resolved.job, num_ranks))
             with kept_garbage():
                 from meshwright.prover.chaos import ChaosRequest
                 from meshwright.prover.chaos import chaos as _chaos
@@ -148,6 +148,14 @@ def _bit_problems(job: Job) -> list[Problem]:
         return []
     what = f"replicas.sync_every = {every}: what a lost replica has trained since its last sum is not used"
     return [Problem(what, [{"replicas.sync_every": 1}])]
+
+
+def _fault_problems(faults: Sequence[Fault], job: Job, num_ranks: int) -> list[str]:
+    """Return why faults cannot be injected into this job's run, one message each."""
+    return [
+        *injection_problems(faults, num_ranks, job.train.steps),
+        *storage_problems(faults, job, num_ranks),
+    ]
 
 
 def _settled(resolved: ResolvedJob, ranks: int | None) -> tuple[ResolvedJob, int]:

@@ -179,7 +179,7 @@ class PlanArguments:
 
     def _checked(self) -> ResolvedJob:
         if problems := option_problems(Options(precision=self.precision, stack=self.stack)):
-            raise_problems(Path("the command line"), [*problems, *problems_raised_by(self._read)])
+            raise_problems("the command line", [*problems, *problems_raised_by(self._read)])
         return self._read()
 
     def _read(self) -> ResolvedJob:

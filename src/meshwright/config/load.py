@@ -157,17 +157,17 @@ def keys_in(text: str) -> list[KeyPath]:
     return [found.groups() for found in _KEY_IN_TEXT.finditer(text)]
 
 
-def raise_problems(path: Path, problems: Sequence[str], together: Fix | None = None) -> None:
+def raise_problems(source: Path | str, problems: Sequence[str], together: Fix | None = None) -> None:
     """Raise one ConfigError that lists `problems`, numbered when there are several; return when there are none.
 
-    `together` are changes after which none of several is left.
+    `source` is what has them, such as a file. `together` are changes after which none of several is left.
     """
     if len(problems) == 1:
         raise ConfigError(problems[0])
     if problems:
         numbered = "".join(f"\n  {number}. {problem}" for number, problem in enumerate(problems, start=1))
         solved = f"\n  all at once: {override_of(together)}" if together else ""
-        error = ConfigError(f"{path} has {len(problems)} problems:{numbered}{solved}")
+        error = ConfigError(f"{source} has {len(problems)} problems:{numbered}{solved}")
         error.listed = problems
         raise error
 

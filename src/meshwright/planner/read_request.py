@@ -92,7 +92,7 @@ def resolve_named(named: Named, overrides: tuple[str, ...]) -> ResolvedJob:
             inspection = inspect_text(Path("plan"), "", (*said, *overrides))
         except ConfigError as error:
             of_batch.append(str(error))
-    raise_problems(Path("the command line"), [*inspection.problems, *of_batch])
+    raise_problems("the command line", [*inspection.problems, *of_batch])
     return inspection.resolved
 
 
@@ -136,7 +136,7 @@ def _rounded(exact: float, count: int) -> int | None:
 
 def plan_request(resolved: ResolvedJob, options: Options) -> PlanRequest:
     """Return what a job asks; raises ConfigError or UnsupportedError for what cannot be planned."""
-    raise_problems(Path("the command line"), option_problems(options))
+    raise_problems("the command line", option_problems(options))
     job = resolved.job
     architecture = resolve_architecture(job.model)
     if architecture is None:

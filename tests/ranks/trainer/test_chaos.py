@@ -141,11 +141,19 @@ def test_the_fewest_faults_that_fail_are_found(tmp_path: Path) -> None:
         ({"faults": []}, r"faults = \[\]: give one or more"),
         ({"faults": "none.toml"}, r"none\.toml: No such file"),
         ({"faults": [Fault(kind="crash", rank=2, step=1)]}, "rank = 2, and there are 2"),
+        ({"faults": [Fault(kind="crash", rank=2, step=9)]}, r"the list of faults has 2 problems:\n  1\. fault 1"),
     ],
 )
 def test_what_cannot_be_done_is_said_before_any_rank_starts(asked: dict[str, object], what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         mw.chaos(JOB, *KEYS, **asked, ranks=2)
+
+
+def test_several_problems_are_those_of_the_faults_file(tmp_path: Path) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text('[[faults]]\nkind = "crash"\nrank = 2\nstep = 9\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"bad\.toml has 2 problems:\n  1\. fault 1 \(crash\): rank = 2"):
+        mw.chaos(JOB, *KEYS, faults=file, ranks=2)
 
 
 def test_a_job_that_fails_by_itself_is_no_chaos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
