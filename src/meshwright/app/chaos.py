@@ -22,6 +22,7 @@ from meshwright.app.train import settled
 from meshwright.config.fault_file import faults_text, read_faults
 from meshwright.config.load import ResolvedJob, raise_problems
 from meshwright.errors import ConfigError, Preempted
+from meshwright.fault_tolerance.injection.phase_problems import phase_problems
 from meshwright.fault_tolerance.injection.random_faults import random_faults
 from meshwright.fault_tolerance.storage.storage_problems import storage_problems
 from meshwright.garbage import kept_garbage
@@ -154,6 +155,7 @@ def _fault_problems(faults: Sequence[Fault], job: Job, num_ranks: int) -> list[s
     """Return why faults cannot be injected into this job's run, one message each."""
     return [
         *injection_problems(faults, num_ranks, job.train.steps),
+        *phase_problems(faults, job),
         *storage_problems(faults, job, num_ranks),
     ]
 

@@ -142,6 +142,7 @@ def test_the_fewest_faults_that_fail_are_found(tmp_path: Path) -> None:
         ({"faults": "none.toml"}, r"none\.toml: No such file"),
         ({"faults": [Fault(kind="crash", rank=2, step=1)]}, "rank = 2, and there are 2"),
         ({"faults": [Fault(kind="crash", rank=2, step=9)]}, r"the list of faults has 2 problems:\n  1\. fault 1"),
+        ({"faults": [Fault(kind="crash", rank=0, phase="validation")]}, r'phase = "validation".* no step has one'),
     ],
 )
 def test_what_cannot_be_done_is_said_before_any_rank_starts(asked: dict[str, object], what: str) -> None:
