@@ -46,6 +46,16 @@ def test_a_lost_replica_costs_the_others_no_step_and_comes_back() -> None:
 
 
 @pytest.mark.long
+def test_nothing_is_said_of_a_step_after_the_last(tmp_path: Path) -> None:
+    faults = [Fault(kind="crash", rank=1, step=4, phase="agree")]
+    keys = (*KEYS, *TWO, "train.steps=4")
+    assert mw.chaos(JOB, *keys, faults=faults, ranks=2, keep=tmp_path / "kept").holds
+    said = (tmp_path / "kept" / "with-faults.log").read_text(encoding="utf-8")
+    assert "step 4/4" in said
+    assert "step 5 " not in said
+
+
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("kind", ["segfault", "exception", "terminate", "hang", "hold-gil", "stop"])

@@ -54,9 +54,9 @@ class ReplicaState(SentState, Protocol):
 class ReplicaGroup:
     """Replicas as one rank sees them."""
 
-    def __init__(self, place: ReplicaPlace, timeout_s: float) -> None:
+    def __init__(self, place: ReplicaPlace, timeout_s: float, last_step: int) -> None:
         """Call it where the replica's own process group is joined; raises LostPeer without a coordinator."""
-        self.replica = place.replica
+        self.replica, self._last_step = place.replica, last_step
         self._num_ranks = dist.get_world_size()
         self._member = Member(place, dist.get_rank(), self._num_ranks, timeout_s)
         self._lane = Lane(self._member, dist.get_rank(), timeout_s)
@@ -176,7 +176,8 @@ class ReplicaGroup:
         self._num_tries = 0
         if previous is None or previous.members != quorum.members:
             self._state.share(quorum.index(self.replica), len(quorum.members))
-            if previous is not None and self.is_writer:
+            # After the last step all agree once more, and end.
+            if previous is not None and self.is_writer and quorum.step < self._last_step:
                 logger.warning("step %d is that of replicas %s", quorum.step + 1, _listed(quorum.members))
 
     def _restored(self) -> int:

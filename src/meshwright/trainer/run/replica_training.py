@@ -80,7 +80,7 @@ def watched_section(config: RankConfig) -> RunSection:
 
 def join_others(place: ReplicaPlace, job: Job, watch: HangWatch) -> ReplicaGroup:
     """Return this rank's connection to other replicas, who hear of phases that take long."""
-    replicas = ReplicaGroup(place, job.run.timeout_s)
+    replicas = ReplicaGroup(place, job.run.timeout_s, job.train.last_step)
     watch.after_marks.append(replicas.note_phase)
     return replicas
 

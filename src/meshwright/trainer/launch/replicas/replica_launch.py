@@ -238,7 +238,7 @@ class _ReplicaLauncher:
         finding = RankFinding(
             kind="lost replica",
             time_s=time.time(),
-            step=0 if quorum is None else quorum.step + 1,
+            step=0 if quorum is None else min(quorum.step + 1, self._config.job.train.last_step),
             ranks=(replica * self._num_ranks + first.rank,),
             hosts=(socket.gethostname(),),
             action="none",
