@@ -23,6 +23,7 @@ from meshwright.fault_tolerance.hangs.hang_watch import show_stacks_on_signal
 from meshwright.fault_tolerance.lost_peer import is_lost_peer, words_of
 from meshwright.fault_tolerance.rank_terminal import keep_terminal
 from meshwright.fault_tolerance.stop_request import die_with_parent, ignore_stops
+from meshwright.fault_tolerance.vanished_ranks import vanished_text
 from meshwright.log import logger
 from meshwright.parallelism.torch_private.torch_compat import silence_known_warnings
 from meshwright.parallelism.torch_private.torch_flight_recorder import keep_more_collectives
@@ -169,9 +170,11 @@ class Terminal:
 def _explain(error: Exception, job: Job, run: Run, ranks: Ranks) -> MeshwrightError | None:
     """Return the message to show for `error`, None where it is a bug of ours."""
     if is_lost_peer(error):
+        # Our own launcher names it.
+        vanished = "" if _is_forked() else vanished_text(run)
         return LostPeer(
             f"rank {ranks.rank} of {ranks.num_ranks} lost another rank: {words_of(error)}: "
-            f"{_what_next(job)}; what each rank said last is in its log in {run.logs}"
+            f"{vanished and f'{vanished}: '}{_what_next(job)}; what each rank said last is in its log in {run.logs}"
         )
     if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
         return MeshwrightError(
@@ -181,9 +184,14 @@ def _explain(error: Exception, job: Job, run: Run, ranks: Ranks) -> MeshwrightEr
     return blame_job_code(job, error)
 
 
+def _is_forked() -> bool:
+    """Return whether our own launcher has started this rank."""
+    return multiprocessing.parent_process() is not None
+
+
 def _what_next(job: Job) -> str:
     """Return what to do about a lost rank: nothing where our launcher, which has forked this one, restarts them."""
-    if job.run.max_restarts and multiprocessing.parent_process() is not None:
+    if job.run.max_restarts and _is_forked():
         return f"the launcher starts all ranks again unless run.max_restarts = {job.run.max_restarts} is used up"
     return "start again with --resume"
 
