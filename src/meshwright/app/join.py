@@ -13,7 +13,7 @@ def join(run: str | Path) -> TrainedRun:
     """Train as one more replica of `run`, the folder of a run with independent replicas; return how it ended.
 
     The replica gets its state from another one, and a share of each batch; it may leave at any time. Raises ConfigError
-    where no such run trains there.
+    where no such run trains there, Retryable where its launcher does not answer.
     """
     folder = Path(run)
     if not folder.is_dir():

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -12,9 +13,11 @@ import pytest
 
 import meshwright as mw
 from meshwright.config.write import to_toml
-from meshwright.errors import ConfigError, ExitCode
+from meshwright.errors import ConfigError, ExitCode, Retryable
 from meshwright.spec.job.job import Job
-from meshwright.spec.run.run import Run
+from meshwright.spec.run.run import Manifest, Run
+from meshwright.trainer.launch.rank import RankConfig
+from meshwright.trainer.launch.replicas.joining import Invitation, invite
 from meshwright.trainer.run.run_folder import read_manifest
 from training_runs import tiny_job
 
@@ -88,3 +91,32 @@ def test_there_must_be_a_run_to_join(tmp_path: Path) -> None:
         mw.join(tmp_path / "none")
     with pytest.raises(ConfigError, match=r"replicas\.independent = true"):
         mw.join(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "what"),
+    [
+        (0, "has ended, with all its steps done"),
+        (75, r"it ended with exit code 75: start it again \(`meshwright train .* --resume`\), and join"),
+        (None, "nothing trains in .*, no launcher trains it: start it again"),
+    ],
+)
+def test_a_run_that_has_ended_is_joined_by_none(tmp_path: Path, exit_code: int | None, what: str) -> None:
+    job = Job.from_dict(tiny_job(tmp_path, replicas={"independent": True}))
+    manifest = Manifest(job=job, seed=0, num_parameters=1, exit=exit_code)
+    Run(tmp_path).manifest.write_text(manifest.to_json(), encoding="utf-8")
+    with pytest.raises(ConfigError, match=what):
+        mw.join(tmp_path)
+
+
+def test_a_launcher_that_is_gone_does_not_answer(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    job = Job.from_dict(tiny_job(tmp_path, replicas={"independent": True}))
+    config = RankConfig(job=job, run_dir=str(tmp_path), module_dir=str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    run.invitation.parent.mkdir()
+    invite(run, Invitation(config=config, host="127.0.0.1", port=port, token="x", num_ranks=1, num_threads=1))
+    with pytest.raises(Retryable, match=rf"does not answer at 127\.0\.0\.1:{port} .*start the run again"):
+        mw.join(tmp_path)
+    assert not run.replicas()
