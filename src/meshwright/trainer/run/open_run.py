@@ -6,6 +6,8 @@ import shutil
 import socket
 import subprocess
 from importlib import metadata
+from pathlib import Path
+from tempfile import TemporaryFile
 
 import torch
 
@@ -51,12 +53,8 @@ def claim(run: Run, job: Job, *, resume: bool, overwrite: bool) -> int:
     for change in require_same_run(run, job):
         logger.warning("changed since the run began: %s", change)
     for folder in (run.folder, run.checkpoints, run.logs):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"cannot create {folder}: {error.strerror}: set run.dir to a folder you can write"
-            ) from error
+        _require_writable(folder)
+    _require_folders(run)
     held = hold_alone(run, job.run.grace_s)
     _note_start(run)
     # Files of an earlier attempt must not be read as this one's.
@@ -64,6 +62,29 @@ def claim(run: Run, job: Job, *, resume: bool, overwrite: bool) -> int:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
     return held
+
+
+def _require_writable(folder: Path) -> None:
+    """Create a folder where there is none; raises ConfigError where it, or a file in it, cannot be created."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot create {folder}: {error.strerror}: set run.dir to a folder you can write") from error
+    try:
+        # Of a run that is resumed it is there, and may be another user's: the first save would come minutes later.
+        TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write into {folder}: {error.strerror}: change its permissions, or set run.dir to a folder you can "
+            "write"
+        ) from error
+
+
+def _require_folders(run: Run) -> None:
+    """Raise ConfigError for a file in the place of a checkpoint: a save of that step would come upon it."""
+    for path in sorted(run.checkpoints.glob("step-*")):
+        if path.name.removeprefix("step-").isdigit() and not path.is_dir():
+            raise ConfigError(f"{path} is no folder, as a checkpoint is: move it away, then start again with --resume")
 
 
 def _note_start(run: Run) -> None:
