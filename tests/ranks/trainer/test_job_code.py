@@ -91,6 +91,10 @@ class FailsOnce(Data):
             raise OSError("could not read sample from the store")
         tokens = torch.zeros(32, dtype=torch.long)
         return tokens, tokens
+
+class FillsItsDisk(Data):
+    def __getitem__(self, index):
+        raise OSError(28, "No space left on device")
 """
 
 
@@ -166,6 +170,15 @@ def test_an_exception_in_data_of_ones_own_names_its_place(tmp_path: Path) -> Non
     assert "error: data.source = 'mine:Data': NameError came out of the job's own code" in output
     assert str(tmp_path / "mine.py") in output
     assert "bug in Meshwright" not in output
+
+
+def test_a_disk_that_data_of_ones_own_has_filled_is_not_the_run_folders(tmp_path: Path) -> None:
+    code, output = train_forked(tmp_path, model=model("Works"), data={"source": "mine:FillsItsDisk"})
+    assert code in (ExitCode.BAD_INPUT, ExitCode.DO_NOT_RETRY), output
+    *_, last = output.splitlines()
+    assert "error: data.source = 'mine:FillsItsDisk': [Errno 28] No space left on device" in last
+    assert str(tmp_path / "mine.py") in last
+    assert "could not read or write" not in output
 
 
 @pytest.mark.long

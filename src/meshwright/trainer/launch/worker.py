@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import logging
-import multiprocessing
 import os
 import sys
 import traceback
@@ -16,21 +14,18 @@ from typing import TYPE_CHECKING, Self
 import torch
 
 from meshwright.config.paths import with_absolute_paths
-from meshwright.data import user_data
-from meshwright.data.streams import sample_stream
-from meshwright.errors import ConfigError, ExitCode, LostPeer, MeshwrightError
+from meshwright.errors import ConfigError, ExitCode, MeshwrightError
 from meshwright.fault_tolerance.hangs.hang_watch import show_stacks_on_signal
-from meshwright.fault_tolerance.lost_peer import is_lost_peer, words_of
 from meshwright.fault_tolerance.rank_terminal import keep_terminal
 from meshwright.fault_tolerance.stop_request import die_with_parent, ignore_stops
-from meshwright.fault_tolerance.vanished_ranks import vanished_text
 from meshwright.log import logger
 from meshwright.parallelism.torch_private.torch_compat import silence_known_warnings
 from meshwright.parallelism.torch_private.torch_flight_recorder import keep_more_collectives
 from meshwright.spec.job.job import Job
-from meshwright.spec.job.user_object import is_object_source, place_of
+from meshwright.spec.job.user_object import place_of
 from meshwright.spec.run.run import Run
 from meshwright.trainer.cluster.first_look import warn_of_nodes
+from meshwright.trainer.launch.explained_error import explained_error
 from meshwright.trainer.launch.host_process import prepare_host_process
 from meshwright.trainer.launch.ranks import Ranks, choose_device_type
 from meshwright.trainer.run.loop import train
@@ -38,8 +33,6 @@ from meshwright.trainer.run.open_run import claim
 
 if TYPE_CHECKING:
     from meshwright.trainer.launch.rank import RankConfig
-
-_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 
 
 def train_as_rank(config: RankConfig) -> ExitCode:
@@ -74,7 +67,7 @@ def train_as_rank(config: RankConfig) -> ExitCode:
         except MeshwrightError:
             raise
         except Exception as error:
-            explained = _explain(error, job, run, ranks)
+            explained = explained_error(error, job, run, ranks)
             if explained is None:
                 raise
             raise explained from error
@@ -165,78 +158,3 @@ class Terminal:
         for descriptor in descriptors:
             os.dup2(log, descriptor)
         os.close(log)
-
-
-def _explain(error: Exception, job: Job, run: Run, ranks: Ranks) -> MeshwrightError | None:
-    """Return the message to show for `error`, None where it is a bug of ours."""
-    if is_lost_peer(error):
-        # Our own launcher names it.
-        vanished = "" if _is_forked() else vanished_text(run)
-        return LostPeer(
-            f"rank {ranks.rank} of {ranks.num_ranks} lost another rank: {words_of(error)}: "
-            f"{vanished and f'{vanished}: '}{_what_next(job)}; what each rank said last is in its log in {run.logs}"
-        )
-    if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
-        return MeshwrightError(
-            f"rank {ranks.rank} could not read or write {error.filename or run.folder}: {error.strerror}: "
-            "what was committed is untouched: make room or repair the disk, then start again with --resume"
-        )
-    return blame_job_code(job, error)
-
-
-def _is_forked() -> bool:
-    """Return whether our own launcher has started this rank."""
-    return multiprocessing.parent_process() is not None
-
-
-def _what_next(job: Job) -> str:
-    """Return what to do about a lost rank: nothing where our launcher, which has forked this one, restarts them."""
-    if job.run.max_restarts and _is_forked():
-        return f"the launcher starts all ranks again unless run.max_restarts = {job.run.max_restarts} is used up"
-    return "start again with --resume"
-
-
-_CHANGED = "modified by an inplace operation"
-"""In the message of torch's autograd (2.11 to 2.13)."""
-
-
-def blame_job_code(job: Job, error: Exception) -> MeshwrightError | None:
-    """Return the one line that says where the job's own code raised `error`, having shown its traceback on stderr.
-
-    None where the error did not pass through the modules that model.source and data.source name, and is not one of
-    autograd about tensors that a model changed.
-    """
-    if is_object_source(job.model.source) and _CHANGED in str(error):
-        tensor = str(error).partition(_CHANGED)[2].split(":", 2)[1].partition(", which is")[0].strip()
-        return MeshwrightError(
-            f"model.source = {job.model.source!r}: a tensor that its forward saved for backward, {tensor}, was changed "
-            "in place afterwards, so that no gradient can be computed: write to a new tensor in the model, then start "
-            "again with --resume"
-        )
-    keys = [("model.source", job.model.source), ("data.source", job.data.source)]
-    # Both may be in one file.
-    for key, source in reversed(keys) if _passes_data(error.__traceback__) else keys:
-        start = _first_frame_in(source, error.__traceback__)
-        if start is not None:
-            traceback.print_exception(type(error), error, start)
-            place = traceback.extract_tb(start)[0]
-            return MeshwrightError(
-                f"{key} = {source!r}: {type(error).__name__} came out of the job's own code, {place.filename}:"
-                f"{place.lineno} in {place.name}, shown above: correct it, then start again with --resume"
-            )
-    return None
-
-
-def _passes_data(trace: TracebackType | None) -> bool:
-    """Return whether an error came through the code that reads samples."""
-    readers = (user_data.__file__, sample_stream.__file__)
-    return any(frame.f_code.co_filename in readers for frame, _ in traceback.walk_tb(trace))
-
-
-def _first_frame_in(source: str, trace: TracebackType | None) -> TracebackType | None:
-    if not is_object_source(source):
-        return None
-    file = getattr(sys.modules.get(source.partition(":")[0]), "__file__", None)
-    while trace is not None and trace.tb_frame.f_code.co_filename != file:
-        trace = trace.tb_next
-    return trace

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.spec.job.job import Job
-from meshwright.trainer.launch import worker
+from meshwright.trainer.launch import explained_error
 from training_runs import tiny_job
 
 
@@ -25,4 +25,4 @@ def test_who_starts_ranks_again(
 ) -> None:
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: object() if is_forked else None)
     job = Job.from_dict(tiny_job(tmp_path, run={"max_restarts": max_restarts}))
-    assert worker._what_next(job) == says
+    assert explained_error._what_next(job) == says
