@@ -235,6 +235,9 @@ class _Checks:
     def is_unknown(self) -> Diagnosis:
         silent_s = min(self._evidence.silent_s(rank) for rank in self._beats)
         headline = f"no rank has moved for {format_duration(silent_s)}, and none is known to wait for another"
+        if known := [rank for rank, stack in sorted(self._evidence.stacks.items()) if stack]:
+            beat, stack = self._beats[known[0]], self._evidence.stacks[known[0]]
+            headline += f": rank {known[0]} is in {phase_text(beat)}, {location_text(stack)}"
         return self._say("unknown", [], headline, "Look at the stacks below, and in the ranks' logs.")
 
     def _say(

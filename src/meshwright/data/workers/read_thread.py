@@ -9,6 +9,9 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+READ_THREAD = "meshwright-loader"
+"""Name of the thread."""
+
 _CLOSE_TIMEOUT_S = 5.0
 
 
@@ -19,7 +22,7 @@ class ReadThread:
         self.is_closed = False
         self._requests: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         # A daemon: a read that hangs must not keep an interrupted process alive.
-        self._thread = threading.Thread(target=self._serve, name="meshwright-loader", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name=READ_THREAD, daemon=True)
         self._thread.start()
         # A thread inside of torch at interpreter exit would abort the process.
         atexit.register(self.close)

@@ -16,6 +16,9 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
 
+from meshwright.data import loader
+from meshwright.data.streams import stream_loader
+from meshwright.data.workers.read_thread import READ_THREAD
 from meshwright.errors import ExitCode
 from meshwright.fault_tolerance.diagnosis_text import location_text
 from meshwright.fault_tolerance.evidence import HeartbeatFile
@@ -37,6 +40,8 @@ from meshwright.spec.run.run import Run
 from meshwright.spec.run.run_events import append_event
 
 _MAX_POLL_S = 1.0
+_LOADERS = (loader.__file__, stream_loader.__file__)
+"""Where the loop waits for samples, which another thread reads."""
 # Later than our launcher, which knows more; torchrun and Slurm have no such watch.
 _END_AFTER_S = GRACE_S + 5.0
 
@@ -151,8 +156,13 @@ class HangWatch:
         self._write(reason, self._walk(), None)
 
     def _walk(self) -> Iterable[tuple[FrameType, int]]:
-        """Return what the loop's thread is in, the outermost call first."""
-        return reversed(list(traceback.walk_stack(sys._current_frames().get(self._loop_thread))))
+        """Return what the loop's thread is in, the outermost call first, then what reads the samples it waits for."""
+        running = sys._current_frames()
+        calls = [*traceback.walk_stack(running.get(self._loop_thread))][::-1]
+        if any(frame.f_code.co_filename in _LOADERS for frame, _ in calls):
+            readers = [thread.ident for thread in threading.enumerate() if thread.name == READ_THREAD]
+            calls += [call for ident in readers if ident for call in [*traceback.walk_stack(running.get(ident))][::-1]]
+        return calls
 
     def _stack(self) -> list[Frame]:
         return [self._frame(frame, line) for frame, line in self._walk()]
