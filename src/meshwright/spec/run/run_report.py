@@ -98,9 +98,10 @@ class RunMetrics:
         return rows if len(rows) else self.timed
 
     def words_of(self, rows: NDArray[np.int64]) -> str:
-        """Return the numbers of the steps at `rows`, such as "steps 24 to 40"."""
+        """Return the numbers of the steps at `rows`, such as "steps 24 to 40", and their attempt if not the newest."""
         first, last = self.step[rows[0]], self.step[rows[-1]]
-        return f"step {first}" if first == last else f"steps {first} to {last}"
+        words, attempt = f"step {first}" if first == last else f"steps {first} to {last}", self.attempt[rows[0]]
+        return words if attempt == self.attempt.max() else f"{words} of attempt {attempt}"
 
 
 _NOT_FINITE = "not_finite"

@@ -20,7 +20,7 @@ from meshwright.log import log_level, logger, shows_progress
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.run import Run
 from meshwright.spec.run.run_events import EventKind, append_event
-from meshwright.spec.run.run_report import attempt_metrics, read_metrics, timed_rows
+from meshwright.spec.run.run_report import RunMetrics, attempt_metrics, read_metrics, timed_rows
 from meshwright.trainer.run.run_folder import ManifestFile
 from meshwright.trainer.run.sinks import open_sinks
 from meshwright.units import format_bytes, format_count, format_duration
@@ -205,12 +205,9 @@ class RunRecorder:
 
     def finish(self, last_step: int, exit_code: int, **results: Any) -> None:
         """Write the results and the exit code of the attempt to the manifest, and log a summary."""
-        speed = self._speed(last_step)
+        speed = self._run_speed(last_step)
         self._manifest.add_results(last_step=last_step, **self._losses, **self._accuracies, **speed, **results)
-        timed = ""
-        if speed:
-            median_ms, p95_ms = speed["median_step_ms"], speed["p95_step_ms"]
-            timed = f" | {speed['timed_steps']}: median {median_ms:.0f} ms, p95 {p95_ms:.0f} ms"
+        timed = f" | {self._attempt_words(last_step)}" if self._step_ms else ""
         total = f"{format_duration(sum(self._step_ms) / 1e3)} in steps" if self._step_ms else "no step in this attempt"
         loss = f" | loss {self._losses['last_loss']:.4f}" if self._losses else ""
         hashed = f" | parameters {results['parameter_hash']}" if results.get("parameter_hash") else ""
@@ -224,28 +221,40 @@ class RunRecorder:
             logger.info("stopped with %d steps to go: continue with --resume%s", self._job.train.steps - last_step, key)
         self._manifest.close(exit_code)
 
-    def _speed(self, last_step: int) -> dict[str, Any]:
+    def _run_speed(self, last_step: int) -> dict[str, Any]:
         """Return median and 95th percentile of the run's timed steps, and which steps these are; empty without any.
 
         They are those of `report` and `compare`: an attempt of few steps, which warm up, leaves an earlier one's.
         """
         if not self._step_ms:
             return {}
+        metrics = self._attempt_metrics(last_step)
         try:
             # A long file takes seconds to read, and after a signal there may be few.
-            metrics = attempt_metrics(last_step - len(self._step_ms) + 1, np.array(self._step_ms) / 1e3, self.attempt)
-            if not metrics.is_timed:
-                metrics = read_metrics(self._run)
+            return _speed(metrics if metrics.is_timed else read_metrics(self._run), self._job)
         except ConfigError as error:  # what was trained is not less done
             logger.warning("the median step is unknown: %s", error)
             return {}
-        rows = timed_rows(metrics, self._job)
-        ordered = sorted((1000 * metrics.step_s[rows]).tolist())
-        return {
-            "median_step_ms": statistics.median(ordered),
-            "p95_step_ms": ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))],
-            "timed_steps": metrics.words_of(rows),
-        }
+
+    def _attempt_words(self, last_step: int) -> str:
+        """Return the step time of this attempt, by all of its steps where they are few."""
+        metrics = self._attempt_metrics(last_step)
+        speed, few = _speed(metrics, self._job), "" if metrics.is_timed else ", warm-up included"
+        median_ms, p95_ms = speed["median_step_ms"], speed["p95_step_ms"]
+        return f"{speed['timed_steps']}: median {median_ms:.0f} ms, p95 {p95_ms:.0f} ms{few}"
+
+    def _attempt_metrics(self, last_step: int) -> RunMetrics:
+        return attempt_metrics(last_step - len(self._step_ms) + 1, np.array(self._step_ms) / 1e3, self.attempt)
+
+
+def _speed(metrics: RunMetrics, job: Job) -> dict[str, Any]:
+    rows = timed_rows(metrics, job)
+    ordered = sorted((1000 * metrics.step_s[rows]).tolist())
+    return {
+        "median_step_ms": statistics.median(ordered),
+        "p95_step_ms": ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))],
+        "timed_steps": metrics.words_of(rows),
+    }
 
 
 def _file_handler(run: Run) -> logging.Handler:

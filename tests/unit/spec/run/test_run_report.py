@@ -25,7 +25,7 @@ def steps(first: int, last: int, attempt: int, step_ms: float) -> list[dict[str,
 @pytest.mark.parametrize(
     ("resumed", "words", "median_s"),
     [
-        (steps(18, 20, 2, 900.0), "steps 4 to 17", 0.1),  # too few steps to be timed
+        (steps(18, 20, 2, 900.0), "steps 4 to 17 of attempt 1", 0.1),  # too few steps to be timed
         (steps(18, 23, 2, 900.0), "steps 21 to 23", 0.9),
         (steps(12, 40, 2, 900.0), "steps 15 to 40", 0.9),
     ],

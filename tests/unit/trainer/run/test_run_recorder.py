@@ -33,7 +33,7 @@ def record(folder: Path, attempt: int, last_step: int, step_ms: float) -> Run:
     return run
 
 
-def test_an_attempt_of_few_steps_leaves_the_median_of_an_earlier_one(
+def test_an_attempt_of_few_steps_says_its_own_times_and_leaves_the_median_of_an_earlier_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     record(tmp_path / "run", 1, 10, 100.0)
@@ -43,9 +43,9 @@ def test_an_attempt_of_few_steps_leaves_the_median_of_an_earlier_one(
     assert (results["median_step_ms"], results["p95_step_ms"], results["timed_steps"]) == (
         100.0,
         100.0,
-        "steps 4 to 10",
+        "steps 4 to 10 of attempt 1",
     )
-    assert "steps 4 to 10: median 100 ms" in caplog.text
+    assert "steps 11 to 12: median 900 ms, p95 900 ms, warm-up included | 1.8 s in steps" in caplog.text
     assert "100 ms" in TrainedRun(run.folder, ExitCode.DONE).table()
 
 
