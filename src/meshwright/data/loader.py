@@ -14,6 +14,7 @@ from torch import Tensor
 from meshwright.data.examine.sample_limits import SampleLimits
 from meshwright.data.numbered_samples import Dataset, Sample, SourceUse
 from meshwright.data.order import Indices, Share
+from meshwright.data.user_data import no_tensor
 from meshwright.data.workers.read_thread import ReadThread
 from meshwright.data.workers.sample_workers import SampleWorkers
 from meshwright.errors import DataError
@@ -208,10 +209,7 @@ def _tensor(value: Any, index: int, what: str) -> Tensor:
         # Copied: torch warns about read-only arrays such as memory maps.
         return torch.from_numpy(array if array.flags.writeable else array.copy())
     except (TypeError, ValueError) as error:
-        raise DataError(
-            f"the {what} of sample {index} are a {type(value).__name__} that no tensor can hold ({error}): "
-            "return numbers, NumPy arrays of numbers or tensors from __getitem__ of the class in data.source"
-        ) from error
+        raise no_tensor(value, index, what, error) from error
 
 
 def positions_in(documents_BS: Tensor) -> Tensor:

@@ -117,14 +117,36 @@ def explained_reading(index: int, source: str) -> Iterator[None]:
 
 
 def require_pair(sample: Any, index: int, source: str) -> tuple[Any, Any]:
-    """Return (inputs, targets); raises DataError if sample `index` is something else."""
+    """Return (inputs, targets), each a tensor or an array of numbers; raises DataError if the sample is not that."""
     if not isinstance(sample, tuple | list) or len(sample) != 2:
         length = f" of {len(sample)}" if isinstance(sample, tuple | list) else ""
         raise DataError(
             f"sample {index} of data.source = {source!r} is a {type(sample).__name__}{length}: "
             "it must be two values, (inputs, targets)"
         )
-    return sample[0], sample[1]
+    inputs, targets = (_numbers(value, index, what) for value, what in zip(sample, ("inputs", "targets"), strict=True))
+    return inputs, targets
+
+
+def _numbers(value: Any, index: int, what: str) -> Any:
+    """Return a tensor as it is, and anything else as an array; raises DataError where it holds no numbers."""
+    if hasattr(value, "detach"):
+        return value
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise no_tensor(value, index, what, error) from error
+    if not np.issubdtype(array.dtype, np.number) and array.dtype != np.bool_:
+        raise no_tensor(value, index, what, f"its dtype as an array is {array.dtype}")
+    return array
+
+
+def no_tensor(value: Any, index: int, what: str, reason: object) -> DataError:
+    """Return the error to raise for a value of a sample that no tensor can hold."""
+    return DataError(
+        f"the {what} of sample {index} are a {type(value).__name__} that no tensor can hold ({reason}): "
+        "return numbers, NumPy arrays of numbers or tensors from __getitem__ of the class in data.source"
+    )
 
 
 def first_sample(section: DataSection) -> tuple[Any, Any]:

@@ -1,11 +1,14 @@
 """The dataset of a job, the order in which training reads it, and its corpora: as the trainer makes them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from meshwright.data.corpus import Corpus, map_corpora
 from meshwright.data.dataset import build_dataset
+from meshwright.data.job_code import job_code_error
 from meshwright.data.numbered_samples import Dataset, TrainingOrder
+from meshwright.errors import MeshwrightError
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.sections import DataSection
 
@@ -25,6 +28,19 @@ def order_of(dataset: Dataset, job: Job) -> TrainingOrder:
 def of_each(job: Job, take: Callable[[Corpus], T]) -> list[T]:
     """Return what `take` makes of each source of documents or tokens; an error about a table of a mixture names it."""
     return map_corpora(job.data, job.train.task, take)
+
+
+@contextmanager
+def errors_of_job_code(job: Job) -> Iterator[None]:
+    """Raise MeshwrightError, which names the line, for an exception of the class in data.source, as training does."""
+    try:
+        yield
+    except MeshwrightError:
+        raise
+    except Exception as error:
+        if (explained := job_code_error(job, error, "correct it")) is None:
+            raise
+        raise explained from error
 
 
 def source_name(section: DataSection) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from meshwright.app.arguments import Count, JobSource, Positive, checked
-from meshwright.app.data.job_data import dataset_of, of_each, order_of, source_name
+from meshwright.app.data.job_data import dataset_of, errors_of_job_code, of_each, order_of, source_name
 from meshwright.app.job.jobs import as_job
 from meshwright.app.progress import elapsed
 from meshwright.app.results.data_results import PreviewResult
@@ -32,7 +32,7 @@ def preview(
     if step is not None and sample is not None:
         raise ConfigError(f"--step {step} and --sample {sample} both say which samples: give one of the two")
     found = as_job(job, overrides).job
-    with elapsed(f"reading {source_name(found.data)}"):
+    with errors_of_job_code(found), elapsed(f"reading {source_name(found.data)}"):
         dataset = dataset_of(found)
         _require_samples(dataset, found, sample)
         if sample is None:

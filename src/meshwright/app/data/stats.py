@@ -8,7 +8,7 @@ import numpy as np
 
 from meshwright.app.arguments import JobSource, checked
 from meshwright.app.data.byte_counter import byte_counter
-from meshwright.app.data.job_data import dataset_of, of_each, order_of, source_name
+from meshwright.app.data.job_data import dataset_of, errors_of_job_code, of_each, order_of, source_name
 from meshwright.app.job.jobs import as_job
 from meshwright.app.progress import elapsed
 from meshwright.app.results.data_results import StatisticsResult
@@ -35,9 +35,10 @@ def stats(job: JobSource, *overrides: str) -> StatisticsResult:
     """
     found = as_job(job, overrides).job
     name = source_name(found.data)
-    with elapsed(f"reading {name}") as show:
+    with errors_of_job_code(found), elapsed(f"reading {name}") as show:
         sources = of_each(found, lambda corpus: _source(corpus, found.train.seq_len, show))
         dataset = dataset_of(found)
+        shapes = shapes_of(dataset.sample(0)) if dataset.num_training_samples else []
         read_s = _read_s(dataset, found)
     num_samples = found.train.steps * found.global_batch_size
     if isinstance(dataset, MixtureDataset):
@@ -47,7 +48,7 @@ def stats(job: JobSource, *overrides: str) -> StatisticsResult:
         source=name,
         sources=sources,
         seq_len=found.train.seq_len,
-        sample_shapes=shapes_of(dataset.sample(0)) if dataset.num_training_samples else [],
+        sample_shapes=shapes,
         num_training_samples=dataset.num_training_samples,
         num_validation_samples=dataset.num_validation_samples,
         samples_per_step=found.global_batch_size,

@@ -13,11 +13,13 @@ from meshwright.data.corpus import Corpus
 from meshwright.data.data_problems import problems
 from meshwright.data.examine.source_check import SourceCheck, check_source
 from meshwright.data.formats.stored_tokens import StoredTokens, hash_of_tokens
+from meshwright.data.job_code import first_frame_of_job
 from meshwright.data.numbered_samples import Dataset
 from meshwright.data.user_data import sample_digest
 from meshwright.errors import DataError, MeshwrightError, UnsupportedError
 from meshwright.spec.data_findings import UnreadRest
 from meshwright.spec.job.job import Job
+from meshwright.spec.job.user_object import place_of
 
 
 @checked
@@ -108,8 +110,8 @@ def _compare_reads(job: Job, most: int, total: SourceCheck, show: Callable[[str]
     """Return how many samples were read twice, and of how many; adds those that fail or differ to the problems."""
     try:
         dataset = dataset_of(job)
-    except MeshwrightError as error:
-        total.add_problem(source_name(job.data), str(error))
+    except Exception as error:
+        total.add_problem(source_name(job.data), _reason(job, error))
         return 0, 0
     num_samples = dataset.num_samples
     if not num_samples:
@@ -121,15 +123,24 @@ def _compare_reads(job: Job, most: int, total: SourceCheck, show: Callable[[str]
     for done in range(count):
         index = done * (num_samples - 1) // max(1, count - 1)
         show(f"reading sample {index} of {num_samples}")
-        problem = _difference(dataset, index)
+        problem = _difference(job, dataset, index)
         if problem is not None:
             total.add_problem(f"sample {index}", problem)
     return count, num_samples
 
 
-def _difference(dataset: Dataset, index: int) -> str | None:
+def _difference(job: Job, dataset: Dataset, index: int) -> str | None:
     try:
         first, second = (sample_digest(dataset.read(index)) for _ in range(2))
-    except Exception as error:  # of the user's code, too: every sample that fails is named
-        return f"{type(error).__name__}: {error}"
+    except Exception as error:
+        return _reason(job, error)
     return None if first == second else "two reads give different values: make it a function of its number"
+
+
+def _reason(job: Job, error: Exception) -> str:
+    """Return why `error` was raised; raises it again where it is neither explained nor of the class in data.source."""
+    if isinstance(error, MeshwrightError):
+        return str(error)
+    if first_frame_of_job(job, error) is None:
+        raise error
+    return f"data.source = {job.data.source!r} raised {place_of(error)}: correct it"

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import errno
 import multiprocessing
-import sys
 import sysconfig
 import traceback
 from pathlib import Path
-from types import TracebackType
 from typing import TypeGuard
 
-from meshwright.data import user_data
-from meshwright.data.streams import sample_stream
+from meshwright.data.job_code import job_code_error
 from meshwright.errors import LostPeer, MeshwrightError
 from meshwright.fault_tolerance.lost_peer import is_lost_peer, words_of
 from meshwright.fault_tolerance.vanished_ranks import vanished_text
@@ -79,11 +76,7 @@ _CHANGED = "modified by an inplace operation"
 
 
 def blame_job_code(job: Job, error: Exception) -> MeshwrightError | None:
-    """Return the one line that says where the job's own code raised `error`, having shown its traceback on stderr.
-
-    None where the error did not pass through the modules that model.source and data.source name, and is not one of
-    autograd about tensors that a model changed.
-    """
+    """Return what `job_code_error` does, or of an error of autograd about tensors that a model changed, what to do."""
     if is_object_source(job.model.source) and _CHANGED in str(error):
         tensor = str(error).partition(_CHANGED)[2].split(":", 2)[1].partition(", which is")[0].strip()
         return MeshwrightError(
@@ -91,33 +84,5 @@ def blame_job_code(job: Job, error: Exception) -> MeshwrightError | None:
             "in place afterwards, so that no gradient can be computed: write to a new tensor in the model, then start "
             "again with --resume"
         )
-    keys = [("model.source", job.model.source), ("data.source", job.data.source)]
-    # Both may be in one file.
-    for key, source in reversed(keys) if _passes_data(error.__traceback__) else keys:
-        start = _first_frame_in(source, error.__traceback__)
-        if start is not None:
-            traceback.print_exception(type(error), error, start)
-            place = traceback.extract_tb(start)[0]
-            what, remedy = type(error).__name__, "correct it"
-            if _is_of_disk(error):
-                what, remedy = str(error), "make room or repair the disk"
-            return MeshwrightError(
-                f"{key} = {source!r}: {what} came out of the job's own code, {place.filename}:{place.lineno} in "
-                f"{place.name}, shown above: {remedy}, then start again with --resume"
-            )
-    return None
-
-
-def _passes_data(trace: TracebackType | None) -> bool:
-    """Return whether an error came through the code that reads samples."""
-    readers = (user_data.__file__, sample_stream.__file__)
-    return any(frame.f_code.co_filename in readers for frame, _ in traceback.walk_tb(trace))
-
-
-def _first_frame_in(source: str, trace: TracebackType | None) -> TracebackType | None:
-    if not is_object_source(source):
-        return None
-    file = getattr(sys.modules.get(source.partition(":")[0]), "__file__", None)
-    while trace is not None and trace.tb_frame.f_code.co_filename != file:
-        trace = trace.tb_next
-    return trace
+    remedy = "make room or repair the disk" if _is_of_disk(error) else "correct it"
+    return job_code_error(job, error, f"{remedy}, then start again with --resume")

@@ -18,7 +18,7 @@ from meshwright.cli.main import run
 from meshwright.data.cache import content
 from meshwright.data.dataset import build_dataset
 from meshwright.data.order import SampleOrder
-from meshwright.errors import ConfigError, DataError, ExitCode, UnsupportedError
+from meshwright.errors import ConfigError, DataError, ExitCode, MeshwrightError, UnsupportedError
 
 DOCUMENTS = ["first document\n" * 20, "second\n" * 40, "third one\n" * 30]
 
@@ -216,6 +216,27 @@ def test_a_users_data_is_read_and_compared(job: Path) -> None:
     bad = mw.datasets.verify(own(job, bad=(3, 7), random=(5,)), samples=1000)
     assert [one.where for one in bad.problems] == ["sample 3", "sample 5", "sample 7"]
     assert "ValueError: row 3 is gone" in bad.problems[0].reason
+
+
+def test_an_exception_of_a_users_data_is_said_to_be_its_own(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in (mw.datasets.stats, mw.datasets.preview):
+        for bad in ((0,), (*range(1, 20), *range(21, 39))):
+            with pytest.raises(
+                MeshwrightError, match=r"ValueError came out of .* own code, .*datasets.py:\d+ in __getit"
+            ):
+                verb(own(job, bad=bad))
+            shown = capsys.readouterr().err
+            assert "row" in shown
+            assert "meshwright/data" not in shown
+    (problem,) = mw.datasets.verify(own(job, bad=(0,))).problems
+    assert "ValueError: row 0 is gone (" in problem.reason
+
+
+def test_samples_that_are_no_numbers_are_named(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for values in ("text", [[1, 2], [3]], {"a": 1}):
+        monkeypatch.setattr(MyNumbers, "__getitem__", lambda _, index, values=values: (np.zeros(3), values))
+        with pytest.raises(DataError, match=r"targets of sample 0 are a (str|list|dict) that no tensor can hold"):
+            mw.datasets.stats(own(job))
 
 
 def test_a_length_that_is_no_number_is_one_problem(job: Path) -> None:

@@ -189,7 +189,7 @@ def test_figures_name_the_attempt_that_they_are_of(tmp_path: Path) -> None:
         (1, 1, 12, 1),
         (2, 13, 14, 4),
     ]
-    assert (found.a.num_ranks, found.a.timed_steps, found.a.peak_memory_bytes) == (1, "steps 4 to 12", 7)
+    assert (found.a.num_ranks, found.a.timed_steps, found.a.peak_memory_bytes) == (1, "steps 4 to 12 of attempt 1", 7)
     assert "layout.dp_shard" in {one.key for one in found.changed_settings}
     assert (found.first_difference, found.first_other_layout, found.num_other_layout) == (None, 1, 12)
     assert [(one.a_attempt, one.b_attempt) for one in found.losses][-1] == (2, 2)
