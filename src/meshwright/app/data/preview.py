@@ -9,13 +9,13 @@ from meshwright.app.data.job_data import dataset_of, errors_of_job_code, of_each
 from meshwright.app.job.jobs import as_job
 from meshwright.app.progress import elapsed
 from meshwright.app.results.data_results import PreviewResult
+from meshwright.data.corpus import Corpus
 from meshwright.data.examine.document_places import document_numbers, document_places
 from meshwright.data.examine.sample_arrays import arrays_of, shapes_of
 from meshwright.data.examine.sample_text import segments_of
 from meshwright.data.mixing.mixture_dataset import MixtureDataset
 from meshwright.data.numbered_samples import IGNORED, Dataset
 from meshwright.data.packing.packed_dataset import PackedDataset
-from meshwright.data.token_dataset import TokenDataset
 from meshwright.data.tokenizer import load_tokenizer
 from meshwright.errors import ConfigError
 from meshwright.spec.data_findings import SamplePreview
@@ -95,16 +95,25 @@ def _num_inputs(dataset: Dataset, index: int) -> int | None:
 def _places(dataset: Dataset, job: Job, indices: Sequence[int]) -> list[list[str]]:
     """Return where the documents of each sample are from; [] where that is not found at little cost.
 
-    It is of windows over the tokens of one text; of a mixture it is the source alone.
+    It is of one text, or source of records; of a mixture it is the source alone.
     """
     if isinstance(dataset, MixtureDataset):
         return [[job.data.mixture[dataset.place_of(index)[0]].label] for index in indices]
-    corpora = of_each(job, lambda one: one) if type(dataset) is TokenDataset else []
-    cache = corpora[0].cache() if corpora and corpora[0].is_text else None
-    if cache is None or (tokens := cache.open()) is None:
+    corpora = of_each(job, lambda one: one)
+    if not corpora or not corpora[0].is_text:
         return [[] for _ in indices]
-    seq_len, end_of_text = job.train.seq_len, cache.encoder.end_of_text
-    starts = [index * seq_len for index in indices]
-    numbers = [document_numbers(tokens, start, start + seq_len + 1, end_of_text) for start in starts]
-    places = document_places(job.data, max(of_sample[-1] for of_sample in numbers))
-    return [places[one.start : one.stop] if one.stop <= len(places) else [] for one in numbers]
+    numbers = _documents_of(dataset, corpora[0], job.train.seq_len, indices)
+    places = document_places(corpora[0], max((number for one in numbers for number in one), default=-1))
+    # What is too far into the source is not looked for.
+    return [[places[number] for number in one] if max(one, default=0) < len(places) else [] for one in numbers]
+
+
+def _documents_of(dataset: Dataset, corpus: Corpus, seq_len: int, indices: Sequence[int]) -> list[Sequence[int]]:
+    """Return the numbers of the documents that each sample of a text or of records is of; none without tokens."""
+    if isinstance(dataset, PackedDataset):
+        return [dataset.documents_of(index) for index in indices]
+    cache = corpus.cache()
+    if (tokens := cache.open()) is None:
+        return [[] for _ in indices]
+    starts, end_of_text = [index * seq_len for index in indices], cache.encoder.end_of_text
+    return [document_numbers(tokens, start, start + seq_len + 1, end_of_text) for start in starts]

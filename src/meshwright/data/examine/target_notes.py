@@ -1,11 +1,11 @@
 """target_notes(): how many conversations, or pairs of answers, are left out since nothing in them is a target."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from meshwright.data.corpus import Corpus, map_corpora
-from meshwright.data.formats.document_form import DocumentForm
+from meshwright.data.formats.document_form import ObservedForm
 from meshwright.data.formats.readers import Broken, Piece
 from meshwright.data.sources import SourceReader
 from meshwright.spec.job.sections import DataSection, Task
@@ -29,33 +29,26 @@ def _note(corpus: Corpus) -> str | None:
     if encoder is None or not corpus.is_text:
         return None
     section = corpus.section.replace(max_bytes=min(corpus.section.max_bytes, MAX_BYTES))
-    form = _CountingForm(corpus.encoding.form(section), encoder.has_target)
+    count = _Count(encoder.has_target)
+    form = ObservedForm(corpus.encoding.form(section), count.add)
     reader = SourceReader(lambda _: form, "records without a target")
     documents = (one for file in reader.files(section) for one in reader.documents(file, section))
     for _ in reader.limited((one for one in documents if isinstance(one, Piece)), section):
         pass
-    return form.note(section.source)
+    return count.note(section.source)
 
 
-class _CountingForm:
-    """A form of documents that counts them, and keeps the places of those without a target."""
+class _Count:
+    """Number of documents, and the places of those without a target."""
 
-    def __init__(self, form: DocumentForm, has_target: Callable[[Any], bool]) -> None:
-        self.columns: Sequence[str] = form.columns
-        self.member_suffix, self.takes_text, self.what = form.member_suffix, form.takes_text, form.what
-        self._form, self._has_target, self._num_documents, self._places = form, has_target, 0, list[str]()
+    def __init__(self, has_target: Callable[[Any], bool]) -> None:
+        self._has_target, self._num_documents, self._places = has_target, 0, list[str]()
 
-    def missing(self, present: Sequence[str], where: str) -> Broken | None:
-        """Return what the form does."""
-        return self._form.missing(present, where)
-
-    def document(self, record: Mapping[str, Any], where: str) -> Piece | Broken:
-        """Return what the form does."""
-        found = self._form.document(record, where)
+    def add(self, found: Piece | Broken, where: str) -> None:
+        """Count what is in a record."""
         if isinstance(found, Piece):
             self._num_documents += 1
             self._places += [] if self._has_target(json.loads(found.utf8)) else [where]
-        return found
 
     def note(self, source: str) -> str | None:
         """Return how many documents had no target, and where the first are; None if all had."""

@@ -1,7 +1,7 @@
 """What is a document in a record, such as a JSON object or the row of a table: the text of a field, or another form."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from meshwright.data.formats.readers import Broken, Piece
@@ -66,6 +66,25 @@ class TextForm:
                 f"{where}: field {self._key!r} holds half of a surrogate pair ({text[error.start]!a}), "
                 "which UTF-8 cannot express: fix or remove the record"
             )
+
+
+class ObservedForm:
+    """Another form, of which it observes what it finds in each record."""
+
+    def __init__(self, form: DocumentForm, observe: Callable[[Piece | Broken, str], None]) -> None:
+        self.columns: Sequence[str] = form.columns
+        self.member_suffix, self.takes_text, self.what = form.member_suffix, form.takes_text, form.what
+        self._form, self._observe = form, observe
+
+    def missing(self, present: Sequence[str], where: str) -> Broken | None:
+        """Return what the form does."""
+        return self._form.missing(present, where)
+
+    def document(self, record: Mapping[str, Any], where: str) -> Piece | Broken:
+        """Return what the form does."""
+        found = self._form.document(record, where)
+        self._observe(found, where)
+        return found
 
 
 def json_kind(value: object) -> str:

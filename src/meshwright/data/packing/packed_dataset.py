@@ -63,6 +63,10 @@ class PackedDataset(Dataset):
         """Return the inputs of sample `index` before its padding."""
         return int(self.kept.num_inputs[self._rows[index]].sum())
 
+    def documents_of(self, index: int) -> list[int]:
+        """Return the numbers of the source's documents, or conversations, that sample `index` holds, in order."""
+        return [int(number) for number in self.kept.documents[self._rows[index]]]
+
     def validation_sample(self, index: int) -> Sample:
         """Return validation sample `index`, of padding alone after the last."""
         return self.read(self.num_training_samples + index)

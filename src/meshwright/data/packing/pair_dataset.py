@@ -30,6 +30,10 @@ class PairDataset(PackedDataset):
         self.num_pairs = len(self.kept.documents)
         self.pairs_in_row = max(len(row) for row in self._rows)
 
+    def documents_of(self, index: int) -> list[int]:
+        """Return the numbers of the source's pairs that sample `index` holds, in order."""
+        return [number // 2 for number in super().documents_of(index)]
+
     def read(self, index: int) -> Sample:
         """Return (inputs, targets, documents), each int64 [seq_len], and the row's pairs, NO_PAIR after the last."""
         inputs, targets, *documents = super().read(index)

@@ -147,8 +147,29 @@ def test_a_preview_says_which_answer_is_preferred(tmp_path: Path) -> None:
         f'cache_dir = "{tmp_path}"\n[train]\ntask = "dpo"\nseq_len = 64\n'
     )
     table = mw.datasets.preview(tmp_path / "dpo.toml", sample=0).table()
+    assert "/pairs.jsonl:1, " in table
     words = [line for line in table.splitlines() if line in ("chosen:", "│ good", "rejected:", "│ bad")]
     assert words == ["chosen:", "│ good", "rejected:", "│ bad"] * 2
+
+
+@pytest.mark.parametrize("packing", ["none", "whole"])
+def test_a_preview_of_conversations_says_which_file_and_line_each_is_of(tmp_path: Path, packing: str) -> None:
+    (tmp_path / "chats").mkdir()
+    for name in ("a", "b"):
+        turns = [{"role": "user", "content": name}, {"role": "assistant", "content": "yes"}]
+        silent = json.dumps({"messages": turns[:1]})
+        # A record without a target is left out, a blank line is none.
+        text = f"{silent}\n\n" + "".join(json.dumps({"messages": turns}) + "\n" for _ in range(2))
+        (tmp_path / "chats" / f"{name}.jsonl").write_text(text)
+    (tmp_path / "sft.toml").write_text(
+        f'[data]\nsource = "chats"\npacking = "{packing}"\nmask_documents = true\nvalidation_fraction = 0.0\n'
+        f'cache_dir = "{tmp_path}"\n[train]\ntask = "sft"\nseq_len = 256\n'
+    )
+    found = mw.datasets.preview(tmp_path / "sft.toml", sample=0, count=4)
+    places = [Path(place).name for one in found.samples for place in one.places]
+    assert sorted(places) == ["a.jsonl:3", "a.jsonl:4", "b.jsonl:3", "b.jsonl:4"]
+    first = found.samples[0]
+    assert Path(first.places[0]).name[0] in "".join(one.text for one in first.segments)
 
 
 def test_a_preview_lets_no_control_character_through(job: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwright.data.corpus import map_corpora
 from meshwright.data.examine import document_lengths as module
 from meshwright.data.examine.document_lengths import document_lengths
 from meshwright.data.examine.document_places import document_numbers, document_places
@@ -36,14 +37,14 @@ def test_a_run_of_tokens_is_of_these_documents() -> None:
     assert document_numbers(tokens, 2, 7, END) == range(1, 4)
 
 
-def test_places_are_files_and_documents_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_places_are_files_and_lines_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt").write_text("a")
     records = [{"text": "first"}, {"text": ""}, {"text": "second"}]
     (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, records)))
     (tmp_path / "c.txt").write_text("c")
-    section = DataSection(source=str(tmp_path))
-    expected = [f"{tmp_path}/a.txt", *(f"{tmp_path}/b.jsonl, document {n}" for n in (1, 2)), f"{tmp_path}/c.txt"]
-    assert document_places(section, 3) == expected
-    assert document_places(section, 1) == expected[:2]
+    (corpus,) = map_corpora(DataSection(source=str(tmp_path)), "pretrain", lambda one: one)
+    expected = [f"{tmp_path}/a.txt", *(f"{tmp_path}/b.jsonl:{line}" for line in (1, 3)), f"{tmp_path}/c.txt"]
+    assert document_places(corpus, 3) == expected
+    assert document_places(corpus, 1) == expected[:2]
     monkeypatch.setattr("meshwright.data.examine.document_places.MAX_BYTES", 5)
-    assert len(document_places(section, 3)) < 4
+    assert len(document_places(corpus, 3)) < 4
