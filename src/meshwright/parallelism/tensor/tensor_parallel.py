@@ -37,7 +37,7 @@ from meshwright.parallelism.tensor.sequence_roles import require_gathered_once
 from meshwright.parallelism.tensor.sharding_plan import ShardingPlan, ShardingRole, sharding_plan_of
 from meshwright.parallelism.torch_private.torch_compiler import has_symmetric_memory, pipeline_matmuls
 from meshwright.parallelism.torch_private.torch_nccl import new_group_like
-from meshwright.spec.step.adapter import LORA_A, LORA_B, MAGNITUDE, PACKED_SCALE
+from meshwright.spec.step.adapter import LORA_A, LORA_B, MAGNITUDE, PACKED_BLOCK, PACKED_SCALE
 from meshwright.spec.trace.timeline import SHARED_HEADS
 
 _OUTPUTS: Mapping[str, int] = {"weight": 0, "bias": 0, PACKED_SCALE: 0, LORA_B: 0, MAGNITUDE: 0}
@@ -182,6 +182,13 @@ def _ranks_per_head(name: str, module: nn.Module, head_dim: int | None, tp: int)
 def _require_even(fqn: str, dim: int, size: int, tp: int) -> None:
     if size % tp:
         valid = [n for n in range(1, size + 1) if size % n == 0]
+        if fqn.endswith(PACKED_SCALE):
+            # A model of the user's own: of ours the job's rules know the sizes.
+            raise InfeasibleLayout(
+                f"layout.tp = {tp}: must divide the {size} blocks of {PACKED_BLOCK} inputs in which adapter.base_dtype "
+                f"keeps {fqn.removesuffix(f'.{PACKED_SCALE}')}; set layout.tp to {_nearest(valid, tp)}, or "
+                'adapter.base_dtype to "bfloat16"'
+            )
         raise InfeasibleLayout(
             f"layout.tp = {tp}: must divide dim {dim} of {fqn}, which is {size}; "
             f"set layout.tp to {_nearest(valid, tp)}, or change that size of the model"

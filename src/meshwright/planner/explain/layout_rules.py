@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from meshwright.planner.request import PlanRequest
+from meshwright.spec.job.rules.adapter_rules import packed_block_problems
 from meshwright.spec.job.rules.attention_rules import (
     attention_layout_problems,
     attention_model_problems,
@@ -95,6 +96,7 @@ def _optimizer_problems(layout: Layout, request: PlanRequest, num_microbatches: 
         name=workload.optimizer, state_dtype=workload.optimizer_state_dtype, in_backward=workload.updates_in_backward
     )
     yield from block_problems(optimizer, layout, request.architecture)
+    yield from packed_block_problems(workload.adapter, layout, request.architecture)
     yield from update_problems(optimizer, layout, num_microbatches)
     yield from model_graph_problems(float8, optimizer, layout)
     yield from compiled_optimizer_problems(optimizer, layout)

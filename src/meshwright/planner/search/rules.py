@@ -20,6 +20,7 @@ from meshwright.cost.layout_table import (
 from meshwright.cost.optimizer_update import is_plain
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search.graph_rules import captures_ranks, takes_graphs_and_pools
+from meshwright.spec.job.rules.adapter_rules import packed_rows
 from meshwright.spec.job.rules.attention_rules import device_problem, model_obstacle, precision_obstacle
 from meshwright.spec.job.rules.optimizer_rules import INT8_BLOCK_SIZE, quantized_columns
 from meshwright.spec.job.rules.size_rules import ring_obstacles, sizes_over_tp
@@ -30,6 +31,7 @@ from meshwright.spec.layout.schedule.schedule_rules import AS_MANY_AS_STAGES, IN
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.moe_architecture import MoEArchitecture
 from meshwright.spec.model.op import float8_alignment
+from meshwright.spec.step.adapter import PACKED_BLOCK
 from meshwright.spec.step.workload import FLOAT8_PRECISIONS
 
 
@@ -137,11 +139,13 @@ def _divides_experts(layouts: LayoutTable, architecture: LlamaArchitecture) -> B
 
 
 def _updates_shards(layouts: LayoutTable, request: PlanRequest) -> Bools:
-    """Return whether the optimizer can update what the split leaves a rank."""
+    """Return whether the optimizer can update what the split leaves a rank, and blocks of few bits are whole."""
     fits = (layouts.pp == 1) | (not request.workload.updates_in_backward)
     if request.workload.optimizer_state_dtype == "int8":
         for axis, columns in quantized_columns(request.architecture):
             fits = fits & (columns % (getattr(layouts, axis) * INT8_BLOCK_SIZE) == 0)
+    for _, inputs in packed_rows(request.workload.adapter, request.architecture):
+        fits = fits & (inputs % (layouts.tp * PACKED_BLOCK) == 0)
     return np.asarray(fits)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from meshwright.errors import MeshwrightError
 from meshwright.spec.job.even_layouts import even_layouts
 from meshwright.spec.job.guards_section import replica_problems
-from meshwright.spec.job.rules.adapter_rules import adapter_layout_problems
+from meshwright.spec.job.rules.adapter_rules import adapter_layout_problems, packed_block_problems
 from meshwright.spec.job.rules.attention_rules import attention_problems
 from meshwright.spec.job.rules.compile_rules import (
     compiled_optimizer_problems,
@@ -87,6 +87,7 @@ def broken_rules(job: Job, layout: Layout) -> list[Problem]:
     of_optimizer = [*update_problems(job.optimizer, layout, num_microbatches if is_counted else 1)]
     if (architecture := _architecture(job)) is not None:
         of_optimizer += block_problems(job.optimizer, layout, architecture)
+        of_optimizer += packed_block_problems(job.adapter, layout, architecture)
     schedule = schedule_problems(layout, num_microbatches, job.batch_key)
     float8 = job.precision.float8
     of_model = [

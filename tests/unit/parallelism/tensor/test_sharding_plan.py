@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from meshwright.errors import ConfigError, InfeasibleLayout, MeshwrightError, UnsupportedError
+from meshwright.models.adapted_linear import add_adapter
 from meshwright.models.build import build_architecture
 from meshwright.parallelism.losses.loss import vocab_parallel_losses
 from meshwright.parallelism.mesh import build_meshes
@@ -20,6 +21,7 @@ from meshwright.parallelism.tensor.tensor_parallel import apply_tensor_parallel
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.architecture import LlamaArchitecture
 from meshwright.spec.model.moe_architecture import MoEArchitecture
+from meshwright.spec.step.adapter import Adapter
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 32,
@@ -162,6 +164,14 @@ def test_the_nearest_degrees_are_named() -> None:
         _sharded(_llama(vocab_size=6))
     with pytest.raises(InfeasibleLayout, match=r"the 6 key/value heads of .*; set layout.tp to 2 or 3$"):
         _sharded(_llama(num_heads=12, num_kv_heads=6))
+
+
+def test_the_blocks_of_a_base_in_few_bits_are_named_as_such() -> None:
+    model = _llama(head_dim=32)
+    add_adapter(model, Adapter(kind="lora", base_dtype="nf4", targets=("blocks.*.attention.output",)), seed=0)
+    problem = r"must divide the 2 blocks of 64 inputs in which adapter.base_dtype keeps blocks.0.attention.output; set "
+    with pytest.raises(InfeasibleLayout, match=problem + 'layout.tp to 1 or 2, or adapter.base_dtype to "bfloat16"'):
+        _sharded(model)
 
 
 class Ended(nn.Module):

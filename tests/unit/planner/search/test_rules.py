@@ -19,6 +19,7 @@ from meshwright.spec.job.validity import broken_rules
 from meshwright.spec.layout.layout import SCHEDULES, SPLIT_BACKWARD_SCHEDULES, Layout
 from meshwright.spec.model.moe_architecture import MoEArchitecture
 from meshwright.spec.model.presets import PRESETS
+from meshwright.spec.step.adapter import Adapter
 from meshwright.spec.step.workload import FLOAT8_PRECISIONS
 from questions import ask
 
@@ -210,3 +211,12 @@ def test_stage_boundaries_that_are_set_fix_the_number_of_stages() -> None:
     question = ask(num_devices=8, batch=8, stage_boundaries=(8, 16, 24))
     rows = layout_table([Layout(pp=4, dp_shard=2), Layout(pp=2, dp_shard=4), Layout(dp_shard=8)])
     assert is_valid(rows, question).tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize(("tp", "is_right"), [(2, True), (4, False)])
+def test_blocks_of_a_base_in_few_bits_stay_whole(tp: int, is_right: bool) -> None:
+    question, layout = ask("llama-1m", tp, seq_len=64, batch=8), Layout(tp=tp)
+    adapter = Adapter(kind="lora", base_dtype="nf4")
+    question = question.with_setup(workload=question.workload.replace(adapter=adapter))
+    assert is_valid(layout_table([layout]), question)[0] == is_right
+    assert is_right or "blocks of 64 inputs" in str(invalid_reason(layout, question))

@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.spec.job.rules.optimizer_rules import names_like
 from meshwright.spec.layout.layout import Layout
-from meshwright.spec.problem import Fix, Problem, did_you_mean, shown_value
-from meshwright.spec.step.adapter import Adapter
+from meshwright.spec.model.adapted_model import adapted_model
+from meshwright.spec.model.architecture import LlamaArchitecture
+from meshwright.spec.model.model_spec import model_spec
+from meshwright.spec.model.op import NARROW_WEIGHT_BYTES, Matmul
+from meshwright.spec.problem import Fix, Problem, did_you_mean, nearest_first, shown_value
+from meshwright.spec.step.adapter import PACKED_BLOCK, Adapter
 
 if TYPE_CHECKING:
     from meshwright.spec.job.job import Job
 
-_KIND = "adapter.kind"
+_KIND, _BASE_DTYPE = "adapter.kind", "adapter.base_dtype"
 _OFF: Fix = {_KIND: "none"}
 _Rules = Iterator[tuple[str, Any, bool, Any, str]]
 """Of (key, its value, whether that is ruled out, a value that is not, why)."""
@@ -35,6 +39,32 @@ def adapter_layout_problems(adapter: Adapter, layout: Layout) -> Iterator[Proble
     """Yield what of a layout adapters do not go with."""
     if adapter.freezes_base:
         yield from _problems(adapter, _layout_rules(adapter, layout))
+
+
+def packed_block_problems(adapter: Adapter, layout: Layout, architecture: LlamaArchitecture) -> Iterator[Problem]:
+    """Yield why tensor parallelism would cut the blocks of a base in 8 or 4 bits."""
+    for name, inputs in packed_rows(adapter, architecture):
+        if inputs % (layout.tp * PACKED_BLOCK):
+            whole = [n for n in range(1, inputs // PACKED_BLOCK + 1) if inputs % (n * PACKED_BLOCK) == 0]
+            yield Problem(
+                f'adapter.base_dtype = "{adapter.base_dtype}" has blocks of {PACKED_BLOCK} inputs, which layout.tp = '
+                f"{layout.tp} cuts in {name} of {inputs} inputs",
+                [{"layout.tp": near} for near in nearest_first(layout.tp, whole)] + [{_BASE_DTYPE: "bfloat16"}],
+            )
+            return
+
+
+def packed_rows(adapter: Adapter, architecture: LlamaArchitecture) -> list[tuple[str, int]]:
+    """Return (name, inputs) of the layers in 8 or 4 bits whose inputs tp divides, those of the fewest inputs first."""
+    if not adapter.packs_base:
+        return []
+    found = {
+        (op.name, op.in_features)
+        for group in adapted_model(model_spec(architecture), adapter).groups
+        for op in group.ops
+        if isinstance(op, Matmul) and op.tensor_split == "rows" and op.weights in NARROW_WEIGHT_BYTES
+    }
+    return sorted(found, key=lambda each: each[1])
 
 
 def target_problems(adapter: Adapter, layers: Sequence[str], others: Sequence[str]) -> Iterator[Problem]:

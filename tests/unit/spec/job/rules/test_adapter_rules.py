@@ -86,6 +86,18 @@ def test_check_counts_what_is_trained(source: str, kind: str) -> None:
     assert found[0] * len(job.adapter.parts) == len(trained)
 
 
+@pytest.mark.parametrize("base_dtype", ["int8", "nf4"])
+def test_a_degree_that_cuts_blocks_of_few_bits_is_refused_by_its_sizes(base_dtype: str) -> None:
+    job = job_of({**LORA, "base_dtype": base_dtype}, model={"source": "llama-1m"}, layout={"tp": 4})
+    (problem,) = job.problems()
+    assert f'"{base_dtype}" has blocks of 64 inputs, which layout.tp = 4 cuts in attention.output of 128' in problem
+    assert len(problem.fixes) == 3
+    assert not [text for fix in problem.fixes for text in with_fix(job, fix).problems()]
+    # Of the layers that are adapted alone.
+    of_ffn = {**LORA, "base_dtype": base_dtype, "targets": ["blocks.*.ffn.*"]}
+    assert not job_of(of_ffn, model={"source": "llama-1m"}, layout={"tp": 4}).problems()
+
+
 def test_a_folder_that_is_no_adapter_is_refused(tmp_path: Path) -> None:
     (problem,) = adapter_job_problems(job_of({**LORA, "initial": str(tmp_path)}))
     assert "holds no adapter_config.json" in problem
