@@ -4,14 +4,12 @@ import sys
 import traceback
 from types import TracebackType
 
-from meshwright.data import user_data
-from meshwright.data.streams import sample_stream
 from meshwright.errors import MeshwrightError
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.user_object import is_object_source
 
-_READERS = (user_data.__file__, sample_stream.__file__)
-"""What calls a user's data."""
+_READERS = ("meshwright.data.user_data", "meshwright.data.streams.sample_stream")
+"""Modules that call a user's data, by name: the second imports torch, which commands on data do without."""
 
 
 def job_code_error(job: Job, error: Exception, advice: str) -> MeshwrightError | None:
@@ -49,7 +47,7 @@ def _called_by_readers(trace: TracebackType | None) -> TracebackType | None:
     """Return the frame that the code that reads samples has called; None where the error came not through it."""
     called = None
     while trace is not None:
-        if trace.tb_frame.f_code.co_filename in _READERS:
+        if trace.tb_frame.f_globals.get("__name__") in _READERS:
             called = trace.tb_next
         trace = trace.tb_next
     return called

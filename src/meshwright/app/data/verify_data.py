@@ -11,6 +11,8 @@ from meshwright.app.progress import elapsed
 from meshwright.app.results.data_results import DataVerificationResult
 from meshwright.data.corpus import Corpus
 from meshwright.data.data_problems import problems
+from meshwright.data.examine.sample_arrays import arrays_of
+from meshwright.data.examine.sample_limits import SampleLimits, sample_limits
 from meshwright.data.examine.source_check import SourceCheck, check_source
 from meshwright.data.formats.stored_tokens import StoredTokens, hash_of_tokens
 from meshwright.data.job_code import first_frame_of_job
@@ -27,7 +29,8 @@ def verify(job: JobSource, *overrides: str, samples: Positive = 100) -> DataVeri
     """Return every file and record of the job's data that cannot be read, with place and reason.
 
     Token caches that are there are compared with their checksums, and `samples` samples, spread evenly, are read twice,
-    which must give equal values: of text only where its tokens are in the cache.
+    which must give equal values: of text only where its tokens are in the cache. Those of a user's class must also
+    be what a built-in model takes, as training requires.
     """
     found, start_s, total = as_job(job, overrides).job, time.perf_counter(), SourceCheck()
     name = source_name(found.data)
@@ -119,22 +122,28 @@ def _compare_reads(job: Job, most: int, total: SourceCheck, show: Callable[[str]
             f"data.source = {job.data.source!r} is an iterable, whose samples have no numbers by which they could be "
             "read twice: verify it in a program, or give it an attribute `validation` with numbered ones"
         )
-    count = min(most, num_samples)
+    count, limits = min(most, num_samples), sample_limits(job)
     for done in range(count):
         index = done * (num_samples - 1) // max(1, count - 1)
         show(f"reading sample {index} of {num_samples}")
-        problem = _difference(job, dataset, index)
+        try:
+            problem = _problem(dataset, index, limits)
+        except Exception as error:
+            problem = _reason(job, error)
         if problem is not None:
             total.add_problem(f"sample {index}", problem)
     return count, num_samples
 
 
-def _difference(job: Job, dataset: Dataset, index: int) -> str | None:
-    try:
-        first, second = (sample_digest(dataset.read(index)) for _ in range(2))
-    except Exception as error:
-        return _reason(job, error)
-    return None if first == second else "two reads give different values: make it a function of its number"
+def _problem(dataset: Dataset, index: int, limits: SampleLimits | None) -> str | None:
+    """Return that two reads of a sample differ; raises DataError where a model of tokens does not take it."""
+    first, second = (dataset.read(index) for _ in range(2))
+    if limits is not None:
+        inputs, targets, *_ = arrays_of(first)
+        limits.require(inputs[None], targets[None], [index])
+    if sample_digest(first) != sample_digest(second):
+        return "two reads give different values: make it a function of its number"
+    return None
 
 
 def _reason(job: Job, error: Exception) -> str:

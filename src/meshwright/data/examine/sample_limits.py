@@ -1,10 +1,12 @@
 """SampleLimits: what a model of tokens takes, compared with samples of a user's own before they reach the device."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from meshwright.data.numbered_samples import IGNORED
 from meshwright.data.order import Indices
@@ -13,7 +15,13 @@ from meshwright.spec.job.job import Job
 from meshwright.spec.job.user_object import is_object_source
 from meshwright.spec.model.model_source import resolve_architecture
 
-_DTYPES = {"inputs": (torch.int64, torch.int32), "targets": (torch.int64,)}
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Stacked: TypeAlias = Tensor | npt.NDArray[Any]
+    """Samples along the first dim."""
+
+_DTYPES = {"inputs": ("int64", "int32"), "targets": ("int64",)}
 """What an embedding and the next-token loss of torch take."""
 
 
@@ -25,33 +33,33 @@ class SampleLimits(NamedTuple):
     seq_len: int
     vocab_size: int
 
-    def require(self, inputs: Tensor, targets: Tensor, numbers: Sequence[int] | Indices) -> None:
+    def require(self, inputs: Stacked, targets: Stacked, numbers: Sequence[int] | Indices) -> None:
         """Raise DataError where stacked samples are no tokens of this model; `numbers` are those of the samples.
 
         Values are read in the host's memory alone: those of a device would have to be waited for.
         """
         for what, values in (("inputs", inputs), ("targets", targets)):
-            shape = list(values.shape[1:])
-            if values.dtype not in _DTYPES[what] or shape != [self.seq_len]:
-                wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES[what])
+            shape, dtype = list(values.shape[1:]), str(values.dtype).removeprefix("torch.")
+            if dtype not in _DTYPES[what] or shape != [self.seq_len]:
                 raise self._error(
                     f"{what} of sample {numbers[0]}",
-                    f"are {str(values.dtype).removeprefix('torch.')} {shape}, and the model takes tokens, {wanted} "
-                    f"[{self.seq_len}] (train.seq_len)",
+                    f"are {dtype} {shape}, and the model takes tokens, {' or '.join(_DTYPES[what])} [{self.seq_len}] "
+                    "(train.seq_len)",
                 )
-            if values.device.type == "cpu":
+            if isinstance(values, np.ndarray):
                 self._require_range(what, values, numbers)
+            elif values.device.type == "cpu":
+                self._require_range(what, values.detach().numpy(), numbers)
 
-    def _require_range(self, what: str, values: Tensor, numbers: Sequence[int] | Indices) -> None:
-        lowest, highest = (int(end) for end in values.aminmax())
-        if lowest >= 0 and highest < self.vocab_size:
+    def _require_range(self, what: str, values: npt.NDArray[Any], numbers: Sequence[int] | Indices) -> None:
+        if values.min() >= 0 and values.max() < self.vocab_size:
             return
         is_bad = (values < 0) | (values >= self.vocab_size)
         if what == "targets":
             is_bad &= values != IGNORED
         if not is_bad.any():
             return
-        row, place = is_bad.nonzero()[0].tolist()
+        row, place = np.argwhere(is_bad)[0].tolist()
         raise self._error(
             f"{what} of sample {numbers[row]}",
             f"hold {int(values[row, place])} at place {place}, and the model's tokens are 0 to {self.vocab_size - 1}"

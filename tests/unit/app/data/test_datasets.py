@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ from chat_tokenizer import write_chat_tokenizer
 from meshwright.cli.main import run
 from meshwright.data.cache import content
 from meshwright.data.dataset import build_dataset
-from meshwright.data.order import SampleOrder
+from meshwright.data.open_loader import open_loader
+from meshwright.data.order import SampleOrder, Share
 from meshwright.errors import ConfigError, DataError, ExitCode, MeshwrightError, UnsupportedError
 
 DOCUMENTS = ["first document\n" * 20, "second\n" * 40, "third one\n" * 30]
@@ -54,9 +57,10 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def own(job: Path, **options: Any) -> Path:
-    """Return a job with the class of this file."""
+    """Return a job with the data of this file, and a model that takes them."""
     path = job.with_name("own.toml")
     text = job.read_text().replace('"texts"', '"my_numbers:MyNumbers"')
+    text += '\n[model]\nsource = "my_numbers:MyModel"'
     path.write_text(text + ("\n[data.options]\n" + "\n".join(f"{k} = {list(v)}" for k, v in options.items())))
     return path
 
@@ -251,6 +255,26 @@ def test_an_exception_of_a_users_data_is_said_to_be_its_own(job: Path, capsys: p
             assert "meshwright/data" not in shown
     (problem,) = mw.datasets.verify(own(job, bad=(0,))).problems
     assert "ValueError: row 0 is gone (" in problem.reason
+
+
+def test_what_training_refuses_of_a_users_samples_is_found(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = np.arange(32)
+    for inputs, reason in (
+        (tokens[1:], r"inputs of sample 5 .* are int64 \[31\], and the model takes tokens, int64 or int32 \[32\]"),
+        (tokens + 500, r"inputs of sample 5 .* hold 500 at place 0, and the model's tokens are 0 to 287: change the"),
+    ):
+        samples = {5: (inputs, tokens)}
+        read = lambda _, index, samples=samples: samples.get(index, (tokens, tokens))  # noqa: E731
+        monkeypatch.setattr(MyNumbers, "__getitem__", read)
+        found = mw.datasets.verify(own(job), "model.source=llama-1m", samples=1000)
+        assert [one.where for one in found.problems] == ["sample 5"]
+        assert re.search(reason, found.problems[0].reason)
+        resolved = mw.load_job(own(job), "model.source=llama-1m").job
+        with (
+            closing(open_loader(build_dataset(resolved.data, 32), Share(40), resolved)) as loader,
+            pytest.raises(DataError, match=re.escape(found.problems[0].reason)),
+        ):
+            loader.microbatches_of(np.array([[5]]))
 
 
 def test_samples_that_are_no_numbers_are_named(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
