@@ -7,6 +7,7 @@ import pytest
 from meshwright.data.data_problems import problems
 from meshwright.data.dataset import build_dataset
 from meshwright.data.examine import corpus_check
+from meshwright.data.tokenizer import ByteTokenizer
 from meshwright.errors import DataError
 from meshwright.spec.job.sections import DataSection
 
@@ -82,6 +83,15 @@ def test_a_large_corpus_is_read_only_so_far(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "a.txt").write_text("text " * 1000)
     (tmp_path / "b.txt").write_bytes(b"\xff")
     assert problems(DataSection(source=str(tmp_path)), 64, 257) == []
+
+
+def test_of_a_long_document_no_more_is_tokenised_than_says_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths, encode = [], ByteTokenizer.encode
+    monkeypatch.setattr(ByteTokenizer, "encode", lambda self, text: (lengths.append(len(text)), encode(self, text))[1])
+    assert problems(make(tmp_path, "one document " * 10_000), 64, 257) == []
+    assert 0 < sum(lengths) < 10_000
 
 
 def test_a_users_class_is_left_to_later() -> None:

@@ -17,6 +17,8 @@ READ_BYTES = 32_000_000
 """Bytes of a corpus that are checked; training checks the rest, with the same messages."""
 
 _MAX_PROBLEMS = 5
+_CHARACTERS_PER_TOKEN = 16
+"""Several times the average of tokenizers on text."""
 
 
 class CorpusCheck:
@@ -31,7 +33,7 @@ class CorpusCheck:
         num_tokens = 0
         for piece in self._pieces():
             if tokenizer and num_tokens < enough:
-                num_tokens += len(tokenizer.encode(piece.text)) + piece.ends_document
+                num_tokens += _count_tokens(tokenizer, piece.text, enough) + piece.ends_document
         return num_tokens if tokenizer else None
 
     def packing_problems(self, encoding: Encoding, seq_len: int) -> list[str]:
@@ -104,3 +106,15 @@ class CorpusCheck:
                     "which check stops: `meshwright data verify JOB` names all"
                 )
                 return
+
+
+def _count_tokens(tokenizer: Tokenizer, text: str, enough: int) -> int:
+    """Return the number of tokens of a text; of a long one that has more than `enough`, those of its start.
+
+    A tokenizer takes a second for some MB, which may be one document.
+    """
+    start = text[: _CHARACTERS_PER_TOKEN * enough]
+    num_tokens = len(tokenizer.encode(start))
+    # The last tokens of the start may be others where the text goes on.
+    is_enough = len(start) == len(text) or num_tokens >= 2 * enough
+    return num_tokens if is_enough else len(tokenizer.encode(text))
