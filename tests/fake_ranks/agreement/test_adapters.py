@@ -52,3 +52,13 @@ def test_formula_and_simulation_of_adapters_agree(
     assert both.estimate.step.total_s == pytest.approx(both.timeline.step_s, rel=MOST_OFF_STEP)
     both.require_equal_components(MOST_OFF_COMPONENT)
     assert both.estimate.memory.allocated_bytes == pytest.approx(both.allocated_bytes, rel=MOST_OFF_MEMORY)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("base_dtype", ["compute", "nf4"])
+def test_the_first_all_gather_is_the_peak_where_little_is_trained_and_logits_come_in_chunks(
+    tmp_path: Path, base_dtype: str
+) -> None:
+    job = JOB.format(kind="lora", base_dtype=base_dtype, compile="false", recompute="full")
+    both = predict_both(tmp_path, job, "layout.loss_chunks=8")
+    assert both.estimate.memory.allocated_bytes == pytest.approx(both.allocated_bytes, rel=0.01)

@@ -1,5 +1,7 @@
 """The memory of one pipeline rank at the moment of a step when it has the least to spare.
 
+    forward    the first block's parameters are copied out of their all-gather: FSDP2 still holds the one before it, of
+               what stands outside of blocks; the peak where little is trained (adapters) and logits come in chunks
     loss       all kept activations, logits and what the loss makes of them; in chunks of tokens, one chunk's and the
                gradients of the head
     backward   the first block's gradients are reduced, the second is at work: it is recomputed, or has its gradients;
@@ -52,8 +54,8 @@ class RankFootprint(RankGaps):
     def parts(self) -> Parts:
         """Return the bytes by tensor class when the rank has the least to spare, but context_bytes."""
         states = self._states()
-        moments = [self._loss(), self._backward(), self._end(), self._block_reduction(), self._last_reduction()]
-        moments += [self._ends_reduction(), self._update()]
+        moments = [self._forward(), self._loss(), self._backward(), self._end(), self._block_reduction()]
+        moments += [self._last_reduction(), self._ends_reduction(), self._update()]
         parts = largest([moment.parts for moment in moments])
         needed, cached = self.reserved(moments)
         fragmentation = needed - total(parts)
@@ -88,6 +90,20 @@ class RankFootprint(RankGaps):
             "gradients_bytes": self.elements.trained_whole * size.whole_gradient + shards,
             "optimizer_state_bytes": stays * (trained * size.shared_optimizer - saved),
         }
+
+    def _forward(self) -> Moment:
+        """Return what the forward of the first block adds when its parameters are copied out of what was gathered.
+
+        FSDP2 frees the output of an all-gather when that of the next one has been copied out.
+        """
+        has_outputs = self.gathers & ~self.is_graph & ~self.memory.layouts.cuda_graphs
+        outputs = has_outputs * (self.lasting.whole * self.compute_bytes + self.block.whole * self.gather_bytes)
+        return self._moment(
+            unsharded_parameters_bytes=self.gathered(self.block.whole),
+            activations_bytes=np.where(self.memory.layouts.tp > 1, 0.0, self.memory.stream_bytes),
+            communication_buffers_bytes=outputs,
+            elsewhere=outputs,
+        )
 
     def _loss(self) -> Moment:
         """Return what the last stage adds while it computes the loss; others have nothing to compute there."""
