@@ -9,7 +9,7 @@ from meshwright.spec.job.job import Job
 from meshwright.spec.job.user_object import is_object_source
 
 _READERS = ("meshwright.data.user_data", "meshwright.data.streams.sample_stream")
-"""Modules that call a user's data, by name: the second imports torch, which commands on data do without."""
+"""Modules that call a user's data, by name: importing the second imports torch, which data commands do not need."""
 
 
 def job_code_error(job: Job, error: Exception, advice: str) -> MeshwrightError | None:
