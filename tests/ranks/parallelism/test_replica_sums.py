@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from meshwright.models.build import build_architecture
 from meshwright.parallelism.apply import parallelize
 from meshwright.parallelism.data.materialize import materialize_stages
-from meshwright.parallelism.data.replica_sums import ReplicaSums, needs_no_sharding
+from meshwright.parallelism.data.replica_sums import ReplicaSums, needs_no_sharding, start_all_reduce
 from meshwright.parallelism.mesh import build_meshes
 from meshwright.spec.job.sections import PrecisionSection
 from meshwright.spec.layout.layout import Layout
@@ -71,7 +71,8 @@ def _gradients(model: Net) -> dict[str, Tensor]:
 
 def _sum_over_ranks(num_steps: int) -> dict[str, Tensor]:
     model, rank = Net(), dist.get_rank()
-    sums = ReplicaSums(model, dist.group.WORLD)
+    assert dist.group.WORLD is not None
+    sums = ReplicaSums(model, partial(start_all_reduce, dist.group.WORLD))
     for _ in range(num_steps):
         model.zero_grad()
         for microbatch in range(NUM_MICROBATCHES):

@@ -51,7 +51,7 @@ def replicate_model(model: nn.Module, meshes: Meshes) -> "ReplicaSums | None":
     if meshes.has_outer_replicas:
         return ReplicaSums(model)
     group = meshes.group("dp_replicate")
-    return ReplicaSums(model, partial(_all_reduce, group)) if meshes.degree("dp_replicate") > 1 else None
+    return ReplicaSums(model, partial(start_all_reduce, group)) if meshes.degree("dp_replicate") > 1 else None
 
 
 class StartedSum(Protocol):
@@ -131,7 +131,8 @@ class ReplicaSums:
             gradient.copy_(total.view_as(gradient))
 
 
-def _all_reduce(group: dist.ProcessGroup, tensor: Tensor) -> dist.Work:
+def start_all_reduce(group: dist.ProcessGroup, tensor: Tensor) -> dist.Work:
+    """Start to sum a tensor over a process group, in place; marked for the profiler."""
     # The group may be that of all ranks, whose description names no axis.
     is_profiled = torch.autograd.profiler._is_profiler_enabled
     axis = record_function(f"{AXIS_MARK}mesh_dp_replicate") if is_profiled else nullcontext()
