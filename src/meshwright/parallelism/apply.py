@@ -23,6 +23,7 @@ spec/job/validity.py rejects invalid layouts before any process starts.
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from meshwright.errors import UnsupportedError
 from meshwright.models.attention.attention_choice import apply_attention_backend
@@ -42,6 +43,7 @@ from meshwright.parallelism.head import require_separable
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.pipeline.stages import Stages, split
 from meshwright.parallelism.tensor.tensor_parallel import apply_async_tensor_parallel, apply_tensor_parallel
+from meshwright.parallelism.torch_private.torch_fsdp import complete_gradients
 from meshwright.spec.job.sections import PrecisionSection
 from meshwright.spec.layout.schedule.schedule import Schedule
 
@@ -89,4 +91,6 @@ def parallelize(
                 stages.replica_sums = replicate_model(stage, meshes)
             else:
                 shard_model(stage, layout, precision, meshes)
+                assert isinstance(stage, FSDPModule)
+                complete_gradients(stage, stages.missing.add)
     return stages

@@ -69,7 +69,7 @@ def test_a_non_finite_loss_stops_before_the_update(tmp_path: Path, monkeypatch: 
 def test_a_parameter_that_never_trains_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = tiny_job(tmp_path)
     job["model"] = own_model(monkeypatch, "Forgetful")
-    with pytest.raises(AssertionError, match=r"no gradient after the first backward for unused\.weight, unused\.bias"):
+    with pytest.raises(AssertionError, match=r"no gradient in step 1 for unused\.weight, unused\.bias"):
         run_ranks(train_on_this_rank, 2, job, str(tmp_path / "run"), False)
 
 

@@ -2,14 +2,12 @@ import os
 import signal
 
 import pytest
-import torch
 from torch import distributed as dist
-from torch import nn
 
-from meshwright.errors import ConfigError, ExitCode, MeshwrightError, NonFiniteError
+from meshwright.errors import ConfigError, ExitCode, NonFiniteError
 from meshwright.fault_tolerance.lost_peer import exit_code_of, is_lost_peer, words_of
 from meshwright.fault_tolerance.stop_request import StopRequest
-from meshwright.trainer.step.step_requirements import require_all_gradients, require_finite, wrong_losses_text
+from meshwright.trainer.step.step_requirements import require_finite, wrong_losses_text
 
 
 @pytest.mark.parametrize(("loss", "norm"), [(float("nan"), 1.0), (1.0, float("inf")), (float("-inf"), 1.0)])
@@ -26,15 +24,6 @@ def test_the_advice_of_a_non_finite_step_is_asked_for_only_then() -> None:
 
 def test_a_finite_step_passes() -> None:
     require_finite(1, 3.0, 0.0)
-
-
-def test_a_parameter_that_the_loss_does_not_reach_is_named() -> None:
-    model = nn.ModuleDict({"used": nn.Linear(2, 1), "forgotten": nn.Linear(2, 1)})
-    model["used"](torch.ones(1, 2)).sum().backward()
-    with pytest.raises(MeshwrightError, match=r"forgotten\.weight, forgotten\.bias.*mine:Model"):
-        require_all_gradients(model.named_parameters(), "mine:Model")
-    model["forgotten"].requires_grad_(False)
-    require_all_gradients(model.named_parameters(), "mine:Model")
 
 
 def test_a_lost_peer_is_told_from_a_bug() -> None:

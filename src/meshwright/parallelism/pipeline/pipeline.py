@@ -102,6 +102,7 @@ class Pipeline:
         Gradients are then reduced over the ranks that shard each stage.
         """
         self._start(microbatches)
+        self.stages.missing.clear()
         if self._gradients is not None:
             self._gradients.begin_step()
         if self._graph is not None:
@@ -135,6 +136,7 @@ class Pipeline:
             elif action.kind == "W":
                 accumulate_gradients(stage)
         self._finish()
+        self.stages.fill_missing()
         self.stages.end_replica_sums()
         for number in sorted(reductions.awaited):
             await_gradients(self.stages[number])

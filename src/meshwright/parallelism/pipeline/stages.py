@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from meshwright.errors import UnsupportedError
 from meshwright.models.contract import blocks_of
 from meshwright.models.moe import most_experts
+from meshwright.parallelism.data.missing_gradients import fill_missing
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.schedule.action import Action
 from meshwright.spec.layout.schedule.schedule import Schedule
@@ -44,6 +46,10 @@ class Stages(nn.Module):
         """The memory pools that serve it and its optimizer."""
         self.replica_sums: ReplicaSums | None = None
         """What sums the gradients of the only stage over dp_replicate, where FSDP2 does not."""
+        self.missing: set[nn.Parameter] = set()
+        """Those that no backward of the last step gave a gradient here: it is zero (missing_gradients.py)."""
+        self.updates_in_backward = False
+        """Whether backward uses up gradients, so that those that are not there are not missing."""
         self.loss_format: FixedPoint | None = None
         """What losses are rounded to before they are summed, where sums are exact (exact_sums.py)."""
         self.sums_replicas_after = False
@@ -69,6 +75,13 @@ class Stages(nn.Module):
     def last(self) -> nn.Module | None:
         """Return the stage that computes the loss, None if another rank has it."""
         return next((self[number] for number in self.numbers if self.is_last(number)), None)
+
+    def fill_missing(self) -> None:
+        """Give zeros to parameters that backward made no gradient of, but for those of FSDP2, which has had them."""
+        if not self.updates_in_backward:
+            for stage in self:
+                if not isinstance(stage, FSDPModule):
+                    self.missing.update(fill_missing(stage.parameters()))
 
     def begin_replica_sums(self) -> None:
         """Sum gradients over replicas in the next backward, the last of a step, if that is left to `replica_sums`."""

@@ -97,6 +97,40 @@ def sum_shards_with(root: FSDPModule, sum_: Callable[[Tensor], object]) -> None:
         group._all_reduce_hook = sum_
 
 
+def complete_gradients(root: FSDPModule, note: Callable[[nn.Parameter], object]) -> None:
+    """Give zeros to what a unit reduces and backward made no gradient of on this rank; `note` is called with each.
+
+    torch 2.13 can itself (set_reduce_scatter_unused_params), but mixes formats where earlier microbatches left sums.
+    """
+    for group in _all_groups(root):
+        group.post_backward = partial(_complete_first, group, group.post_backward, note)
+
+
+def _complete_first(
+    group: Any, post_backward: Callable[..., None], note: Callable[[nn.Parameter], object], *args: Any
+) -> None:
+    if group.reduce_grads:
+        _complete(group, note)
+    post_backward(*args)
+
+
+@torch.no_grad()
+def _complete(group: Any, note: Callable[[nn.Parameter], object]) -> None:
+    """Give all parameters of a unit that has a gradient one, in one format."""
+    trained = [one for one in group.fsdp_params if hasattr(one, "_unsharded_param") and one.sharded_param.requires_grad]
+    # Sums over earlier microbatches, in the format of reductions, or gradients of this one, in that of parameters.
+    summed = [one for one in trained if one.unsharded_accumulated_grad is not None]
+    new = [one for one in trained if one not in summed and one._unsharded_param.grad is not None]
+    if not summed and not new:
+        return
+    for one in trained:
+        if one not in summed and one not in new:
+            note(one.sharded_param)
+            one._unsharded_param.grad = torch.zeros_like(one._unsharded_param)
+        if summed and one not in summed:
+            one.to_accumulated_grad_if_needed()
+
+
 def change_gradients(root: FSDPModule, change: Callable[[list[Tensor]], object]) -> None:
     """Call `change` with a unit's gradients of one backward on this rank, before FSDP2 adds them to any other."""
     for group in _all_groups(root):

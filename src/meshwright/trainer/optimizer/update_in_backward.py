@@ -21,8 +21,14 @@ class UpdateInBackward:
     def __init__(self, gradients: Gradients, optimizer: ModelOptimizer) -> None:
         self._gradients, self._optimizer = gradients, optimizer
         self.parameters = gradients.final_in_backward()
+        self._updated: set[nn.Parameter] = set()
         for parameter in self.parameters:
             parameter.register_post_accumulate_grad_hook(self._update)
+
+    def take_updated(self) -> set[nn.Parameter]:
+        """Return the parameters that were updated since the last call."""
+        updated, self._updated = self._updated, set()
+        return updated
 
     @torch.no_grad()
     def _update(self, parameter: Tensor) -> None:
@@ -30,3 +36,4 @@ class UpdateInBackward:
         self._gradients.finish_one(parameter)
         self._optimizer.step_of(parameter)
         parameter.grad = None
+        self._updated.add(parameter)

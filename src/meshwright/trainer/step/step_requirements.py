@@ -1,10 +1,10 @@
 """What must hold of a step's numbers, and the errors and advice where it does not."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from meshwright.errors import ConfigError, NonFiniteError, UnsupportedError
 from meshwright.parallelism.exact_sums import GRADIENT_LIMIT_BITS, LOSS_LIMIT_BITS
@@ -52,11 +52,9 @@ def require_unchanged(before: Mapping[str, Tensor], after: Mapping[str, Tensor],
         )
 
 
-def require_all_gradients(named_parameters: Iterable[tuple[str, nn.Parameter]], source: str) -> None:
-    """Raise ConfigError that lists trainable parameters of model.source without a gradient after the first backward."""
-    missing = [name for name, parameter in named_parameters if parameter.requires_grad and parameter.grad is None]
-    if missing:
-        raise ConfigError(
-            f"no gradient after the first backward for {first_of(missing)}: every trainable parameter must contribute "
-            f"to the loss: use it in the forward of model.source = {source!r}, or set requires_grad = False on it there"
-        )
+def without_gradient(step: int, names: Sequence[str], source: str) -> ConfigError:
+    """Return the error that lists trainable parameters of model.source without a gradient in a step."""
+    return ConfigError(
+        f"no gradient in step {step} for {first_of(names)}: every trainable parameter must contribute to the loss: use "
+        f"it in the forward of model.source = {source!r}, if need be times 0, or set requires_grad = False on it there"
+    )

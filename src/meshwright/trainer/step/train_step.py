@@ -21,6 +21,7 @@ from meshwright.fault_tolerance.step_guard import Decision, StepGuard
 from meshwright.parallelism.context.context_parallel import sequence_indices
 from meshwright.parallelism.data.fully_sharded import reshard_model
 from meshwright.parallelism.data.materialize import share_buffers, statistics_of
+from meshwright.parallelism.data.missing_gradients import unused_everywhere
 from meshwright.parallelism.float8.float8_gather import Float8Gathers
 from meshwright.parallelism.gradients import Gradients
 from meshwright.parallelism.losses.loss import NextTokenLoss, RowLosses, counted_share
@@ -41,9 +42,9 @@ from meshwright.trainer.step.step_requirements import (
     SKIP_ADVICE,
     SKIPPED,
     UPDATED,
-    require_all_gradients,
     require_finite,
     require_unchanged,
+    without_gradient,
     wrong_losses_text,
 )
 
@@ -75,6 +76,7 @@ class TrainStep:
         self.float8_gathers = Float8Gathers(model, meshes)
         self.expert_load = ExpertLoad(model, meshes)
         self.in_backward = UpdateInBackward(self.gradients, optimizer) if job.optimizer.in_backward else None
+        model.updates_in_backward = self.in_backward is not None
         self.positions_S = self._own_positions()
         self.observe_gradients: Callable[[nn.Module], None] | None = None
         """Called with the model once per step, with the gradients of the mean loss before clipping."""
@@ -126,11 +128,7 @@ class TrainStep:
         total_loss = self.pipeline.step(self._stage_inputs(step, microbatches))
         self._observe("gradients")
         require_unchanged(buffers, persistent_buffers(self.model), self.job)
-        if not self._has_checked_gradients:
-            updated = set() if self.in_backward is None else set(self.in_backward.parameters)
-            named = (each for each in canonical_parameters(self.model) if each[1] not in updated)
-            require_all_gradients(named, self.job.model.source)
-            self._has_checked_gradients = True
+        self._require_gradients(step)
         num_microbatches = len(microbatches) if self.replicas is None else self.job.num_microbatches(self.meshes.layout)
         self.gradients.finish(num_microbatches)
         if kept is not None:
@@ -167,6 +165,21 @@ class TrainStep:
         # What a rank writes of a step is no part of it.
         self._observe("record")
         return StepResult(loss, grad_norm.item(), rate, experts, loss_metrics, decision)
+
+    def _require_gradients(self, step: int) -> None:
+        """Raise ConfigError for parameters that train and got no gradient: in the first step on no rank; a collective.
+
+        Those that backward updates, and those of a unit of FSDP2, must get one on each rank in each step.
+        """
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        updated = set[nn.Parameter]() if self.in_backward is None else self.in_backward.take_updated()
+        without = {parameter for parameter in trained if parameter.grad is None and parameter not in updated}
+        if not self._has_checked_gradients:
+            without |= unused_everywhere(trained, self.model.missing | without, self.meshes) - updated
+            self._has_checked_gradients = True
+        if without:
+            names = [name for name, parameter in canonical_parameters(self.model) if parameter in without]
+            raise without_gradient(step, names, self.job.model.source)
 
     def _replica_guard(self) -> ReplicaGuard:
         copies = ReplicaCopies(self.model, self.meshes, partial(optimizer_state, self.model, self.optimizer))

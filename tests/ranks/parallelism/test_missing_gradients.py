@@ -1,0 +1,35 @@
+"""Parameters that a loss does not reach get gradients of zero, and are told from those that no rank's loss reaches."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from meshwright.parallelism.data.missing_gradients import fill_missing, unused_everywhere
+from meshwright.parallelism.mesh import build_meshes
+from meshwright.spec.layout.layout import Layout
+from run_ranks import run_ranks
+
+
+def test_what_the_loss_does_not_reach_gets_zeros() -> None:
+    model = nn.ModuleDict({"used": nn.Linear(2, 1), "left": nn.Linear(2, 1), "frozen": nn.Linear(2, 1)})
+    model["frozen"].requires_grad_(False)
+    model["used"](torch.ones(1, 2)).sum().backward()
+    missing = fill_missing(model.parameters())
+    assert missing == list(model["left"].parameters())
+    assert all(parameter.grad is not None and not parameter.grad.any() for parameter in missing)
+    assert all(parameter.grad is None for parameter in model["frozen"].parameters())
+
+
+def unused(users: tuple[int, ...]) -> list[bool]:
+    """Return of parameters, which the ranks of these numbers use, whether no rank does."""
+    meshes = build_meshes(Layout(dp_replicate=2), "cpu")
+    rank = meshes.rank("dp_replicate")
+    parameters = [nn.Parameter(torch.ones(2)) for _ in users]
+    missing = {parameter for parameter, user in zip(parameters, users, strict=True) if user != rank}
+    found = unused_everywhere(parameters, missing, meshes)
+    return [parameter in found for parameter in parameters]
+
+
+def test_what_any_rank_uses_is_used() -> None:
+    assert run_ranks(unused, 2, (0, 1, 2)) == [[False, False, True]] * 2
