@@ -15,6 +15,7 @@ from repository import ROOT
 EXAMPLES = ROOT / "examples"
 
 
+@pytest.mark.long
 def test_the_script_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLES / "use_as_a_library.py"))["main"](tmp_path)
     assert "Step time against memory" in (tmp_path / "plan.html").read_text(encoding="utf-8")

@@ -84,8 +84,8 @@ def test_a_device_that_fails_once_in_longer_than_a_float_holds_never_fails(capsy
 
 
 LONG_STEPS = [
-    ("llama3-70b", "h100:8", "131072"),
-    ("llama3-8b", "rtx-4090:8", "8192"),
+    pytest.param("llama3-70b", "h100:8", "131072", marks=pytest.mark.long),
+    pytest.param("llama3-8b", "rtx-4090:8", "8192", marks=pytest.mark.long),
     ("llama3-8b", "h100:1", "8192"),
 ]
 
@@ -149,9 +149,17 @@ def test_days_money_and_the_frontier(capsys: pytest.CaptureFixture[str]) -> None
     assert "device hours" in text
     assert "goodput" in text
     assert "60d are not enough: they are on 32 devices of h100-ib400 (below)" in text
+
+
+@pytest.mark.long
+def test_a_deadline_that_no_size_meets_and_one_without_a_frontier(capsys: pytest.CaptureFixture[str]) -> None:
     late = page(capsys, "--tokens", "1T", "--deadline", "10d", "--frontier")
     assert "10d are not enough: nor are they on any cluster below" in late
     assert "60d are not enough: see --frontier" in page(capsys, "--tokens", "1T", "--deadline", "60d")
+
+
+@pytest.mark.long
+def test_several_clusters_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*SMALL, "--json", "--tokens", "1T", "--cluster", "a100:8"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["budget"]["num_devices"] == 8

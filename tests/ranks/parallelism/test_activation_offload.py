@@ -20,10 +20,7 @@ from run_ranks import run_ranks
 pytestmark = DYNAMO_WARNINGS
 
 LAYOUTS: dict[str, list[str]] = {
-    "two ranks": [
-        "tp=2,activation_checkpoint=selective,microbatch_size=4",
-        "pp=2,schedule=ZBVZeroBubble,microbatch_size=4",
-    ],
+    "two ranks": ["tp=2,activation_checkpoint=selective,microbatch_size=4"],
     "one": [
         "microbatch_size=2",
         "microbatch_size=2,compile=true,compile_backend=aot_eager",
@@ -34,6 +31,7 @@ LAYOUTS: dict[str, list[str]] = {
         "cp=2,cp_method=ring,microbatch_size=2",
         "cp=2,cp_method=ulysses,microbatch_size=2,activation_checkpoint=selective,activation_checkpoint_every=2",
         "pp=2",
+        "pp=2,schedule=ZBVZeroBubble,microbatch_size=4",
         "pp=2,schedule=InterleavedZeroBubble,activation_checkpoint=selective",
         "pp=2,schedule=ZBVZeroBubble,activation_checkpoint=full",
         "pp=2,schedule=GPipe,activation_checkpoint=full",

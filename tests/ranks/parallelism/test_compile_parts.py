@@ -27,9 +27,9 @@ _NUM_STEPS = 4
 _BOTH = {"compile_loss": True, "compile_optimizer": True, "compile_backend": "aot_eager"}
 _OF_2: dict[str, dict[str, Any]] = {
     "sharded, 2 microbatches": {"dp_shard": 2},
-    "tensor parallel": {"tp": 2},
 }
 _MORE_OF_2: dict[str, dict[str, Any]] = {
+    "tensor parallel": {"tp": 2},
     "replicated": {"dp_replicate": 2},
     "pipeline": {"pp": 2},
     "split backward": {"pp": 2, "schedule": "ZBVZeroBubble", "microbatch_size": 1},

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ MODEL = {**TINY_MODEL["options"], "dim": 36, "ffn_dim": 44, "tie_embeddings": Tr
 
 
 def case(
-    *, is_exact: bool = True, num_microbatches: int = 60, options: dict[str, Any] | None = None, **layout: Any
+    *, is_exact: bool = True, num_microbatches: int = 12, options: dict[str, Any] | None = None, **layout: Any
 ) -> Sections:
     """Return the sections of a job whose gradients are clipped, under a layout."""
     return {
@@ -41,44 +43,58 @@ def bits(run: FinishedRun) -> tuple[Any, ...]:
     return run.parameter_hash, run.losses, run.grad_norms
 
 
+RunOfOne = Callable[[int], list[FinishedRun]]
+
+
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> list[FinishedRun]:
-    """Return the run of one rank, and the same without exact sums."""
-    return train_all_on_ranks(tmp_path_factory.mktemp("one"), 1, [case(), case(is_exact=False)])
+def one(tmp_path_factory: pytest.TempPathFactory) -> RunOfOne:
+    """Return for a number of microbatches the run of one rank, and the same without exact sums; each trained once."""
+
+    @cache
+    def trained(num_microbatches: int) -> list[FinishedRun]:
+        cases = [case(is_exact=is_exact, num_microbatches=num_microbatches) for is_exact in (True, False)]
+        return train_all_on_ranks(tmp_path_factory.mktemp("one"), 1, cases)
+
+    return trained
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "layout"),
+    ("num_ranks", "layout", "num_microbatches"),
     [
-        (2, {"dp_shard": 2}),
-        (3, {"dp_replicate": 3}),
-        pytest.param(4, {"dp_replicate": 2, "dp_shard": 2}, marks=pytest.mark.long),
-        pytest.param(5, {"dp_shard": 5}, marks=pytest.mark.long),
+        (2, {"dp_shard": 2}, 12),
+        (3, {"dp_replicate": 3}, 12),
+        pytest.param(2, {"dp_shard": 2}, 60, marks=pytest.mark.long),
+        pytest.param(3, {"dp_replicate": 3}, 60, marks=pytest.mark.long),
+        pytest.param(4, {"dp_replicate": 2, "dp_shard": 2}, 60, marks=pytest.mark.long),
+        pytest.param(5, {"dp_shard": 5}, 60, marks=pytest.mark.long),
     ],
     ids=str,
 )
 def test_the_number_of_ranks_changes_no_bit(
-    one: list[FinishedRun], tmp_path: Path, num_ranks: int, layout: dict[str, int]
+    one: RunOfOne, tmp_path: Path, num_ranks: int, layout: dict[str, int], num_microbatches: int
 ) -> None:
     synced = "step" if "dp_replicate" not in layout else "microbatch"
+    ways: list[dict[str, Any]] = [{}, {"gradient_sync": synced}, {"is_exact": False}]
     exact, otherwise, inexact = train_all_on_ranks(
-        tmp_path, num_ranks, [case(**layout), case(gradient_sync=synced, **layout), case(is_exact=False, **layout)]
+        tmp_path, num_ranks, [case(num_microbatches=num_microbatches, **way, **layout) for way in ways]
     )
-    assert bits(exact) == bits(one[0])
-    assert bits(otherwise) == bits(one[0])
+    alone, alone_inexact = one(num_microbatches)
+    assert bits(exact) == bits(alone)
+    assert bits(otherwise) == bits(alone)
     # So the comparison can fail, and the two modes are statistically the same: to rounding.
-    assert inexact.parameter_hash not in (one[0].parameter_hash, one[1].parameter_hash)
-    inexact.require_close(one[0])
+    assert inexact.parameter_hash not in (alone.parameter_hash, alone_inexact.parameter_hash)
+    inexact.require_close(alone)
 
 
-def test_a_run_shrinks_and_grows_without_a_trace(tmp_path: Path, one: list[FinishedRun]) -> None:
+@pytest.mark.parametrize("num_microbatches", [12, pytest.param(60, marks=pytest.mark.long)])
+def test_a_run_shrinks_and_grows_without_a_trace(tmp_path: Path, one: RunOfOne, num_microbatches: int) -> None:
     folder = tmp_path / "run"
     for stop_after, layout in ((1, {"dp_shard": 3}), (2, {"dp_shard": 2}), (3, {"dp_replicate": 2, "dp_shard": 2})):
-        job = tiny_job(tmp_path, **case(**layout))
+        job = tiny_job(tmp_path, **case(num_microbatches=num_microbatches, **layout))
         job["train"]["stop_after"] = stop_after
         num_ranks = layout["dp_shard"] * layout.get("dp_replicate", 1)
         run = train_on_ranks(job, folder, num_ranks, resume=stop_after > 1)
-    assert bits(run) == bits(one[0])
+    assert bits(run) == bits(one(num_microbatches)[0])
 
 
 BESIDE = {
@@ -92,13 +108,11 @@ BESIDE = {
 
 @pytest.mark.long
 def test_a_fixed_degree_beside_data_parallelism_changes_no_bit(tmp_path: Path) -> None:
-    alone = train_all_on_ranks(tmp_path, 2, [case(num_microbatches=12, **one) for one in BESIDE.values()])
+    alone = train_all_on_ranks(tmp_path, 2, [case(**one) for one in BESIDE.values()])
     for num_ranks, layout in ((4, {"dp_shard": 2}), (4, {"dp_replicate": 2}), (6, {"dp_shard": 3})):
         folder = tmp_path / str(layout)
         folder.mkdir()
-        runs = train_all_on_ranks(
-            folder, num_ranks, [case(num_microbatches=12, **layout, **one) for one in BESIDE.values()]
-        )
+        runs = train_all_on_ranks(folder, num_ranks, [case(**layout, **one) for one in BESIDE.values()])
         assert {name: bits(run) for name, run in zip(BESIDE, runs, strict=True)} == {
             name: bits(run) for name, run in zip(BESIDE, alone, strict=True)
         }
@@ -107,8 +121,8 @@ def test_a_fixed_degree_beside_data_parallelism_changes_no_bit(tmp_path: Path) -
 @pytest.mark.long
 def test_experts_and_bfloat16_change_no_bit(tmp_path: Path) -> None:
     def cases(**layout: int) -> list[Sections]:
-        experts = case(num_microbatches=12, **layout) | {"model": {"source": "moe-4m", "options": {"num_layers": 2}}}
-        return [experts, case(num_microbatches=12, **layout) | {"precision": {"compute": "bfloat16"}}]
+        experts = case(**layout) | {"model": {"source": "moe-4m", "options": {"num_layers": 2}}}
+        return [experts, case(**layout) | {"precision": {"compute": "bfloat16"}}]
 
     alone = [bits(run) for run in train_all_on_ranks(tmp_path, 1, cases())]
     for num_ranks, layout in ((2, {"dp_shard": 2}), (3, {"dp_replicate": 3})):

@@ -8,6 +8,8 @@ that losses are compared exactly.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -56,13 +58,12 @@ def _product(operator: Any, args: tuple[Any, Any], kwargs: Any = None) -> torch.
 COMPILED = {"compile": True, "compile_backend": "aot_eager"}
 """Around a ring, which stays eager, the compiler gets the rest of a block in parts, one of which begins with a linear
 layer."""
-RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 
 
 @pytest.fixture(scope="module")
-def one_process(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FinishedRun]:
-    folder = tmp_path_factory.mktemp("one")
-    return dict(zip(RECIPES, _finished(folder, 1, [(recipe, {}) for recipe in RECIPES]), strict=True))
+def one_process(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], FinishedRun]:
+    """Return for a recipe its run on one rank, each trained once."""
+    return cache(lambda recipe: _finished(tmp_path_factory.mktemp("one"), 1, [(recipe, {})])[0])
 
 
 @DYNAMO_WARNINGS
@@ -101,15 +102,15 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FinishedR
     ],
 )
 def test_a_layout_changes_no_number(
-    one_process: dict[str, FinishedRun], tmp_path: Path, num_ranks: int, cases: list[Case]
+    one_process: Callable[[str], FinishedRun], tmp_path: Path, num_ranks: int, cases: list[Case]
 ) -> None:
     for (recipe, layout), finished in zip(cases, _finished(tmp_path, num_ranks, cases), strict=True):
         # Ranks that share a key head round their parts of its gradient before they are summed.
         shares_heads = layout.get("tp", 1) > MODEL["options"]["num_kv_heads"]
         loss_bar, norm_bar = (2e-3, 1e-2) if shares_heads else (1e-9, 1e-9)
-        for step, loss in one_process[recipe].losses.items():
+        for step, loss in one_process(recipe).losses.items():
             assert finished.losses[step] == pytest.approx(loss, rel=loss_bar), (recipe, layout)
-            norm = one_process[recipe].grad_norms[step]
+            norm = one_process(recipe).grad_norms[step]
             assert finished.grad_norms[step] == pytest.approx(norm, rel=norm_bar), (recipe, layout)
 
 

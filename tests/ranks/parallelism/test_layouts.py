@@ -37,6 +37,7 @@ def test_a_layout_changes_no_number(
     finished.require_close(one)
 
 
+@pytest.mark.long
 def test_the_same_run_twice_is_bit_equal(tmp_path: Path) -> None:
     first, second = (train_on_ranks(tiny_job(tmp_path), tmp_path / name, 2) for name in ("a", "b"))
     assert first.parameter_hash == second.parameter_hash

@@ -26,12 +26,9 @@ _SECTIONS: dict[str, dict[str, Any]] = {
         "model": {**TINY_MODEL, "options": {**TINY_MODEL["options"], "num_layers": 8}},
         "layout": {"dp_shard": 2},
     },
-    "documents, several microbatches": {
-        "layout": {"dp_shard": 2},
-        "data": {"mask_documents": True},
-    },
 }
 _LONG: dict[str, dict[str, Any]] = {
+    "documents, several microbatches": {"layout": {"dp_shard": 2}, "data": {"mask_documents": True}},
     "32 blocks, sharded": {
         "model": {**TINY_MODEL, "options": {**TINY_MODEL["options"], "num_layers": 32}},
         "layout": {"dp_shard": 2},

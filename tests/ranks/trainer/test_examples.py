@@ -14,7 +14,7 @@ from training_runs import train_on_ranks
 EXAMPLES = ROOT / "examples"
 
 
-@pytest.mark.parametrize("name", ["spectral_denoiser", "hf_causal_lm"])
+@pytest.mark.parametrize("name", ["spectral_denoiser", pytest.param("hf_causal_lm", marks=pytest.mark.long)])
 def test_a_model_of_ones_own_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     if name == "hf_causal_lm":
         pytest.importorskip("transformers", reason="the example wraps a transformers model")
@@ -66,7 +66,7 @@ def test_a_graph_learns_and_resumes_to_the_bit_with_any_workers(
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
-@pytest.mark.parametrize("source", ["loader", "graph"])
+@pytest.mark.parametrize("source", ["loader", pytest.param("graph", marks=pytest.mark.long)])
 def test_a_loader_of_torchdata_is_saved_and_restored_mid_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:

@@ -135,6 +135,7 @@ def sft(folder: Path, **sections: dict[str, Any]) -> dict[str, Any]:
     return tiny_job(folder, **{name: {**own.get(name, {}), **sections.get(name, {})} for name in {*own, *sections}})
 
 
+@pytest.mark.long
 def test_exact_sums_give_the_same_bits_on_two_ranks(tmp_path: Path) -> None:
     exact = sft(tmp_path, train={"exact_elastic": True, "validation_interval": 2})
     one, two = (train_on_ranks(exact, tmp_path / str(ranks), ranks) for ranks in (1, 2))

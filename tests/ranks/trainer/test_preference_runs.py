@@ -84,6 +84,7 @@ def test_a_mixture_is_scored_once_and_resumes_on_other_ranks(tmp_path: Path) -> 
     )
 
 
+@pytest.mark.long
 def test_other_ranks_take_the_reference_of_the_start(tmp_path: Path) -> None:
     whole = pair_job(tmp_path, optimizer={"learning_rate": 1e-4})
     alone = train_on_ranks(whole, tmp_path / "one", 1)
@@ -127,7 +128,7 @@ def resume_without(job: dict[str, Any], folder: str, what: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("what", ["missing", "cut", "flipped"])
+@pytest.mark.parametrize("what", ["missing", pytest.param("cut", marks=pytest.mark.long), "flipped"])
 def test_a_run_without_its_reference_is_refused(what: str, tmp_path: Path) -> None:
     train_on_ranks(pair_job(tmp_path, train={"stop_after": 3}), tmp_path / "run", 1)
     (message,) = run_ranks(resume_without, 1, pair_job(tmp_path), str(tmp_path / "run"), what)

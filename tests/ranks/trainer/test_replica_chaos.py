@@ -26,6 +26,7 @@ TWO = ("layout.dp_replicate=2", "layout.dp_shard=1")
 PHASES = ("data", "forward", "backward", "gradients", "optimizer", "agree", "checkpoint")
 
 
+@pytest.mark.long
 def test_a_program_resumes_what_it_has_stopped(tmp_path: Path) -> None:
     keys = (*KEYS, *TWO, "train.steps=4", "checkpoint.interval=2", f"run.dir={tmp_path / 'run'}")
     mw.train(JOB, *keys, "train.stop_after=2", ranks=2)

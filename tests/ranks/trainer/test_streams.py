@@ -25,7 +25,7 @@ def stream_job(folder: Path, source: str, **train: Any) -> dict[str, Any]:
     return tiny_job(folder, data=data, train={"exact_elastic": True, **train}, checkpoint={"interval": 4})
 
 
-@pytest.mark.parametrize("source", ["Counting", "generated"])
+@pytest.mark.parametrize("source", [pytest.param("Counting", marks=pytest.mark.long), "generated"])
 def test_a_resume_on_other_ranks_has_the_bits_of_a_run_on_one(tmp_path: Path, source: str) -> None:
     whole = train_on_ranks(stream_job(tmp_path, source), tmp_path / "whole", 1)
     train_on_ranks(stream_job(tmp_path, source, stop_after=3), tmp_path / "parts", 2)
@@ -55,7 +55,7 @@ def test_a_stream_validates_on_the_samples_that_it_names(tmp_path: Path) -> None
     assert [row["step"] for row in found.validation] == [3, 6]
 
 
-@pytest.mark.parametrize("source", ["Counting", "Iterable"])
+@pytest.mark.parametrize("source", ["Counting", pytest.param("Iterable", marks=pytest.mark.long)])
 def test_a_kill_loses_and_repeats_no_sample_of_a_stream(tmp_path: Path, source: str) -> None:
     shutil.copy(sample_sources.__file__, tmp_path / "streams_of_chaos.py")
     shutil.copy(JOB, tmp_path / "job.toml")

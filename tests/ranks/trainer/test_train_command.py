@@ -225,7 +225,8 @@ class Data:
 """
 
 
-@pytest.mark.parametrize("independent", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("independent", [False, True])
 def test_a_rank_that_something_in_it_ends_well_has_not_trained_all_its_steps(tmp_path: Path, independent: bool) -> None:
     """Such as native code of a library that calls exit(0)."""
     (tmp_path / "exiting.py").write_text(EXITS)

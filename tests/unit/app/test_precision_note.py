@@ -26,14 +26,28 @@ def job(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", ["check", "plan"])
+@pytest.mark.parametrize(
+    ("verb", "override", "times"),
+    [
+        ("check", (), 1),
+        ("check", ("precision.compute=float32",), 0),
+        ("check", ("precision.compute=bfloat16",), 0),
+        ("plan", (), 1),
+        pytest.param("plan", ("precision.compute=float32",), 0, marks=pytest.mark.long),
+        pytest.param("plan", ("precision.compute=bfloat16",), 0, marks=pytest.mark.long),
+    ],
+)
 def test_a_cluster_with_tensor_cores_is_hinted_at_in_one_line(
-    verb: str, job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    verb: str,
+    override: tuple[str, ...],
+    times: int,
+    job: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
-    for override, times in ((), 1), (("precision.compute=float32",), 0), (("precision.compute=bfloat16",), 0):
-        run([verb, str(job), *override])
-        assert capsys.readouterr().out.count(NOTE) == times
+    run([verb, str(job), *override])
+    assert capsys.readouterr().out.count(NOTE) == times
 
 
 def test_a_processor_and_a_format_without_tensor_cores_are_not_hinted_at(job: Path) -> None:

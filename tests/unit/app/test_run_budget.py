@@ -12,8 +12,8 @@ import meshwright as mw
 from meshwright.cli.main import run
 from meshwright.errors import ConfigError
 
-MODEL: dict[str, Any] = {"model": "llama3.2-1b", "cluster": "h100-ib400:8", "seq_len": 2048, "global_batch_size": 64}
-WORDS = ["--model", "llama3.2-1b", "--cluster", "h100-ib400:8", "--seq-len", "2048", "--global-batch-size", "64"]
+MODEL: dict[str, Any] = {"model": "llama3.2-1b", "cluster": "h100-ib400:2", "seq_len": 2048, "global_batch_size": 16}
+WORDS = ["--model", "llama3.2-1b", "--cluster", "h100-ib400:2", "--seq-len", "2048", "--global-batch-size", "16"]
 WHOLE: dict[str, Any] = {
     "tokens": "1T",
     "price_per_gpu_hour": 2.5,
@@ -68,7 +68,7 @@ def test_the_jobs_rate_of_failures_is_that_of_the_plan() -> None:
     rate, tokens = "cluster.failures_per_device_day=0.02", {"tokens": "1T"}
     by_job, by_option = mw.plan(rate, **MODEL, **tokens), mw.plan(**MODEL, **tokens, failures_per_gpu_day=0.02)
     assert by_job.budget == by_option.budget
-    assert by_job.budget.mtbf_s == pytest.approx(86_400 / 8 / 0.02)
+    assert by_job.budget.mtbf_s == pytest.approx(86_400 / 2 / 0.02)
     both = mw.plan(rate, **MODEL, **tokens, failures_per_gpu_day=0.0)
     assert both.budget.mtbf_s is None
 

@@ -12,7 +12,8 @@ from repository import ROOT
 
 TINY = str(ROOT / "examples" / "tiny.toml")
 COMMANDS = [
-    [*SMALL_PLAN, "--tokens", "1T", "--frontier", "--price-per-gpu-hour", "2"],
+    [*SMALL_PLAN, "--tokens", "1T", "--price-per-gpu-hour", "2"],
+    pytest.param([*SMALL_PLAN, "--tokens", "1T", "--frontier", "--price-per-gpu-hour", "2"], marks=pytest.mark.long),
     ["check", TINY],
     ["show", TINY],
     ["init", "llama-1m", "--out", "job.toml"],

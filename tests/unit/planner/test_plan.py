@@ -95,7 +95,7 @@ def test_runners_up_are_of_different_splits_and_in_order() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_float32", [False, True])
+@pytest.mark.parametrize("is_float32", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_each_layout_of_the_pareto_list_leaves_more_memory_for_more_time(is_float32: bool) -> None:
     # In float32 replays change the order of many layouts.
     found = make_plan(FLOAT32) if is_float32 else plan()

@@ -24,10 +24,13 @@ def test_a_plan_offers_fewer_sms_where_they_are_predicted_to_pay() -> None:
 
 
 @pytest.mark.slow
-def test_a_limit_that_is_set_is_kept() -> None:
-    plan = make_plan(ask("llama3-8b", 8, batch=8, communication_sms=4), num_runners_up=0, min_scored=0)
+@pytest.mark.parametrize(
+    ("model", "num_devices"), [("llama3.2-1b", 2), pytest.param("llama3-8b", 8, marks=pytest.mark.long)]
+)
+def test_a_limit_that_is_set_is_kept(model: str, num_devices: int) -> None:
+    limited, free = (ask(model, num_devices, batch=num_devices, **fixed) for fixed in ({"communication_sms": 4}, {}))
+    plan = make_plan(limited, num_runners_up=0, min_scored=0)
     assert plan.pick.layout.communication_sms == 4
     assert f"{CHANGE}=4" in plan.kept
     assert not [one for one in plan.what_ifs if CHANGE in one.change]
-    free = make_plan(ask("llama3-8b", 8, batch=8), num_runners_up=0, min_scored=0)
-    assert free.pick.step_s < plan.pick.step_s
+    assert make_plan(free, num_runners_up=0, min_scored=0).pick.step_s < plan.pick.step_s

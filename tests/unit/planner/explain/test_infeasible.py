@@ -148,9 +148,14 @@ def test_what_is_set_may_be_what_does_not_fit() -> None:
             ask("llama3-8b", 8, reshard_after_forward=3),
             "layout.reshard_after_forward = 3 must divide layout.dp_shard x cp = ",
         ),
-        (ask("llama3-8b", 8, virtual_stages=100), "num_layers = 32 fill 34 at most"),
+        pytest.param(
+            *(ask("llama3-8b", 8, virtual_stages=100), "num_layers = 32 fill 34 at most"), marks=pytest.mark.long
+        ),
         (ask("llama3-8b", 8, virtual_stages=100, pp=2), "set layout.virtual_stages to 16;"),
-        (ask("llama3-8b", 8, virtual_stages=3, schedule="DualPipeV"), "set layout.virtual_stages to 2;"),
+        pytest.param(
+            *(ask("llama3-8b", 8, virtual_stages=3, schedule="DualPipeV"), "set layout.virtual_stages to 2;"),
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_a_suggested_value_gives_a_layout(question: PlanRequest, message: str) -> None:
@@ -181,8 +186,8 @@ def test_what_each_block_saves_is_not_searched(key: str) -> None:
     "fixed",
     [
         pytest.param({"virtual_stages": 3}, marks=pytest.mark.long),
-        {"virtual_stages": 9, "pp": 2},
-        {"schedule": "ZBVZeroBubble"},
+        pytest.param({"virtual_stages": 9, "pp": 2}, marks=pytest.mark.long),
+        pytest.param({"schedule": "ZBVZeroBubble"}, marks=pytest.mark.long),
         {"schedule": "ZBVZeroBubble", "virtual_stages": 1},
     ],
 )

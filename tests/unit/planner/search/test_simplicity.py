@@ -51,6 +51,7 @@ def test_more_stages_of_one_schedule_are_no_more_complex() -> None:
     assert of_few == of_many
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_no_pipeline_is_picked_for_less_than_the_error_of_ranking() -> None:
     # With tp, whose collectives compiled blocks hide, no pipeline is faster; nor is one of fewer sequences.
@@ -95,6 +96,11 @@ def test_a_pick_that_is_as_simple_as_the_fastest_layout_is_not_called_simpler() 
     assert complexity_of(pick) == complexity_of(fastest)
     assert pick.headroom_bytes > fastest.headroom_bytes
     assert not roomier.is_simpler
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_pick_that_is_simpler_is_called_so() -> None:
     assert make_plan(ask("llama3-8b", 8, seq_len=8192, batch=128)).is_simpler
 
 
