@@ -107,9 +107,13 @@ def sharded_steps(folder: Path, last_step: int) -> list[float]:
         return train(make_state(sharded=True), checkpoints, last_step, background=dist.get_world_size() == 2)
 
 
-def test_other_numbers_of_ranks_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "attempts", [[(2, 2), (3, 5)], pytest.param([(2, 2), (3, 4), (1, 5)], marks=pytest.mark.long)], ids=str
+)
+def test_other_numbers_of_ranks_go_on(tmp_path: Path, attempts: list[tuple[int, int]]) -> None:
+    """An attempt is a number of ranks and its last step."""
     [alone] = run_ranks(sharded_steps, 1, tmp_path / "alone", 5)
-    for num_ranks, last_step in ((2, 2), (3, 4), (1, 5)):
+    for num_ranks, last_step in attempts:
         for losses in run_ranks(sharded_steps, num_ranks, tmp_path / "mine", last_step):
             assert losses == pytest.approx(alone[last_step - len(losses) : last_step], rel=1e-5)
     stored = load_parameters(tmp_path / "mine" / "checkpoints" / "step-5")

@@ -50,6 +50,7 @@ def walk(chain: list[Layout]) -> None:
     shutil.rmtree(folder)
 
 
+@pytest.mark.long
 def test_a_chain_of_every_axis_returns_every_bit() -> None:
     walk(
         [

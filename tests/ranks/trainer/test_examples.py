@@ -43,17 +43,18 @@ def test_a_mixture_on_all_axes_learns_and_says_how_its_tokens_went(tmp_path: Pat
     assert sum("router_skew" in row for row in rows) == 8
 
 
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_graph_learns_and_resumes_to_the_bit_with_any_workers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_workers: int
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(EXAMPLES), *sys.path]))
     monkeypatch.setattr(sys, "path", [str(EXAMPLES), *sys.path])
     words = ["train.steps=12", "run.device=cpu", "train.validation_interval=0", "checkpoint.interval=5"]
     words += ["data.options.num_nodes=1000", "train.global_batch_size=64", "layout.microbatch_size=32"]
     found = []
-    for num_workers, stop_after in ((0, None), (1, 7)):
-        more = [f"data.num_workers={num_workers}"] + ([] if stop_after is None else [f"train.stop_after={stop_after}"])
-        folder = tmp_path / f"{num_workers}"
+    for workers, stop_after in ((0, None), (num_workers, 7)):
+        more = [f"data.num_workers={workers}"] + ([] if stop_after is None else [f"train.stop_after={stop_after}"])
+        folder = tmp_path / f"{stop_after}"
         job = load_job(EXAMPLES / "graph_nodes.toml", [*words, *more]).job.to_dict()
         finished = train_on_ranks(job, folder, 2)
         if stop_after is not None:

@@ -64,36 +64,52 @@ def train_all(runs: list[tuple[dict[str, Any], str, bool]]) -> list[int]:
     return [train_on_this_rank(*run) for run in runs]
 
 
-def test_runs_resume_to_the_bit_and_backward_updates_the_same_bits(tmp_path: Path) -> None:
-    once = {"max_grad_norm": 0.0, "groups": [{"match": "*.value.weight", "learning_rate_ratio": 0.5}]}
-    at_once = {"dp_shard": 2, "microbatch_size": 4}
-    whole_models = {"dp_replicate": 2, "dp_shard": 1, "microbatch_size": 4}
-    jobs = {
-        "whole": tiny_job(tmp_path, optimizer=LOW),
-        "halves": tiny_job(tmp_path, optimizer=LOW, train={"stop_after": 3}),
-        "after": tiny_job(tmp_path, optimizer=once, layout=at_once),
-        "in": tiny_job(tmp_path, optimizer={**once, "in_backward": True}, layout=at_once),
-        "after, replicas": tiny_job(tmp_path, optimizer=once, layout=whole_models),
-        "in, replicas": tiny_job(tmp_path, optimizer={**once, "in_backward": True}, layout=whole_models),
-    }
-    runs = [(job, str(tmp_path / name), False) for name, job in jobs.items()]
-    codes = run_ranks(train_all, 2, runs)
+def trained(folder: Path, jobs: dict[str, dict[str, Any]]) -> dict[str, FinishedRun]:
+    """Return the run of each job on two ranks, in a folder of its name."""
+    codes = run_ranks(train_all, 2, [(job, str(folder / name), False) for name, job in jobs.items()])
+    return {name: FinishedRun(folder / name, codes[0]) for name in jobs}
+
+
+def test_runs_resume_to_the_bit_and_on_another_number_of_ranks(tmp_path: Path) -> None:
+    job, half = tiny_job(tmp_path, optimizer=LOW), tiny_job(tmp_path, optimizer=LOW, train={"stop_after": 3})
+    whole = trained(tmp_path, {"whole": job, "halves": half})["whole"]
     shutil.copytree(tmp_path / "halves", tmp_path / "alone")
-    run_ranks(train_on_this_rank, 2, jobs["whole"], str(tmp_path / "halves"), True)
-    run_ranks(train_on_this_rank, 1, jobs["whole"], str(tmp_path / "alone"), True)
-    finished = {name: FinishedRun(tmp_path / name, codes[0]) for name in (*jobs, "alone")}
-    whole, halves, alone = finished["whole"], finished["halves"], finished["alone"]
+    run_ranks(train_on_this_rank, 2, job, str(tmp_path / "halves"), True)
+    run_ranks(train_on_this_rank, 1, job, str(tmp_path / "alone"), True)
+    halves, alone = (FinishedRun(tmp_path / name, []) for name in ("halves", "alone"))
     assert whole.parameter_hash == halves.parameter_hash
     assert whole.losses == halves.losses
-    for kind in ("", ", replicas"):
-        after, inside = finished[f"after{kind}"], finished[f"in{kind}"]
-        assert after.parameter_hash == inside.parameter_hash
-        assert after.losses == inside.losses
-        assert after.grad_norms == pytest.approx(inside.grad_norms, rel=1e-6)
-    # Sums of two addends are the same to the bit on any rank.
-    assert finished["after, replicas"].losses == pytest.approx(finished["after"].losses, rel=1e-6)
     # On another number of ranks gradients, and so the updates, are rounded differently.
     assert alone.losses == pytest.approx(whole.losses, rel=1e-4)
+
+
+REPLICAS = {"dp_replicate": 2, "dp_shard": 1}
+
+
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        {"shards": {"dp_shard": 2}},
+        pytest.param({"shards": {"dp_shard": 2}, "replicas": REPLICAS}, marks=pytest.mark.long),
+    ],
+    ids=["shards", "replicas too"],
+)
+def test_updates_in_backward_are_the_same_bits(tmp_path: Path, layouts: dict[str, dict[str, int]]) -> None:
+    after = {"max_grad_norm": 0.0, "groups": [{"match": "*.value.weight", "learning_rate_ratio": 0.5}]}
+    inside = {**after, "in_backward": True}
+    jobs = {
+        f"{kind} {when}": tiny_job(tmp_path, optimizer=optimizer, layout={**layout, "microbatch_size": 4})
+        for kind, layout in layouts.items()
+        for when, optimizer in (("after", after), ("inside", inside))
+    }
+    found = trained(tmp_path, jobs)
+    for kind in layouts:
+        late, early = found[f"{kind} after"], found[f"{kind} inside"]
+        assert late.parameter_hash == early.parameter_hash
+        assert late.losses == early.losses
+        assert late.grad_norms == pytest.approx(early.grad_norms, rel=1e-6)
+        # Sums of two addends are the same to the bit on any rank.
+        assert late.losses == pytest.approx(found["shards after"].losses, rel=1e-6)
 
 
 @pytest.mark.long

@@ -113,6 +113,7 @@ def test_a_loss_in_chunks_computes_the_head_that_the_model_names(
     assert chunked.validation[0]["validation_loss"] == pytest.approx(at_once.validation[0]["validation_loss"], rel=2e-6)
 
 
+@pytest.mark.long
 @COMPILER_WARNINGS
 def test_blocks_of_torchs_own_classes_are_compiled_under_fsdp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))

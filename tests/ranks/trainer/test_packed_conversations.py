@@ -156,6 +156,7 @@ def test_validation_is_the_mean_over_the_targets_of_held_out_conversations(tmp_p
     assert found[0] == pytest.approx(found[1], rel=1e-6)
 
 
+@pytest.mark.long
 def test_a_run_that_was_stopped_ends_with_the_same_bits(tmp_path: Path) -> None:
     whole, stopped = sft(tmp_path), sft(tmp_path, train={"stop_after": 2})
     finished = train_on_ranks(whole, tmp_path / "whole", 2)

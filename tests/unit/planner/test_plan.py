@@ -14,7 +14,7 @@ import pytest
 
 from meshwright.cost.communication.pipeline_p2p import hops_of
 from meshwright.cost.constants import fitted_constants
-from meshwright.cost.layout_table import layout_table
+from meshwright.cost.layout_table import LayoutTable, layout_table
 from meshwright.cost.pipeline.replay import Hops, StageTimes, pipeline_ops, replay
 from meshwright.cost.stack_factors import load_stack
 from meshwright.cost.step_times import unit_shares
@@ -43,9 +43,17 @@ FLOAT32 = ask("llama3-8b", 64, batch=512).with_setup(
 )
 
 
+SMALL = ask("llama3-8b", 16, batch=64)
+
+
 @cache
 def plan() -> Plan:
     return make_plan(QUESTION, min_scored=0)
+
+
+@cache
+def space_of_small() -> LayoutTable:
+    return layout_space(SMALL, menu_of(SMALL))
 
 
 def total_s(layout: Layout) -> float:
@@ -174,6 +182,7 @@ def test_lower_precision_is_only_a_what_if() -> None:
     assert of_others.is_runnable
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_lower_precision_saves_what_a_plan_with_it_finds() -> None:
     # In bfloat16 parameters have to be on the host, in float8 there is room for them.
@@ -217,7 +226,7 @@ def test_a_layout_that_was_set_and_does_not_fit_is_the_first_to_be_rejected() ->
     "said",
     [
         {"dp_shard": 8, "activation_checkpoint_blocks": ("full",) * 2 + ("selective",) * 6},
-        {"dp_shard": 4, "pp": 2, "stage_boundaries": (4,)},
+        pytest.param({"dp_shard": 4, "pp": 2, "stage_boundaries": (4,)}, marks=pytest.mark.long),
     ],
 )
 def test_what_a_misfit_alone_says_block_by_block_keeps_no_plan_from_an_answer(said: dict[str, Any]) -> None:
@@ -264,8 +273,7 @@ def test_state_waits_in_the_hosts_memory_where_that_pays() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [1999, pytest.param(499, marks=pytest.mark.long)])
 def test_a_replayed_pipeline_is_near_its_closed_form(every: int) -> None:
-    question = ask("llama3-8b", 16, batch=64)
-    table = layout_space(question, menu_of(question))
+    question, table = SMALL, space_of_small()
     rows = range(0, len(table), every)
     priced = price(table.take(list(rows)), question, only_fitting=False)  # type: ignore[arg-type]
     layouts = [priced.layouts.layout(row) for row in range(len(priced))]
@@ -287,10 +295,10 @@ def test_recomputation_counts_for_hfu_alone() -> None:
 
 @pytest.mark.slow
 def test_a_layout_table_of_one_is_priced_like_a_row_of_many() -> None:
-    table = layout_space(QUESTION, menu_of(QUESTION))
+    question, table = SMALL, space_of_small()
     rows = table.take([0, len(table) // 2, len(table) - 1])  # type: ignore[arg-type]
-    together = price(rows, QUESTION, only_fitting=False).total_s
-    alone = [price(layout_table([rows.layout(row)]), QUESTION, only_fitting=False).total_s[0] for row in range(3)]
+    together = price(rows, question, only_fitting=False).total_s
+    alone = [price(layout_table([rows.layout(row)]), question, only_fitting=False).total_s[0] for row in range(3)]
     assert together == pytest.approx(alone)
 
 
