@@ -19,7 +19,8 @@ from questions import SMALL_PLAN
 from repository import ROOT
 
 TINY = str(ROOT / "examples" / "tiny.toml")
-PLAN = pytest.param([*SMALL_PLAN], marks=pytest.mark.slow)
+PLAN = ["plan", "--model", "llama3.2-1b", "--cluster", "h100-ib400:1", "--seq-len", "2048", "--global-batch-size", "8"]
+"""What is shared hangs on no size of a plan."""
 SHARED = {"--json", "-q", "--quiet", "-v", "--verbose"}
 
 
@@ -148,7 +149,8 @@ def test_no_color_turns_colors_off(
     assert not [code for code in codes if re.search(r"(^|;)(3|4|9|10)\d", code)]
 
 
-@pytest.mark.parametrize("arguments", [PLAN, ["show", TINY]], ids=lambda arguments: arguments[0])
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [[*SMALL_PLAN], ["show", TINY]], ids=lambda arguments: arguments[0])
 @pytest.mark.parametrize("width", [70, 200])
 def test_columns_sets_the_width(
     arguments: list[str], width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -158,38 +160,52 @@ def test_columns_sets_the_width(
     assert width - 40 < max(map(len, capsys.readouterr().out.splitlines())) <= width
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["train", "nope"],
-        ["train", TINY, "train.bad=1"],
-        ["train", TINY, "--ranks", "3"],
-        ["simulate", "nope"],
-        ["simulate", TINY, "--routing", "nope"],
-        ["generate", "nope"],
-        ["generate", "nope", "--top-p", "2"],
-        ["export", "nope", "out"],
-        ["import", "nope", "out"],
-        ["prove", "nope"],
-        ["prove", TINY, "nope=3"],
-        ["calibrate", "--bad"],
-        ["calibrate", "--name", "NO NAME"],
-        ["report", "nope"],
-        ["compare", "nope", "nope"],
-        ["diagnose", "nope"],
-    ],
-    ids=" ".join,
+BAD_INPUT = (
+    ["train", "nope"],
+    ["train", TINY, "train.bad=1"],
+    ["train", TINY, "--ranks", "3"],
+    ["simulate", "nope"],
+    ["simulate", TINY, "--routing", "nope"],
+    ["generate", "nope"],
+    ["generate", "nope", "--top-p", "2"],
+    ["export", "nope", "out"],
+    ["import", "nope", "out"],
+    ["prove", "nope"],
+    ["prove", TINY, "nope=3"],
+    ["calibrate", "--bad"],
+    ["calibrate", "--name", "NO NAME"],
+    ["report", "nope"],
+    ["compare", "nope", "nope"],
+    ["diagnose", "nope"],
 )
-def test_bad_input_is_refused_before_torch_is_imported(arguments: list[str], tmp_path: Path) -> None:
-    code = (
-        "import sys\nfrom meshwright.cli.main import run\ncode = run(sys.argv[1:])\n"
-        "print(int(code), 'torch' in sys.modules)"
-    )
-    command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert done.stdout.split() == ["2", "False"], done.stderr
-    assert done.stderr.splitlines()[-1].startswith("error: ")
+IN_FORKS = """
+import json, os, sys
+from meshwright.cli.main import run
+for number, arguments in enumerate(json.loads(sys.argv[1])):
+    pid = os.fork()
+    if not pid:
+        sys.stdout, sys.stderr = open(f"{number}.out", "w"), open(f"{number}.err", "w")
+        print(int(run(arguments)), "torch" in sys.modules)
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(0)
+    os.waitpid(pid, 0)
+"""
+
+
+@pytest.fixture(scope="module")
+def refusals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with what each bad input prints, each in a fork of one new Python that has the command line."""
+    folder = tmp_path_factory.mktemp("refusals")
+    subprocess.run([sys.executable, "-c", IN_FORKS, json.dumps(BAD_INPUT)], check=True, cwd=folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(BAD_INPUT)), ids=[" ".join(words) for words in BAD_INPUT])
+def test_bad_input_is_refused_before_torch_is_imported(number: int, refusals: Path) -> None:
+    printed, said = ((refusals / f"{number}.{end}").read_text() for end in ("out", "err"))
+    assert printed.split() == ["2", "False"], said
+    assert said.splitlines()[-1].startswith("error: ")
 
 
 def test_help_names_the_shared_options(capsys: pytest.CaptureFixture[str]) -> None:
