@@ -61,7 +61,9 @@ def test_an_adapter_of_kind_none_changes_nothing(stack: str) -> None:
         assert getattr(memory(of), field.name) == getattr(memory(other), field.name)
 
 
-@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize(
+    "stack", [pytest.param(name, marks=() if name == "meshwright" else pytest.mark.long) for name in STACKS]
+)
 @given(LONG_LAYOUTS)
 def test_a_frozen_base_takes_less_time_and_memory(stack: str, layout: Layout) -> None:
     of = training_setup(MODEL, stack=stack)

@@ -114,15 +114,20 @@ def test_a_plan_names_the_kernel_and_a_faster_backend() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cluster", ["h100-ib400", "dgx-a100", "dgx-b200"])
+@pytest.mark.parametrize(
+    "cluster", [*(pytest.param(name, marks=pytest.mark.long) for name in ("h100-ib400", "dgx-a100")), "dgx-b200"]
+)
 def test_what_torch_takes_anyway_is_no_faster_backend(cluster: str) -> None:
     plan = make_plan(ask("llama3-8b", 8, cluster=cluster, seq_len=8192, batch=16))
     assert not [one for one in plan.what_ifs if "attention_backend" in one.change]
 
 
 @pytest.mark.slow
-def test_a_search_keeps_the_backend_that_is_set() -> None:
-    plan = make_plan(ask("llama3-8b", 8, seq_len=8192, batch=64, attention_backend="flex"))
+@pytest.mark.parametrize(
+    ("model", "num_devices"), [("llama3.2-1b", 1), pytest.param("llama3-8b", 8, marks=pytest.mark.long)]
+)
+def test_a_search_keeps_the_backend_that_is_set(model: str, num_devices: int) -> None:
+    plan = make_plan(ask(model, num_devices, seq_len=8192, batch=8 * num_devices, attention_backend="flex"))
     assert plan.pick.layout.attention_backend == "flex"
     assert not [one for one in plan.what_ifs if "attention_backend" in one.change]
     assert plan.attention.startswith("FlexAttention")
