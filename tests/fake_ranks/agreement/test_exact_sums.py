@@ -25,6 +25,7 @@ OTHERS = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_the_cost_of_exact_sums_agrees(tmp_path: Path) -> None:
     _compare(tmp_path, QUICK)

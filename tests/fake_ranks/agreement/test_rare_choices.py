@@ -48,6 +48,7 @@ TIED = "model.source=qwen3-0.6b model.options.num_layers=2 train.seq_len=512 lay
 """One device, a head tied to the embedding, and microbatches too short to hide its gradients."""
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_block_with_eager_attention_agrees(tmp_path: Path) -> None:
     _compare(tmp_path, QUICK)

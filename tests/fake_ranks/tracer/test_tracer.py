@@ -19,6 +19,7 @@ from trained_step import BUILD, arguments_of
 
 JOB = str(ROOT / "examples" / "tiny.toml")
 NUM_RANKS = 512
+FEW_BLOCKS = "model.options.num_layers=2"
 HYBRID = ("layout.dp_shard=64", "layout.tp=4", "layout.pp=2", "train.global_batch_size=128", "layout.microbatch_size=1")
 
 
@@ -100,15 +101,16 @@ def test_kernels_are_those_of_an_accelerator() -> None:
 
 
 def test_experts_get_tokens_though_nobody_routes_them() -> None:
-    found = traced(5, "model.source=moe-4m", "layout.dp_shard=512", "layout.ep=4", "train.global_batch_size=1024")
+    keys = ("layout.dp_shard=512", "layout.ep=4", "train.global_batch_size=1024")
+    found = traced(5, "model.source=moe-4m", FEW_BLOCKS, *keys)
     assert "_c10d_functional.all_to_all_single.default" in ops(found)
     assert tuple(range(4, 8)) in found.groups
 
 
 def test_a_step_is_the_same_whatever_its_weights_start_from(tmp_path: Path) -> None:
     """No fake rank reads the folders, which may not be on this machine."""
-    named = ("adapter.kind=lora", f"model.initial_weights={tmp_path}", f"adapter.initial={tmp_path}")
-    first, second = (trace(BUILD, 0, 2, arguments_of(JOB, "layout.dp_shard=2", *keys)) for keys in (named, named[:1]))
+    named = ("adapter.kind=lora", FEW_BLOCKS, f"model.initial_weights={tmp_path}", f"adapter.initial={tmp_path}")
+    first, second = (trace(BUILD, 0, 2, arguments_of(JOB, "layout.dp_shard=2", *keys)) for keys in (named, named[:2]))
     assert ops(first) == ops(second)
 
 

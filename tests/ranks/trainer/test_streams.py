@@ -55,7 +55,8 @@ def test_a_stream_validates_on_the_samples_that_it_names(tmp_path: Path) -> None
     assert [row["step"] for row in found.validation] == [3, 6]
 
 
-@pytest.mark.parametrize("source", ["Counting", pytest.param("Iterable", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("source", ["Counting", "Iterable"])
 def test_a_kill_loses_and_repeats_no_sample_of_a_stream(tmp_path: Path, source: str) -> None:
     shutil.copy(sample_sources.__file__, tmp_path / "streams_of_chaos.py")
     shutil.copy(JOB, tmp_path / "job.toml")

@@ -158,7 +158,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Source]
 
 
 @pytest.mark.slow
-@settings(max_examples=400 if settings.get_current_profile_name() == "all" else 50)
+@settings(max_examples=(4 if settings.default.max_examples >= 100 else 1) * settings.default.max_examples)
 @given(kind=st.sampled_from(KINDS), attempts=st.lists(ATTEMPTS, min_size=1, max_size=2), interval=st.integers(1, STEPS))
 def test_no_sample_is_lost_or_repeated_or_in_another_place(
     sources: Callable[[str], Source], kind: str, attempts: list[Attempt], interval: int

@@ -332,6 +332,7 @@ def test_one_fix_after_the_other_ends(layout: Layout, batch: int, num_ranks: int
         assert len(problems) < before
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @given(jobs())
 @settings(max_examples=6, deadline=None)
