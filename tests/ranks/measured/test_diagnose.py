@@ -117,8 +117,8 @@ class HangingRun:
         self._wait(lambda: [one for one in read_heartbeats(self.run).values() if one.step >= step][1:] != [])
 
     def wait_for_notice(self) -> str:
-        """Return the line in which the launcher says that the run hangs."""
-        self._wait(lambda: NOTICE in self.output.read_text())
+        """Return the line in which the launcher says that the run hangs, once it is whole."""
+        self._wait(lambda: "\n" in self.output.read_text().partition(NOTICE)[2])
         return next(line for line in self.output.read_text().splitlines() if NOTICE in line)
 
     def wait_for_end(self) -> None:
