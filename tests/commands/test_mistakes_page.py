@@ -10,8 +10,10 @@ from examples.mistakes import MISTAKES, PAGE, section
 from repository import ROOT
 
 SCRIPT = ROOT / "examples" / "mistakes.py"
+NUM_QUICK = 3
+"""Mistakes of the page that quick tests make; the others are made with the whole page."""
 WITHOUT_TRAINING = [
-    pytest.param(number, id=mistake.title)
+    pytest.param(number, id=mistake.title, marks=() if number <= NUM_QUICK else pytest.mark.long)
     for number, mistake in enumerate(MISTAKES, start=1)
     if mistake.prepare is None
 ]

@@ -62,7 +62,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> RunOfOne:
     ("num_ranks", "layout", "num_microbatches"),
     [
         (2, {"dp_shard": 2}, 12),
-        (3, {"dp_replicate": 3}, 12),
+        pytest.param(3, {"dp_replicate": 3}, 12, marks=pytest.mark.long),
         pytest.param(2, {"dp_shard": 2}, 60, marks=pytest.mark.long),
         pytest.param(3, {"dp_replicate": 3}, 60, marks=pytest.mark.long),
         pytest.param(4, {"dp_replicate": 2, "dp_shard": 2}, 60, marks=pytest.mark.long),

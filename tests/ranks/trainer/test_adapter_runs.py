@@ -56,6 +56,7 @@ def test_a_checkpoint_holds_the_base_and_the_states_of_the_adapter_alone(tmp_pat
     assert "embedding.weight" in of_model
 
 
+@pytest.mark.long
 def test_bfloat16_trains_an_adapter_close_to_float32(tmp_path: Path) -> None:
     wide, narrow = (
         train_on_ranks(job_of(tmp_path, precision={"compute": compute}), tmp_path / compute, 2)
@@ -74,7 +75,7 @@ def test_a_run_keeps_its_adapter(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "base_dtype",
-    ["compute", pytest.param("bfloat16", marks=pytest.mark.long), pytest.param("int8", marks=pytest.mark.long), "nf4"],
+    [*(pytest.param(dtype, marks=pytest.mark.long) for dtype in ("compute", "bfloat16", "int8")), "nf4"],
 )
 def test_generation_computes_what_training_did(tmp_path: Path, base_dtype: str) -> None:
     """A checkpoint holds the base in its bits; it is read as a plain model with the adapter added to its weights."""

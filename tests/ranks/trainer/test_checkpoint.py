@@ -142,19 +142,26 @@ SHARDED = [
 ]
 
 
-FEW = (SHARDED[-1],)
+ALL_AXES = SHARDED[-1]
 
 
 @pytest.mark.parametrize(
-    "saved", [pytest.param(one, marks=() if one in FEW else pytest.mark.long) for one in SHARDED], ids=str
+    ("saved", "loaded"),
+    [
+        # Without any axis, and with others.
+        (ALL_AXES, [SHARDED[0], SHARDED[4]]),
+        pytest.param(ALL_AXES, SHARDED[1:-1], marks=pytest.mark.long),
+        *(pytest.param(one, [SHARDED[0], ALL_AXES], marks=pytest.mark.long) for one in SHARDED[:-1]),
+    ],
+    ids=str,
 )
-def test_what_any_layout_saves_any_other_loads(tmp_path: Path, saved: Layout) -> None:
+def test_what_any_layout_saves_any_other_loads(tmp_path: Path, saved: Layout, loaded: list[Layout]) -> None:
     folder = tmp_path / "step-2"
     run_ranks(save_sharded, saved.num_ranks, folder, saved)
     stored = load_parameters(folder)
     assert stored.keys() == hand_made.all_values().keys()
     assert all(torch.equal(stored[name], value) for name, value in hand_made.all_values().items())
-    for layout in SHARDED[:-1] if saved == SHARDED[-1] else [SHARDED[0], SHARDED[-1]]:
+    for layout in loaded:
         num_filled = run_ranks(load_sharded, layout.num_ranks, folder, layout)
         assert min(num_filled) > 0
     # Nothing is written twice, however many ranks hold it.

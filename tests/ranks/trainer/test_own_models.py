@@ -98,6 +98,7 @@ def test_running_statistics_resume_exactly_under_any_recompute_policy(
 
 
 # As `meshwright train` does: torch 2.13 warns of the view that a last linear layer returns.
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor:UserWarning")
 def test_a_loss_in_chunks_computes_the_head_that_the_model_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -135,6 +135,7 @@ def test_a_run_without_its_reference_is_refused(what: str, tmp_path: Path) -> No
     assert "reference.npz is missing, damaged or of other pairs" in message
 
 
+@pytest.mark.long
 def test_a_start_that_was_interrupted_scores_other_weights_again(tmp_path: Path) -> None:
     train_on_ranks(pair_job(tmp_path, train={"stop_after": 1}), tmp_path / "first", 1)
     train_on_ranks(pair_job(tmp_path, train={"stop_after": 1, "seed": 1}), tmp_path / "second", 1)

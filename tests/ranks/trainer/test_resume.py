@@ -24,7 +24,8 @@ DENSE = {**TINY_MODEL, "options": {**TINY_MODEL["options"], "num_layers": 4, "ti
 MIXTURE = {"source": "moe-4m", "options": {"dim": 32, "num_layers": 3, "num_experts": 8, "expert_ffn_dim": 16}}
 
 
-@pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["sync", "async"])
 def test_both_resumes_on_the_same_layout_are_bit_equal(tmp_path: Path, mode: str) -> None:
     straight = train_on_ranks(tiny_job(tmp_path), tmp_path / "straight", 2)
     checkpoint = {"checkpoint": {"mode": mode, "interval": 1}}

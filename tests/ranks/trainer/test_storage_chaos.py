@@ -13,6 +13,7 @@ JOB = ROOT / "examples" / "tiny.toml"
 KEYS = (*SMALL, "train.steps=10", "checkpoint.interval=3", "run.timeout_s=3")
 
 
+@pytest.mark.long
 def test_a_damaged_checkpoint_is_refused_and_costs_the_steps_since_the_one_before() -> None:
     found = mw.chaos(JOB, *KEYS, faults=[Fault(kind="flip-bit", rank=1, step=8, phase="backward")], ranks=2)
     assert found.holds, found.problems

@@ -82,6 +82,7 @@ def test_kills_of_any_rank_in_any_phase_lose_and_repeat_no_sample(tmp_path: Path
     assert found.holds, found.problems
 
 
+@pytest.mark.long
 def test_replicas_by_themselves_read_no_stream(tmp_path: Path) -> None:
     shutil.copy(sample_sources.__file__, tmp_path / "streams_of_chaos.py")
     job = tmp_path / "job.toml"

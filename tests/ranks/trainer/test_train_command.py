@@ -133,13 +133,14 @@ def test_max_restarts_goes_on_by_itself(tmp_path: Path) -> None:
     assert [attempt.exit for attempt in command.manifest.attempts] == [ExitCode.RETRY, ExitCode.DONE]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "mode", "code"),
     [
         (signal.SIGTERM, "sync", ExitCode.RETRY),
-        pytest.param(signal.SIGTERM, "async", ExitCode.RETRY, marks=pytest.mark.long),
-        pytest.param(signal.SIGHUP, "async", ExitCode.RETRY, marks=pytest.mark.long),
-        pytest.param(signal.SIGINT, "async", ExitCode.INTERRUPTED, marks=pytest.mark.long),
+        (signal.SIGTERM, "async", ExitCode.RETRY),
+        (signal.SIGHUP, "async", ExitCode.RETRY),
+        (signal.SIGINT, "async", ExitCode.INTERRUPTED),
     ],
     ids=str,
 )

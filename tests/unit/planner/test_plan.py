@@ -263,6 +263,7 @@ def test_a_loss_in_chunks_lets_in_what_does_not_fit_without() -> None:
         find(replace(tight, fixed={"loss_chunks": 1, "compile_loss": False}), min_scored=0)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_state_waits_in_the_hosts_memory_where_that_pays() -> None:
     roomy, tight = make_plan(ask("llama3-8b", 8, batch=8)), make_plan(ask("llama3-70b", 8, batch=8, pp=1, cp=1, tp=8))

@@ -59,8 +59,9 @@ def test_a_memory_key_set_by_hand_gives_no_faster_plan(name: str) -> None:
     assert num_feasible
 
 
+@pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize("name", quick("8b, one device"))
+@pytest.mark.parametrize("name", QUESTIONS)
 def test_setting_a_key_of_the_pick_gives_no_slower_plan(name: str) -> None:
     for key in SET_ALONE:
         value = getattr(pick(name).layout, key)
