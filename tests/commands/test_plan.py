@@ -15,7 +15,14 @@ from meshwright.errors import ExitCode
 from meshwright.spec.run.layout_plan import Plan
 from questions import SMALL_JOB as JOB
 from questions import SMALL_PLAN as SMALL
+from questions import planned_once
 from repository import ROOT
+
+
+@pytest.fixture(autouse=True)
+def plans_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most pages here are of one question."""
+    monkeypatch.setattr("meshwright.app.plan.make_plan", planned_once)
 
 
 def page(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

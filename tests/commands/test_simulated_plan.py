@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,14 +15,12 @@ from meshwright.cli.main import run
 from meshwright.config.load import load_job
 from meshwright.hardware.catalogue import CATALOGUE_VARIABLE
 from meshwright.pages.tables.simulated_table import fastest_words
-from meshwright.planner.plan import make_plan
 from meshwright.planner.read_request import Options, plan_request
-from meshwright.planner.request import PlanRequest
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.layout_plan import Plan, SimulatedStep
 from meshwright.units import GiB
-from questions import SMALL_JOB
+from questions import SMALL_JOB, planned_once
 from questions import SMALL_PLAN as SMALL
 
 JOB = (
@@ -41,19 +38,9 @@ TOO_LARGE = SimulatedStep(step_s=0.5, reserved_bytes=(40 * GiB, 800 * GiB))
 UNTRACEABLE = SimulatedStep(problem="aten.nonzero.default in blocks.0 cannot be traced")
 
 
-_planned: dict[str, Plan] = {}
-"""What the formulas say of each question, which is not what is tested here: planned once."""
-
-
 @pytest.fixture(autouse=True)
-def planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def instead(request: PlanRequest, *rest: Any, **options: Any) -> Plan:
-        asked = repr((request, rest, options))
-        if asked not in _planned:
-            _planned[asked] = make_plan(request, *rest, **options)
-        return _planned[asked]
-
-    monkeypatch.setattr(simulated_plan, "make_plan", instead)
+def formulas_answer_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulated_plan, "make_plan", planned_once)
 
 
 @pytest.fixture

@@ -7,10 +7,12 @@ from typing import Any
 from meshwright.cost.stack_factors import load_stack
 from meshwright.cost.training_setup import TrainingSetup
 from meshwright.hardware.catalogue import load_cluster
+from meshwright.planner.plan import make_plan
 from meshwright.planner.request import PlanRequest
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.model_spec import model_spec
 from meshwright.spec.model.presets import PRESETS
+from meshwright.spec.run.layout_plan import Plan
 from meshwright.spec.step.workload import Workload
 
 SMALL_PLAN = (
@@ -34,6 +36,17 @@ name = "h100-ib400"
 num_devices = 8
 """
 """The same as a job file."""
+
+
+_planned: dict[str, Plan] = {}
+
+
+def planned_once(request: PlanRequest, *rest: Any, **options: Any) -> Plan:
+    """Return what make_plan does, planned once a process: for tests of what becomes of a plan, which ask the same."""
+    asked = repr((request, rest, options))
+    if asked not in _planned:
+        _planned[asked] = make_plan(request, *rest, **options)
+    return _planned[asked]
 
 
 def ask(
