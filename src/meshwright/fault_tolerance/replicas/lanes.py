@@ -21,7 +21,7 @@ class LaneSum:
 
     peers: PeerGroup
     work: dist.Work | None
-    """None where it was not, or there is nobody to sum with."""
+    """None where it was not: the lane has failed, or has no other member."""
 
     def wait(self) -> None:
         """Return once it is done, or has failed, which the lane remembers."""
