@@ -102,7 +102,6 @@ class Pipeline:
         Gradients are then reduced over the ranks that shard each stage.
         """
         self._start(microbatches)
-        self.stages.missing.clear()
         if self._gradients is not None:
             self._gradients.begin_step()
         if self._graph is not None:
@@ -136,8 +135,7 @@ class Pipeline:
             elif action.kind == "W":
                 accumulate_gradients(stage)
         self._finish()
-        self.stages.fill_missing()
-        self.stages.end_replica_sums()
+        self.stages.complete_gradients()
         for number in sorted(reductions.awaited):
             await_gradients(self.stages[number])
         for stage in self.stages if is_each else ():

@@ -76,20 +76,19 @@ class Stages(nn.Module):
         """Return the stage that computes the loss, None if another rank has it."""
         return next((self[number] for number in self.numbers if self.is_last(number)), None)
 
-    def fill_missing(self) -> None:
-        """Give zeros to parameters that backward made no gradient of, but for those of FSDP2, which has had them."""
-        if not self.updates_in_backward:
-            for stage in self:
-                if not isinstance(stage, FSDPModule):
-                    self.missing.update(fill_missing(stage.parameters()))
-
     def begin_replica_sums(self) -> None:
         """Sum gradients over replicas in the next backward, the last of a step, if that is left to `replica_sums`."""
         if self.replica_sums is not None:
             self.replica_sums.begin()
 
-    def end_replica_sums(self) -> None:
-        """Wait for these sums; a collective."""
+    def complete_gradients(self) -> None:
+        """Give zeros to parameters that the step's backward gave no gradient, and wait for sums over replicas.
+
+        But for those of FSDP2, which has done so. A collective.
+        """
+        for stage in self:
+            if not (self.updates_in_backward or isinstance(stage, FSDPModule)):
+                self.missing.update(fill_missing(stage.parameters()))
         if self.replica_sums is not None:
             self.replica_sums.end()
 

@@ -177,6 +177,7 @@ class TrainStep:
         if not self._has_checked_gradients:
             without |= unused_everywhere(trained, self.model.missing | without, self.meshes) - updated
             self._has_checked_gradients = True
+        self.model.missing.clear()
         if without:
             names = [name for name, parameter in canonical_parameters(self.model) if parameter in without]
             raise without_gradient(step, names, self.job.model.source)
