@@ -6,7 +6,7 @@ from meshwright.data.cache.encode import Encoder
 from meshwright.data.conversations.chat_template import load_chat_template
 from meshwright.data.conversations.conversation_encoder import ConversationEncoder
 from meshwright.data.conversations.pair_records import PairEncoder, PairForm
-from meshwright.data.conversations.records import ConversationForm
+from meshwright.data.conversations.records import DOCUMENT_VERSION, ConversationForm
 from meshwright.data.formats.document_form import DocumentForm, TextForm
 from meshwright.data.sources import SourceReader, pieces
 from meshwright.data.tokenizer import Tokenizer, load_tokenizer
@@ -46,7 +46,7 @@ class Encoding:
         if self.conversations is None:
             return pieces
         name = "differing answers" if self.task == "dpo" else "conversations"
-        return SourceReader(self.form, f"{name}, {self.conversations.identity}")
+        return SourceReader(self.form, f"{name} {DOCUMENT_VERSION}, {self.conversations.identity}")
 
     def form(self, section: DataSection) -> DocumentForm:
         """Return what is a document in a record of one source."""

@@ -121,7 +121,7 @@ def test_keys_of_a_record_have_other_names(tmp_path: Path) -> None:
         ({"chosen": "a", "rejected": "a"}, "fields 'chosen' and 'rejected' are equal"),
         ({"prompt": "Q", "chosen": "a", "rejected": "a"}, "are equal, so that neither answer is the better one"),
         ({"chosen": [QUESTION], "rejected": [QUESTION]}, "are equal"),
-        (EXPLICIT | {"rejected": [turn("assistant", "yes") | {"name": None}]}, "are equal"),
+        (EXPLICIT | {"rejected": [turn("assistant", "yes") | {"name": None}]}, "makes the same text of both answers"),
         (EXPLICIT | {"rejected": [turn("assistant", "yes") | {"name": "a"}]}, "makes the same text of both answers"),
         ({"chosen": [{"role": "assistant"}], "rejected": [turn("assistant", "a")]}, "without a content"),
     ],

@@ -29,7 +29,8 @@ from meshwright.spec.job.sections import DataSection
 
 MANIFEST = "prepared.json"
 _TOKENS = "tokens.bin"
-_FORMAT = 1
+_FORMATS = {"text": 1, "conversations": 2}
+"""Format 1 of conversations printed the keys of tools in the order of the alphabet."""
 _TOKENS_AT_ONCE = 2**22
 
 
@@ -115,9 +116,9 @@ def find_prepared(section: DataSection) -> PreparedFolder | None:
             return None  # such as a link to itself
         raise DataError(f"{manifest} cannot be read ({error}): prepare the folder again") from error
     try:
-        if record["format"] != _FORMAT:
+        if record["format"] != (readable := _format(record["conversations"])):
             raise DataError(
-                f"{manifest} is of format {record['format']}, and this version reads {_FORMAT}: prepare it again"
+                f"{manifest} is of format {record['format']}, and this version reads {readable}: prepare it again"
             )
         tokenizer = PreparedTokenizer(**record["tokenizer"])
         content = content_from_dict(record["content"])
@@ -171,7 +172,7 @@ def _write(
         (folder / TOKENIZER_CONFIG).write_text(json.dumps(special_tokens), encoding="utf-8")
     needed = PreparedTokenizer(tokenizer.identity, tokenizer.vocab_size, tokenizer.end_of_text)
     manifest = {
-        "format": _FORMAT,
+        "format": _format(learned),
         "num_tokens": len(tokens),
         # Its parts say how to make the tokens, which is done.
         "content": asdict(replace(content, parts=())),
@@ -179,6 +180,10 @@ def _write(
         "conversations": learned,
     }
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+
+
+def _format(learned: dict[str, str] | None) -> int:
+    return _FORMATS["conversations" if learned else "text"]
 
 
 def _key(content: Content, tokenizer_identity: str, learned: dict[str, str] | None) -> str:

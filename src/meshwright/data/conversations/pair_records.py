@@ -19,9 +19,10 @@ from meshwright.data.conversations.records import (
     TOOLS,
     Conversation,
     as_conversation,
+    as_json_bytes,
     form_words,
+    present_fields,
     shown_record_value,
-    without_null,
 )
 from meshwright.data.formats.readers import Broken, Piece
 from meshwright.errors import DataError
@@ -72,12 +73,12 @@ class PairForm:
             self._check(pair)
         except DataError as error:
             return Broken(f"{where}: {error}")
-        return Piece(json.dumps(pair, ensure_ascii=False, sort_keys=True).encode(), ends_document=True)
+        return Piece(as_json_bytes(pair), ends_document=True)
 
 
 def as_pair(record: Mapping[str, Any], where: str, keys: tuple[str, str]) -> Pair:
     """Return the two conversations of a record, with what both begin with as given; raises DataError."""
-    fields = without_null(dict(record))
+    fields = present_fields(record)
     if (problem := _form_problem(fields, keys) or _answer_problem(fields, keys)) is not None:
         raise DataError(f"{where}: {problem}: correct or remove the record")
     answers = [fields[key] for key in keys]

@@ -18,6 +18,9 @@ PROMPT, COMPLETION, MESSAGES, TOOLS, GIVEN = "prompt", "completion", "messages",
 MARKS = "\ufdd0\ufdd1"
 """Noncharacters of Unicode, with which chat templates mark text; no message may hold them."""
 
+DOCUMENT_VERSION = 2
+"""Raised when the same records become other JSON, of conversations or of pairs."""
+
 Conversation = dict[str, Any]
 
 
@@ -57,12 +60,17 @@ class ConversationForm:
 
 def as_piece(conversation: Conversation) -> Piece:
     """Return a conversation as a document: its JSON."""
-    return Piece(json.dumps(conversation, ensure_ascii=False, sort_keys=True).encode(), ends_document=True)
+    return Piece(as_json_bytes(conversation), ends_document=True)
+
+
+def as_json_bytes(document: Any) -> bytes:
+    """Return JSON whose keys are in the record's order, in which chat templates print objects."""
+    return json.dumps(document, ensure_ascii=False).encode()
 
 
 def as_conversation(record: Mapping[str, Any], where: str, key: str) -> Conversation:
     """Return what is learned of a record; raises DataError where that is no conversation."""
-    fields = without_null(dict(record))
+    fields = present_fields(record)
     if key in fields:
         return _checked({MESSAGES: fields[key], GIVEN: 0, **_tools(fields)}, where, key)
     prompt, completion = fields.get(PROMPT), fields.get(COMPLETION)
@@ -139,8 +147,6 @@ def shown_record_value(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def without_null(value: Any) -> Any:
-    """Return a value without the keys that are null: those that only other rows of a Parquet file have."""
-    if isinstance(value, dict):
-        return {key: without_null(inner) for key, inner in value.items() if inner is not None}
-    return [without_null(inner) for inner in value] if isinstance(value, list) else value
+def present_fields(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that are not null; what is null inside of them is there for chat templates, too."""
+    return {key: value for key, value in record.items() if value is not None}

@@ -69,7 +69,15 @@ def _rows(batch: Any, file: SourceFile, first_row: int, form: DocumentForm) -> I
     batch.validate(full=True)
     for start in range(0, batch.num_rows, _ROWS):
         for number, record in enumerate(batch.slice(start, _ROWS).to_pylist(), start=first_row + start + 1):
-            yield form.document(record, f"{file}, row {number}")
+            fields = {column: _without_null(value) for column, value in record.items()}
+            yield form.document(fields, f"{file}, row {number}")
+
+
+def _without_null(value: Any) -> Any:
+    """Return a value without the keys that are null: those that only other rows of the file have."""
+    if isinstance(value, dict):
+        return {key: _without_null(inner) for key, inner in value.items() if inner is not None}
+    return [_without_null(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _damaged(file: SourceFile, kind: str, num_rows: int, error: Exception) -> Broken:

@@ -125,9 +125,10 @@ def test_prompts_and_completions() -> None:
     assert learned(section, given) == "d$"
 
 
-def test_nulls_of_other_parquet_rows_are_no_fields() -> None:
-    record = {"messages": [{**one, "tool_calls": None} for one in turns("a", "b")], "prompt": None}
-    assert as_conversation(record, "here", "messages") == {"messages": turns("a", "b"), "num_given": 0}
+def test_null_is_no_field_of_a_record_but_one_of_a_message() -> None:
+    messages = [{**one, "tool_calls": None} for one in turns("a", "b")]
+    record = {"messages": messages, "prompt": None}
+    assert as_conversation(record, "here", "messages") == {"messages": messages, "num_given": 0}
 
 
 def test_a_template_is_data_and_runs_no_code(tmp_path: Path) -> None:
