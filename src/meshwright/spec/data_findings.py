@@ -24,7 +24,7 @@ class PreparedTokens(Frozen):
     num_tokens: int | None = None
     """With end of text after each document; None while parts are missing."""
     left_out: list[str] = []
-    """Lines about documents that were left out, since they cannot be read or are copies."""
+    """Lines about documents that were left out, since they cannot be read or are copies, and files of other kinds."""
     duration_s: float
     folder: str | None = None
     """The portable folder that was written."""
@@ -157,6 +157,8 @@ class DataVerification(Frozen):
     """Files that were read."""
     unread: list[UnreadRest] = []
     """Sources of which data.max_bytes left some out."""
+    unread_files: list[str] = []
+    """A line for each folder with files that are not read, since they are of other kinds."""
     num_empty_files: int
     """Files without a document, which training skips."""
     num_documents: int
