@@ -67,6 +67,12 @@ class Corpus:
         reader = self.encoding.reader
         return reader if self._earlier is None else UniqueDocuments(self._earlier, reader)
 
+    @property
+    def unread_files(self) -> list[str]:
+        """Return a line about files of a folder that are not read, since they are of other kinds; [] where all are."""
+        note = self.encoding.reader.unread_files_note(self.section) if self.is_text else None
+        return [] if note is None else [note]
+
     def cache(self, count_read: CountBytes | None = None) -> TokenCache:
         """Return the token cache of text, filled or not; `count_read` takes the bytes that are read to measure it."""
         return TokenCache(self.section, self.encoding.encoder, self.read, count_read)

@@ -32,7 +32,9 @@ def build_dataset(section: DataSection, seq_len: int, task: Task = "pretrain") -
 
 def _dataset_of(corpus: Corpus, seq_len: int, task: Task) -> Dataset:
     kind = TokenDataset if corpus.section.packing == "split" else PairDataset if task == "dpo" else PackedDataset
-    return kind(corpus.section, seq_len, corpus.tokens())
+    dataset = kind(corpus.section, seq_len, corpus.tokens())
+    dataset.left_out = [*dataset.left_out, *corpus.unread_files]
+    return dataset
 
 
 def unmaskable(section: DataSection) -> str | None:

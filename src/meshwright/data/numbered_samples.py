@@ -48,7 +48,7 @@ class Dataset(ABC):
     notes: Sequence[str] = ()
     """What a run says of its data before the first step."""
     left_out: Sequence[str] = ()
-    """What a run warns of: documents that were left out since they are broken, or copies."""
+    """What a run warns of: documents that were left out since they are broken, or copies, and files of other kinds."""
     may_ignore_targets = False
     """Whether targets may be IGNORED."""
     pads_validation = False

@@ -1,6 +1,5 @@
 """Sources of documents: the files of data.source and their text up to data.max_bytes."""
 
-import difflib
 import os
 import platform
 import sysconfig
@@ -14,6 +13,8 @@ from meshwright.data.filtering.document_hashes import DocumentHashes
 from meshwright.data.filtering.kept_documents import CountedPieces, LeftOut, kept_documents
 from meshwright.data.formats.dataset_folder import dataset_files
 from meshwright.data.formats.document_form import DocumentForm, TextForm
+from meshwright.data.formats.kinds_not_read import compression_problem, unread_files_note
+from meshwright.data.formats.missing_source import missing_source, pattern_words
 from meshwright.data.formats.read_documents import READ_SUFFIXES, SUFFIX_WORDS, holds_records, read_documents
 from meshwright.data.formats.readers import Broken, Piece, utf8_cut
 from meshwright.data.formats.source_file import SourceFile, file_identity, is_url, list_url
@@ -38,16 +39,29 @@ def list_files(section: DataSection) -> Sequence[SourceFile]:
         return _url_files(section.source)
     path = Path(os.path.expanduser(section.source))
     if not os.path.exists(path):
-        raise DataError(_missing(section.source, path))
+        raise DataError(missing_source(section.source, path))
     if path.is_dir():
         files = dataset_files(path)
         return _folder_files(path) if files is None else files
+    if (problem := compression_problem(section.source)) is not None:
+        raise DataError(problem)
     if path.suffix.lower() == ".json":
         raise DataError(
             f"data.source = {section.source!r} is a JSON file, which is read neither as text nor as records: "
             f"write one JSON object a line and name the file {path.with_suffix('.jsonl').name}"
         )
     return [path]
+
+
+def _all_files(section: DataSection) -> Sequence[SourceFile]:
+    """Return every file that is not hidden of a folder that does not state which files it consists of; else none."""
+    if section.source == STDLIB:
+        return []
+    if is_url(section.source):
+        files, is_folder = list_url(section.source)
+        return [file for file in files if file.name[0] != "."] if is_folder else []
+    path = Path(os.path.expanduser(section.source))
+    return _walk(path, ("",)) if path.is_dir() and dataset_files(path) is None else []
 
 
 def source_identity(section: DataSection) -> list[Any]:
@@ -84,6 +98,12 @@ class SourceReader:
                 f"them, whose records hold {self._form_of(section).what}"
             )
         return found
+
+    def unread_files_note(self, section: DataSection) -> str | None:
+        """Return which files of a folder are not read, since they are of other kinds; None where all are."""
+        read = {*self.files(section)}
+        unread = [file for file in _all_files(section) if file not in read]
+        return unread_files_note(section.source, unread, takes_text=self.takes_text(section))
 
     def documents(self, file: SourceFile, section: DataSection) -> Iterator[Piece | Broken]:
         """Yield the documents of one file, and those that cannot be read as Broken, as `read_documents` does."""
@@ -182,7 +202,9 @@ def _url_files(url: str) -> Sequence[SourceFile]:
             raise DataError(_no_files(url))
         return found
     if not files:
-        raise DataError(f"data.source = {url!r} does not exist: correct it")
+        raise DataError(f"data.source = {url!r} does not exist: {pattern_words(url) or 'correct it'}")
+    if (problem := compression_problem(url)) is not None:
+        raise DataError(problem)
     return files
 
 
@@ -211,21 +233,3 @@ def _raise_unreadable(error: OSError) -> None:
     raise DataError(
         f"folder {error.filename} cannot be read ({error.strerror}): change its permissions, or data.source"
     ) from error
-
-
-def _missing(source: str, path: Path) -> str:
-    try:
-        names = os.listdir(path.parent)
-    except OSError:
-        names = []
-    close = difflib.get_close_matches(path.name, names, n=1)
-    hint = f"; did you mean {str(path.parent / close[0])!r}?" if close else ""
-    if path.is_symlink():
-        return (
-            f"data.source = {source!r} is a link to {os.readlink(path)}, which leads to no file: set it to "
-            "one, or to a folder"
-        )
-    return (
-        f"data.source = {source!r} does not exist (looked in {os.path.realpath(path.parent)}){hint}: set it to stdlib, "
-        "a file or folder of text, records or tokens, a URL, or my_module:MyData"
-    )

@@ -44,16 +44,17 @@ def prepare(
         )
     with elapsed(f"reading {name}") as show:
         count = byte_counter(f"reading {name}", None, show)
-        caches = [one for one in of_each(found, lambda one: one.cache(count) if one.is_text else None) if one]
-        if not caches:
+        found_texts = of_each(found, lambda one: (one.cache(count), one.unread_files) if one.is_text else None)
+        texts = [one for one in found_texts if one is not None]
+        if not texts:
             raise UnsupportedError(
                 f"{name} holds tokens, or makes its samples itself, so that nothing can be prepared: set data.source "
                 "to a text"
             )
-        made = [_prepared(cache, place, show) for cache in caches]
+        made = [_prepared(cache, place, show, lines) for cache, lines in texts]
         if folder is not None:
             show(f"writing {folder}")
-            write_prepared(folder, caches[0], load_tokenizer(section.tokenizer))
+            write_prepared(folder, texts[0][0], load_tokenizer(section.tokenizer))
             made = [one.replace(folder=str(folder)) for one in made]
     return PreparationResult(sources=made)
 
@@ -67,7 +68,9 @@ def _require_out(folder: Path | None, shard: str | None) -> None:
     require_absent(folder)
 
 
-def _prepared(cache: TokenCache, place: tuple[int, int] | None, show: Callable[[str], None]) -> PreparedTokens:
+def _prepared(
+    cache: TokenCache, place: tuple[int, int] | None, show: Callable[[str], None], unread: list[str]
+) -> PreparedTokens:
     start_s, num_tokens, num_parts = time.perf_counter(), None, len(cache.content.parts)
     text = f"tokenising {cache.source}"
     show(text)
@@ -87,7 +90,7 @@ def _prepared(cache: TokenCache, place: tuple[int, int] | None, show: Callable[[
         num_parts_made=cache.num_parts_made,
         num_parts_missing=len(missing),
         parts_missing=missing,
-        left_out=cache.content.left_out.lines(),
+        left_out=[*cache.content.left_out.lines(), *unread],
         num_tokens=num_tokens,
         duration_s=time.perf_counter() - start_s,
     )

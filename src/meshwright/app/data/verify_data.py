@@ -50,6 +50,7 @@ def verify(job: JobSource, *overrides: str, samples: Positive = 100) -> DataVeri
         source=name,
         num_files=total.num_files,
         unread=total.unread,
+        unread_files=total.unread_files,
         num_empty_files=total.num_empty_files,
         num_documents=total.num_documents,
         num_bytes=total.num_bytes,

@@ -9,6 +9,7 @@ from meshwright.app.job.initial_weights import tokenizer_note
 from meshwright.checkpoint.memory.memory_dir_notes import memory_dir_notes
 from meshwright.config.load import DEFAULT, ResolvedJob
 from meshwright.cost.communication.nccl_ctas import idle_limit_note
+from meshwright.data.corpus import map_corpora
 from meshwright.data.examine.target_notes import target_notes
 from meshwright.hardware.catalogue import LOCAL, load_device
 from meshwright.hardware.choice import cluster_of_section, named_cluster
@@ -309,6 +310,8 @@ def _notes(resolved: ResolvedJob, layout: Layout | None) -> Iterator[tuple[str, 
     on_cpu = job.cluster.name == LOCAL and job.run.device == "cpu"
     if layout is not None and (note := idle_limit_note(layout, cluster_of_section(job.cluster), on_cpu=on_cpu)):
         yield "note", note
+    for notes in map_corpora(job.data, job.train.task, lambda corpus: corpus.unread_files):
+        yield from (("note", note) for note in notes)
     yield from (("note", note) for note in target_notes(job.data, job.train.task))
     device = _named_device(job)
     if device is not None and (of_precision := precision_note(resolved, device)) is not None:

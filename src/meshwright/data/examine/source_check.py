@@ -30,6 +30,9 @@ class SourceCheck:
     unread: list[UnreadRest] = field(default_factory=list)
     """Sources of which data.max_bytes left some out."""
 
+    unread_files: list[str] = field(default_factory=list)
+    """A line for each folder with files that are not read, since they are of other kinds."""
+
     def add_problem(self, where: str, reason: str) -> None:
         """Count a problem."""
         self.num_problems += 1
@@ -46,6 +49,8 @@ def check_source(
     except MeshwrightError as error:
         found.add_problem(section.source, str(error))
         return
+    if (note := reader.unread_files_note(section)) is not None:
+        found.unread_files.append(note)
     left, num_problems, num_read = section.max_bytes, found.num_problems, 0
     for file in files:
         if left <= 0:

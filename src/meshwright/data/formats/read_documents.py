@@ -45,6 +45,10 @@ SUFFIX_WORDS = (
     f"{' or '.join(COMPRESSED_SUFFIXES)} behind it"
 )
 
+RECORD_WORDS = f"{_JSONL[0]} or {_TAR[0]} (both also with {' or '.join(COMPRESSED_SUFFIXES)}), {' or '.join(_TABLES)}"
+TEXT_WORDS = f"{RECORD_WORDS}, or text such as .txt"
+"""The kinds of files that are read from a folder, in short."""
+
 
 def read_documents(file: SourceFile, form: DocumentForm) -> Iterator[Piece | Broken]:
     """Yield the documents of a file as pieces, in bounded memory, and those that cannot be read as Broken.

@@ -143,6 +143,8 @@ def verification_page(found: DataVerification) -> Iterator[RenderableType]:
         unread = f"{rest.num_files_unread} of {counted(rest.num_files, 'file')}"
         what = unread if rest.num_files_unread else "the rest of the last file"
         yield Text(f"- {rest.source}: stopped at data.max_bytes = {rest.max_bytes}: {what} not read", "yellow")
+    for line in found.unread_files:
+        yield Text(f"- {line}", "yellow")
     for cache in found.caches:
         yield f"- token cache: {cache}"
     if found.num_samples:
