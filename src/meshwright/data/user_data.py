@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import json
+import operator
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeGuard, cast
@@ -77,12 +78,22 @@ def _stream_problem(data: Any) -> str | None:
 
 def num_samples_of(data: UserData, source: str) -> int:
     """Return the number of a user's samples; raises DataError where its __len__ returns none."""
+    length_of = type(data).__len__
     try:
-        return len(data)
+        found = length_of(data)
     except (Exception, SystemExit) as error:
         raise DataError(
             f"len() of data.source = {source!r} raised {place_of(error)}: its __len__ must return the number of samples"
         ) from error
+    # Not len(), whose own error would name no line of the user's.
+    if hasattr(found, "__index__") and found >= 0:
+        return operator.index(found)
+    code = getattr(length_of, "__code__", None)
+    place = "" if code is None else f" ({code.co_filename}, line {code.co_firstlineno})"
+    raise DataError(
+        f"__len__ of data.source = {source!r} returned {found!r}{place}: it must return the number of samples, an "
+        "integer of 0 or more"
+    )
 
 
 def read_pair(data: UserData, index: int, source: str) -> tuple[Any, Any]:

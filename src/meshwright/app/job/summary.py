@@ -310,8 +310,8 @@ def _notes(resolved: ResolvedJob, layout: Layout | None) -> Iterator[tuple[str, 
     on_cpu = job.cluster.name == LOCAL and job.run.device == "cpu"
     if layout is not None and (note := idle_limit_note(layout, cluster_of_section(job.cluster), on_cpu=on_cpu)):
         yield "note", note
-    for notes in map_corpora(job.data, job.train.task, lambda corpus: corpus.unread_files):
-        yield from (("note", note) for note in notes)
+    for unread_files in map_corpora(job.data, job.train.task, lambda corpus: corpus.unread_files):
+        yield from (("note", line) for line in unread_files)
     yield from (("note", note) for note in target_notes(job.data, job.train.task))
     device = _named_device(job)
     if device is not None and (of_precision := precision_note(resolved, device)) is not None:
