@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import TypeAlias, cast
 
 from meshwright.app.arguments import JobSource, Positive, checked
 from meshwright.app.data.byte_counter import byte_counter
@@ -16,12 +17,21 @@ from meshwright.data.examine.sample_limits import SampleLimits, sample_limits
 from meshwright.data.examine.source_check import SourceCheck, check_source
 from meshwright.data.formats.stored_tokens import StoredTokens, hash_of_tokens
 from meshwright.data.job_code import first_frame_of_job
-from meshwright.data.numbered_samples import Dataset
-from meshwright.data.user_data import sample_digest
+from meshwright.data.numbered_samples import Sample
+from meshwright.data.user_data import (
+    UserData,
+    is_stream,
+    load_user_data,
+    num_samples_of,
+    read_pair,
+    sample_digest,
+)
 from meshwright.errors import DataError, MeshwrightError, UnsupportedError
 from meshwright.spec.data_findings import UnreadRest
 from meshwright.spec.job.job import Job
 from meshwright.spec.job.user_object import place_of
+
+_Read: TypeAlias = Callable[[int], Sample]
 
 
 @checked
@@ -112,33 +122,59 @@ def _check_caches(job: Job, total: SourceCheck, show: Callable[[str], None]) -> 
 
 def _compare_reads(job: Job, most: int, total: SourceCheck, show: Callable[[str], None]) -> tuple[int, int]:
     """Return how many samples were read twice, and of how many; adds those that fail or differ to the problems."""
+    readable: tuple[int, _Read] | None
+    unbuilt: Exception | None = None
     try:
         dataset = dataset_of(job)
+        readable = dataset.num_samples, dataset.read
     except Exception as error:
-        total.add_problem(source_name(job.data), _reason(job, error))
-        return 0, 0
-    num_samples = dataset.num_samples
-    if not num_samples:
+        # Reading sample by sample says which of them fail.
+        unbuilt, readable = error, _samples_of_class(job, error)
+    if readable is not None and not readable[0]:
         raise UnsupportedError(
             f"data.source = {job.data.source!r} is an iterable, whose samples have no numbers by which they could be "
             "read twice: verify it in a program, or give it an attribute `validation` with numbered ones"
         )
-    count, limits = min(most, num_samples), sample_limits(job)
+    num_samples, num_problems = readable[0] if readable else 0, total.num_problems
+    count = min(most, num_samples)
+    if readable is not None:
+        _read_twice(job, readable, count, total, show)
+    if unbuilt is not None and total.num_problems == num_problems:
+        total.add_problem(source_name(job.data), _reason(job, unbuilt, num_samples))
+    return count, num_samples
+
+
+def _read_twice(
+    job: Job, readable: tuple[int, _Read], count: int, total: SourceCheck, show: Callable[[str], None]
+) -> None:
+    """Read `count` samples, spread evenly, twice, and add those that fail or differ to the problems."""
+    (num_samples, read), limits = readable, sample_limits(job)
     for done in range(count):
         index = done * (num_samples - 1) // max(1, count - 1)
         show(f"reading sample {index} of {num_samples}")
         try:
-            problem = _problem(dataset, index, limits)
+            problem = _problem(read, index, limits)
         except Exception as error:
-            problem = _reason(job, error)
+            problem = _reason(job, error, num_samples)
         if problem is not None:
             total.add_problem(f"sample {index}", problem)
-    return count, num_samples
 
 
-def _problem(dataset: Dataset, index: int, limits: SampleLimits | None) -> str | None:
+def _samples_of_class(job: Job, error: Exception) -> tuple[int, _Read] | None:
+    """Return the number of samples of the class in data.source, and what reads one; None if `error` is not of them."""
+    if isinstance(error, MeshwrightError) or first_frame_of_job(job, error) is None:
+        return None
+    source, data = job.data.source, load_user_data(job.data)
+    if is_stream(data):
+        return None
+    numbered = cast(UserData, data)
+    num_samples = num_samples_of(numbered, source)
+    return num_samples, lambda index: read_pair(numbered, index, source)
+
+
+def _problem(read: _Read, index: int, limits: SampleLimits | None) -> str | None:
     """Return that two reads of a sample differ; raises DataError where a model of tokens does not take it."""
-    first, second = (dataset.read(index) for _ in range(2))
+    first, second = (read(index) for _ in range(2))
     if limits is not None:
         inputs, targets, *_ = arrays_of(first)
         limits.require(inputs[None], targets[None], [index])
@@ -147,10 +183,11 @@ def _problem(dataset: Dataset, index: int, limits: SampleLimits | None) -> str |
     return None
 
 
-def _reason(job: Job, error: Exception) -> str:
+def _reason(job: Job, error: Exception, num_samples: int) -> str:
     """Return why `error` was raised; raises it again where it is neither explained nor of the class in data.source."""
     if isinstance(error, MeshwrightError):
         return str(error)
     if first_frame_of_job(job, error) is None:
         raise error
-    return f"data.source = {job.data.source!r} raised {place_of(error)}: correct it"
+    length = f", though its __len__ says {num_samples}" if isinstance(error, IndexError) and num_samples else ""
+    return f"data.source = {job.data.source!r} raised {place_of(error)}{length}: correct it"

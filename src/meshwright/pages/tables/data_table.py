@@ -1,5 +1,6 @@
 """The data of a job on the terminal: tokens prepared, sizes, samples as text, problems."""
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
@@ -10,6 +11,7 @@ from rich.text import Text
 from meshwright.pages.tables.page_table import PageTable
 from meshwright.spec.data_findings import (
     DataPreview,
+    DataProblem,
     DataStatistics,
     DataVerification,
     Preparation,
@@ -22,7 +24,9 @@ from meshwright.units import counted, format_bytes, format_count, format_duratio
 
 _BAR_COLUMNS = 24
 _MOST_PROBLEMS = 50
+_MOST_ALIKE = 3
 _MOST_NUMBERS = 20
+_NUMBER, _SAMPLE = re.compile(r"\d+"), re.compile(r"sample \d+")
 _UNPRINTABLE = {code: f"\\x{code:02x}" for code in (*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0))}
 """Control characters of a corpus, which would act on the terminal, as their escapes."""
 
@@ -149,9 +153,26 @@ def verification_page(found: DataVerification) -> Iterator[RenderableType]:
         yield f"- token cache: {cache}"
     if found.num_samples:
         yield f"- {found.num_samples} of {counted(found.num_all_samples, 'sample')} read twice"
-    for problem in found.problems[:_MOST_PROBLEMS]:
-        is_said = problem.where in problem.reason
-        # Not wrapped: lines of a log are searched.
-        yield Text(f"- {problem.reason}" if is_said else f"- {problem.where}: {problem.reason}")
-    if found.num_problems > _MOST_PROBLEMS:
-        yield f"{found.num_problems - _MOST_PROBLEMS} more: --json has up to {len(found.problems)}"
+    yield from _problem_lines(found)
+
+
+def _problem_lines(found: DataVerification) -> Iterator[RenderableType]:
+    """Yield the first problems, of samples with one problem the first few."""
+    groups: dict[str, list[DataProblem]] = {}
+    for problem in found.problems:
+        is_sample = _SAMPLE.fullmatch(problem.where) is not None
+        key = _NUMBER.sub("#", problem.reason) if is_sample else f"{problem.where}: {problem.reason}"
+        groups.setdefault(key, []).append(problem)
+    num_shown = 0
+    for alike in list(groups.values())[:_MOST_PROBLEMS]:
+        for problem in alike[:_MOST_ALIKE]:
+            is_said = problem.where in problem.reason
+            # Not wrapped: lines of a log are searched.
+            yield Text(f"- {problem.reason}" if is_said else f"- {problem.where}: {problem.reason}")
+        if len(alike) > _MOST_ALIKE:
+            is_all = len(alike) == found.num_samples
+            of_all = f": all of the {found.num_samples} samples read" if is_all else ""
+            yield f"  and {len(alike) - _MOST_ALIKE} more like these{of_all}"
+        num_shown += len(alike)
+    if found.num_problems > num_shown:
+        yield f"{found.num_problems - num_shown} more: --json has up to {len(found.problems)}"

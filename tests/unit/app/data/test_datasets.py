@@ -288,7 +288,7 @@ def test_a_length_that_is_no_number_is_one_problem(job: Path) -> None:
     path = job.with_name("uncounted.toml")
     path.write_text(job.read_text().replace('"texts"', '"sample_sources:Uncounted"'))
     (problem,) = mw.datasets.verify(path).problems
-    assert "its __len__ must return the number of samples" in problem.reason
+    assert "it must return the number of samples" in problem.reason
 
 
 def test_a_users_data_has_shapes_and_nothing_to_prepare(job: Path) -> None:
