@@ -64,6 +64,7 @@ def _indices_of_step(dataset: Dataset, job: Job, step: int) -> list[int]:
 def _previews(dataset: Dataset, job: Job, indices: Sequence[int]) -> list[SamplePreview]:
     tokenizer = None if dataset.vocab_size is None else load_tokenizer(job.data.tokenizer)
     found, holds_pairs = [], dataset.num_pairs > 0
+    learns_all = job.train.task == "pretrain" or (job.train.task == "sft" and job.data.train_on == "all")
     for index, places in zip(indices, _places(dataset, job, indices), strict=True):
         whole = dataset.sample(index)
         # Of a padded row, what is before the padding.
@@ -75,7 +76,9 @@ def _previews(dataset: Dataset, job: Job, indices: Sequence[int]) -> list[Sample
             SamplePreview(
                 sample=index,
                 shapes=shapes_of(whole),
-                segments=[] if tokenizer is None else segments_of(sample, tokenizer, holds_pairs=holds_pairs),
+                segments=[]
+                if tokenizer is None
+                else segments_of(sample, tokenizer, holds_pairs=holds_pairs, joins_first=learns_all),
                 num_targets=targets.size - num_ignored,
                 num_ignored=num_ignored,
                 places=places,

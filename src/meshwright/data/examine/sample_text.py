@@ -14,11 +14,14 @@ _Numbers = npt.NDArray[Any]
 _ANSWERS: tuple[Literal["chosen"], Literal["rejected"]] = "chosen", "rejected"
 
 
-def segments_of(sample: tuple[Any, ...], tokenizer: Tokenizer, *, holds_pairs: bool = False) -> list[TextSegment]:
+def segments_of(
+    sample: tuple[Any, ...], tokenizer: Tokenizer, *, holds_pairs: bool = False, joins_first: bool = True
+) -> list[TextSegment]:
     """Return the text of (inputs, targets), each [seq_len], or with the document of each input as a third part.
 
     A token is learned where the target in the place before it is not ignored. Nothing is before the first token of a
-    document: it is counted with the one after it. With `holds_pairs`, even documents are chosen and odd ones rejected.
+    document: with `joins_first`, for documents of which all is learned, it is counted with the one after it. With
+    `holds_pairs`, even documents are chosen and odd ones rejected.
     """
     inputs, targets, *rest = arrays_of(sample)
     if rest:
@@ -29,8 +32,9 @@ def segments_of(sample: tuple[Any, ...], tokenizer: Tokenizer, *, holds_pairs: b
         ends = (ids == tokenizer.end_of_text).astype(np.int64)
         documents = np.cumsum(ends) - ends
     is_first = np.diff(documents, prepend=documents[0] - 1) != 0
-    has_next = is_first & np.append(~is_first[1:], False)
-    is_target[has_next] = is_target[np.flatnonzero(has_next) + 1]
+    if joins_first:
+        has_next = is_first & np.append(~is_first[1:], False)
+        is_target[has_next] = is_target[np.flatnonzero(has_next) + 1]
     is_start = is_first | (np.diff(is_target.astype(np.int8), prepend=0) != 0)
     starts = np.flatnonzero(is_start)
     segments = []

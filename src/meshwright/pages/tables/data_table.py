@@ -125,7 +125,9 @@ def _sample_words(one: SamplePreview) -> str:
     ignored = f", {one.num_ignored} ignored" if one.num_ignored else ""
     places = f"; from {', '.join(one.places)}" if one.places else ""
     shapes = ", ".join(one.shapes)
-    return f"[bold]sample {one.sample}[/]{slot}: " + escape(f"{shapes}: {one.num_targets} targets{ignored}{places}")
+    return f"[bold]sample {one.sample}[/]{slot}: " + escape(
+        f"{shapes}: {counted(one.num_targets, 'target')}{ignored}{places}"
+    )
 
 
 def _segment_text(segment: TextSegment) -> Text:

@@ -176,6 +176,20 @@ def test_a_preview_of_conversations_says_which_file_and_line_each_is_of(tmp_path
     assert Path(first.places[0]).name[0] in "".join(one.text for one in first.segments)
 
 
+def test_a_preview_marks_what_is_learned_alone(tmp_path: Path) -> None:
+    (tmp_path / "one.jsonl").write_text('{"prompt": "p", "completion": ""}\n')
+    (tmp_path / "sft.toml").write_text(
+        f'[data]\nsource = "one.jsonl"\npacking = "none"\nvalidation_fraction = 0.0\ncache_dir = "{tmp_path}"\n'
+        '[train]\ntask = "sft"\nseq_len = 16\n'
+    )
+    table = mw.datasets.preview(tmp_path / "sft.toml", sample=0).table()
+    assert ": 1 target, 15 ignored" in table
+    # End of text is learned, which the byte tokenizer has no characters for.
+    assert "· p\n│ \n──" in table
+    both = mw.datasets.preview(tmp_path / "sft.toml", 'data.train_on="all"', sample=0).table()
+    assert "│ p\n──" in both
+
+
 def test_a_preview_lets_no_control_character_through(job: Path, tmp_path: Path) -> None:
     (tmp_path / "texts" / "0.txt").write_text("\x1b[31mred\x07\n" * 100)
     table = mw.datasets.preview(job, sample=0).table()

@@ -43,6 +43,11 @@ def test_the_last_target_of_each_document_of_a_row_is_shown() -> None:
     assert found(inputs, targets, documents) == [("ab!", True, True), ("xy?", True, False)]
 
 
+def test_the_first_token_of_a_prompt_is_context() -> None:
+    segments = segments_of((np.array([*b"p"]), np.array([END])), ByteTokenizer(), joins_first=False)
+    assert [(one.text, one.is_target, one.num_tokens) for one in segments] == [("p", False, 1), ("", True, 1)]
+
+
 def test_answers_of_pairs_are_told_apart() -> None:
     """Each is a document: the chosen one first."""
     ids, targets = [*b"pcpr"], [*b"c", -100, *b"r", -100]
