@@ -28,7 +28,7 @@ def compression_problem(source: str) -> str | None:
         return None
     return (
         f"data.source = {source!r} is compressed, and {suffix} is not read, only {' and '.join(COMPRESSED_SUFFIXES)}: "
-        "decompress it, or compress it anew with gzip or zstd"
+        "decompress it, or compress it with gzip or zstd"
     )
 
 
