@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from meshwright.parallelism.data.missing_gradients import fill_missing, unused_everywhere
+from meshwright.parallelism.data.missing_gradients import complete_gradients, unused_everywhere
 from meshwright.parallelism.mesh import build_meshes
+from meshwright.parallelism.pipeline.stages import Stages
 from meshwright.spec.layout.layout import Layout
 from run_ranks import run_ranks
 
@@ -15,9 +16,10 @@ def test_what_the_loss_does_not_reach_gets_zeros() -> None:
     model = nn.ModuleDict({"used": nn.Linear(2, 1), "left": nn.Linear(2, 1), "frozen": nn.Linear(2, 1)})
     model["frozen"].requires_grad_(False)
     model["used"](torch.ones(1, 2)).sum().backward()
-    missing = fill_missing(model.parameters())
-    assert missing == list(model["left"].parameters())
-    assert all(parameter.grad is not None and not parameter.grad.any() for parameter in missing)
+    stages = Stages({0: model}, (0,))
+    complete_gradients(stages)
+    assert stages.missing == {*model["left"].parameters()}
+    assert all(parameter.grad is not None and not parameter.grad.any() for parameter in stages.missing)
     assert all(parameter.grad is None for parameter in model["frozen"].parameters())
 
 

@@ -4,22 +4,31 @@ A model may use what a sample asks for, such as a branch for images of which a r
 one rank, a gradient would be summed there with that of another parameter of the same size, without an error.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from meshwright.parallelism.collectives import all_reduce_max
 from meshwright.parallelism.mesh import Meshes
+from meshwright.parallelism.pipeline.stages import Stages
 
 
-def fill_missing(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-    """Give zeros to the parameters that train and have no gradient, and return them."""
-    missing = [parameter for parameter in parameters if parameter.requires_grad and parameter.grad is None]
-    for parameter in missing:
-        parameter.grad = torch.zeros_like(parameter)
-    return missing
+def complete_gradients(stages: Stages) -> None:
+    """Give zeros to parameters that no backward of a step gave a gradient, note them in stages.missing, and wait for
+    sums over replicas; a collective.
+
+    But for those of FSDP2, which has done so (torch_fsdp.py), and where backward has used and freed others.
+    """
+    for stage in stages:
+        if not (stages.updates_in_backward or isinstance(stage, FSDPModule)):
+            for parameter in stage.parameters():
+                if parameter.requires_grad and parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                    stages.missing.add(parameter)
+    stages.end_replica_sums()
 
 
 @torch.no_grad()

@@ -27,6 +27,7 @@ from meshwright.parallelism.data.fully_sharded import (
     set_gradient_sync,
 )
 from meshwright.parallelism.data.materialize import statistics_of, unchanged
+from meshwright.parallelism.data.missing_gradients import complete_gradients
 from meshwright.parallelism.graph.cuda_graph import GradientBuffers, MicrobatchGraph, is_graphed, shards_for_graphs
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.pipeline.stage_input import StageInput, StageLoss
@@ -135,14 +136,13 @@ class Pipeline:
             elif action.kind == "W":
                 accumulate_gradients(stage)
         self._finish()
-        self.stages.complete_gradients()
+        complete_gradients(self.stages)
         for number in sorted(reductions.awaited):
             await_gradients(self.stages[number])
         for stage in self.stages if is_each else ():
             require_reduced(stage)
 
     def _replay(self, microbatches: Sequence[StageInput], graph: MicrobatchGraph) -> None:
-        """Run forward and backward of each microbatch by `graph`."""
         graph.begin_step()
         for number, microbatch in enumerate(microbatches):
             name = f"{ACTION_MARK}{Action('B', 0, number)}"

@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 
 from meshwright.errors import UnsupportedError
 from meshwright.models.contract import blocks_of
 from meshwright.models.moe import most_experts
-from meshwright.parallelism.data.missing_gradients import fill_missing
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.schedule.action import Action
 from meshwright.spec.layout.schedule.schedule import Schedule
@@ -81,14 +79,8 @@ class Stages(nn.Module):
         if self.replica_sums is not None:
             self.replica_sums.begin()
 
-    def complete_gradients(self) -> None:
-        """Give zeros to parameters that the step's backward gave no gradient, and wait for sums over replicas.
-
-        But for those of FSDP2, which has done so. A collective.
-        """
-        for stage in self:
-            if not (self.updates_in_backward or isinstance(stage, FSDPModule)):
-                self.missing.update(fill_missing(stage.parameters()))
+    def end_replica_sums(self) -> None:
+        """Wait for these sums; a collective."""
         if self.replica_sums is not None:
             self.replica_sums.end()
 
