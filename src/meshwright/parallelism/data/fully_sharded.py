@@ -19,6 +19,7 @@ from torch.distributed.tensor import Shard
 
 from meshwright.errors import UnsupportedError
 from meshwright.models.contract import blocks_of
+from meshwright.parallelism.data.contiguous_parameters import make_contiguous
 from meshwright.parallelism.expert.expert_parallel import expert_modules, expert_shard_dim, have_own_ranks
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.torch_private.torch_fsdp import (
@@ -44,6 +45,7 @@ TORCH_DTYPES: dict[DType, torch.dtype] = {
 
 def shard_model(model: nn.Module, layout: Layout, precision: PrecisionSection, meshes: Meshes) -> None:
     """Shard one stage in place: experts, each block, then the rest. On one rank too, for mixed precision."""
+    make_contiguous(model)
     casts = getattr(model, "casts_block_inputs", True)
     block_policy, root_policy = (_mixed_precision(precision, casts_inputs=cast) for cast in (casts, True))
     shard = partial(fully_shard, offload_policy=_offload_policy(layout, meshes.device_type))

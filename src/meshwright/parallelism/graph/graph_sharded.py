@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from meshwright.models.contract import blocks_of
 from meshwright.parallelism.activation_checkpoint import checkpoints_of
 from meshwright.parallelism.collectives import all_gather_dim, all_reduce_sum, reduce_scatter_dim
+from meshwright.parallelism.data.contiguous_parameters import make_contiguous
 from meshwright.parallelism.data.fully_sharded import TORCH_DTYPES
 from meshwright.parallelism.data.materialize import move_buffers
 from meshwright.parallelism.expert.expert_parallel import expert_modules, expert_shard_dim
@@ -40,6 +41,7 @@ def shard_in_graph(model: nn.Module, precision: PrecisionSection, meshes: Meshes
 
     With `sums_replicas` each backward all-reduces gradients over dp_replicate, else that is left to the end of a step.
     """
+    make_contiguous(model)
     shard = _Sharder(precision, meshes, sums_replicas=sums_replicas)
     blocks, layout = blocks_of(model), meshes.layout
     frees = {
