@@ -83,6 +83,27 @@ def test_what_a_killed_rank_has_started_ends_with_it(tmp_path: Path) -> None:
         time.sleep(0.02)
 
 
+def test_a_frozen_fork_server_is_woken_to_fork_and_to_see_ranks_end(tmp_path: Path) -> None:
+    endless, run = start(tmp_path / "endless", 1, steps=1_000_000)
+    with endless:
+        wait_for_a_step(endless, run)
+        server = parent_of(endless.pids[0])
+        os.kill(server, signal.SIGSTOP)
+        other, other_run = start(tmp_path / "other", 1, steps=3)
+        with other:
+            os.kill(server, signal.SIGSTOP)
+            while not other.poll():
+                wait_for_ends([other])
+            assert other.exit_codes == {0: ExitCode.DONE}
+        assert other_run.checkpoint_steps()[-1] == 3
+        os.kill(server, signal.SIGSTOP)
+    assert is_gone(endless.pids[0])
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 @pytest.mark.long
 def test_a_rank_that_does_not_stop_is_killed_at_its_deadline(tmp_path: Path) -> None:
     group, run = start(tmp_path / "stopped", 1, steps=1_000_000)

@@ -8,7 +8,6 @@ import uuid
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Self
@@ -19,7 +18,12 @@ from meshwright.fault_tolerance.hangs.launcher_watch import GRACE_S
 from meshwright.fault_tolerance.stop_request import ignores_hangup
 from meshwright.hardware.machine import num_usable_cores
 from meshwright.spec.job.job import Job
-from meshwright.trainer.launch.local.rank_fork_server import SentDescriptor, fork_server, hidden_script
+from meshwright.trainer.launch.local.rank_fork_server import (
+    SentDescriptor,
+    fork_server,
+    hidden_script,
+    wait_for_processes,
+)
 from meshwright.trainer.launch.local.store_file import StoreFile, loopback_interfaces
 from meshwright.trainer.launch.rank import RankConfig, RankStart, rank_process
 
@@ -186,7 +190,7 @@ class LocalRankGroup:
         """Kill what runs, wait until all have ended, and close the store and the descriptors of the group."""
         self.kill()
         while not self.poll():
-            wait(self.sentinels)
+            wait_for_processes(self.sentinels)
         for process in self._processes:
             process.close()
         self._processes = []
@@ -212,7 +216,7 @@ def wait_for_ends(
     sentinels = [sentinel for group in groups for sentinel in group.sentinels]
     if not sentinels:
         return []
-    ready = wait([*sentinels, *others], min(due, default=None))
+    ready = wait_for_processes([*sentinels, *others], min(due, default=None))
     return [other for other in others if other in ready]
 
 

@@ -14,13 +14,13 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from meshwright.trainer.launch.local.local_rank_process import Failure, Order, rank_main
-from meshwright.trainer.launch.local.rank_fork_server import fork_server, hidden_script
+from meshwright.trainer.launch.local.rank_fork_server import fork_server, hidden_script, wait_for_processes
 from meshwright.units import counted
 
 # Ranks that wait for a failed one learn it from their closed connections; this is how long they get to say so.
@@ -114,7 +114,7 @@ def _collect(ranks: Sequence[_Rank], timeout_s: float) -> bool:
         left_s = min(deadline_s, failed_at_s + _GRACE_S) - time.monotonic()
         if left_s <= 0:
             return False
-        ready = wait([end for rank in busy for end in (rank.connection, rank.process.sentinel)], left_s)
+        ready = wait_for_processes([end for rank in busy for end in (rank.connection, rank.process.sentinel)], left_s)
         for rank in busy:
             if rank.connection in ready or rank.process.sentinel in ready:
                 _receive(rank)
@@ -182,6 +182,7 @@ def _kill(ranks: Sequence[_Rank]) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(rank.process.pid or 0, signal.SIGKILL)
     for rank in ranks:
+        wait_for_processes([rank.process.sentinel])
         rank.process.join()
         rank.process.close()
         rank.connection.close()

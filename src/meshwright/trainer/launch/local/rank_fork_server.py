@@ -5,17 +5,20 @@ There is one server for each process that starts ranks; it ends with that proces
 
 import atexit
 import functools
+import math
 import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import DupFd
-from typing import Any, Self
+from typing import Any, Self, cast
 
 _PRELOAD = "meshwright.trainer.launch.local.preload"
 _SETTINGS = {
@@ -27,15 +30,22 @@ _SETTINGS = {
 }
 """What libraries read when they are loaded, which a rank that is forked cannot change; the user's values win."""
 _BLOCKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_WAKE_EVERY_S = 1.0
 
 
-@functools.cache
 def fork_server(preload: tuple[str, ...] = ()) -> ForkServerContext:
     """Return the context whose server has torch and the package's run half imported, and start it to import them.
 
-    Returns at once; a process that is started before the server is ready waits for it. The first call's `preload` names
-    modules that the server imports too.
+    Returns at once; a process that is started before the server is ready waits for it, and so it would for one that is
+    frozen (SIGSTOP), which is woken. The first call's `preload` names modules that the server imports too.
     """
+    context = _started_server(preload)
+    _wake_server()
+    return context
+
+
+@functools.cache
+def _started_server(preload: tuple[str, ...]) -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([_PRELOAD, *preload])
     # It changes the signal mask, so that it has to exist before.
@@ -46,9 +56,34 @@ def fork_server(preload: tuple[str, ...] = ()) -> ForkServerContext:
     return context
 
 
+def wait_for_processes(objects: Sequence[int | Connection], within_s: float | None = None) -> list[int | Connection]:
+    """Return those of `objects` that are ready, as multiprocessing.connection.wait does, sentinels of ranks among them.
+
+    Only the server learns that a rank has ended. Where it is frozen it is woken, and again while this waits.
+    """
+    deadline_s = math.inf if within_s is None else time.monotonic() + within_s
+    while True:
+        _wake_server()
+        left_s = max(0.0, deadline_s - time.monotonic())
+        ready = cast("list[int | Connection]", wait(objects, min(left_s, _WAKE_EVERY_S)))
+        if ready or left_s <= _WAKE_EVERY_S:
+            return ready
+
+
+def _wake_server() -> None:
+    pid = _server_pid()
+    if pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def _server_pid() -> int | None:
+    return getattr(forkserver._forkserver, "_forkserver_pid", None)
+
+
 def _end_server(owner: int) -> None:
     """End the server of this process, which has no ranks any more, and may still import what no rank will need."""
-    pid = getattr(forkserver._forkserver, "_forkserver_pid", None)
+    pid = _server_pid()
     if pid is None or os.getpid() != owner:
         return
     # By itself it ends a moment after this process, holds the pipe of its output open until then, and remains
