@@ -398,6 +398,26 @@ def test_a_folder_of_something_else_is_left_alone(capsys: pytest.CaptureFixture[
         )
 
 
+def test_what_a_run_has_left_without_a_manifest_may_be_replaced(capsys: pytest.CaptureFixture[str]) -> None:
+    file = job_file()
+    left = Path("runs/job")
+    for name in ("checkpoints", "hangs", "heartbeats", "logs", "replicas"):
+        (left / name).mkdir(parents=True)
+    (left / "events.jsonl").write_text("")
+    for flags in ([], ["--resume"], ["--overwrite"]):  # of a start that failed before its first step
+        assert summary_of(capsys, file, *flags)["job"].endswith("configuration valid")
+    (left / "checkpoints" / "step-3").mkdir()
+    (left / "metrics.jsonl").write_text("")
+    for flags in ([], ["--resume"]):
+        assert "no manifest.json, which says what it was: put that back, replace" in refusal(capsys, file, *flags)
+    assert summary_of(capsys, file, "--overwrite")["job"].endswith("configuration valid")
+    (left / "thesis.txt").write_text("")
+    assert "holds files but no run" in refusal(capsys, file, "--overwrite")
+    Path("jobs").mkdir()
+    (Path("jobs") / "job.toml").write_text("")
+    assert "holds files but no run" in refusal(capsys, file, "run.dir=jobs", "--overwrite")
+
+
 def test_a_resume_with_nothing_to_resume_is_a_first_start(capsys: pytest.CaptureFixture[str]) -> None:
     resumed = summary_of(capsys, job_file(), "--resume", "train.steps=200")
     assert resumed["run"].startswith("runs/job (new)")

@@ -99,11 +99,7 @@ def run_folder_problems(run: Run, *, resume: bool, overwrite: bool) -> list[str]
     if not folder.exists() or not any(folder.iterdir()):
         return []
     if not run.manifest.exists():
-        made = (run.logs, run.checkpoints, run.heartbeats, run.hangs, run.compile_cache, run.memory_owner)
-        of_a_start = {each.name for each in made}
-        if {path.name for path in folder.iterdir()} <= of_a_start and not run.checkpoint_steps():
-            return []  # a start that failed before it became a run
-        return [f"run.dir = {str(folder)!r} holds files but no run (no manifest.json): set run.dir to a new folder"]
+        return _problems_without_manifest(run, overwrite=overwrite)
     if resume or overwrite:
         return []
     steps = run.checkpoint_steps()
@@ -111,6 +107,22 @@ def run_folder_problems(run: Run, *, resume: bool, overwrite: bool) -> list[str]
     return [
         f"run.dir = {str(folder)!r} already holds {held}: "
         "continue with --resume, replace it with --overwrite, or set another run.dir"
+    ]
+
+
+def _problems_without_manifest(run: Run, *, overwrite: bool) -> list[str]:
+    """Return why a folder with files but no manifest cannot be used: only what a run has left there may be replaced."""
+    held, given = {path.name for path in run.folder.iterdir()}, f"run.dir = {str(run.folder)!r} holds"
+    if held <= run.names_of_a_start and not run.checkpoint_steps():
+        return []  # a start that failed before it became a run
+    # A run makes its checkpoints' folder first; a job.toml alone is the user's.
+    if not held <= run.names_of_a_run or run.checkpoints.name not in held:
+        return [f"{given} files but no run (no manifest.json): set run.dir to a new folder"]
+    if overwrite:
+        return []
+    return [
+        f"{given} what a run has left, but no manifest.json, which says what it was: put that back, replace the folder "
+        "with --overwrite, or set another run.dir"
     ]
 
 

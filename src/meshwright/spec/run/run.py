@@ -43,6 +43,22 @@ class Run:
         self.reference = self.folder / "reference.npz"
         self.memory_owner = self.folder / "memory.json"
 
+    @property
+    def names_of_a_start(self) -> set[str]:
+        """Return the names of what is in the folder before there is a manifest: a start that fails leaves no more."""
+        return {
+            *(path.name for path in (self.checkpoints, self.logs, self.heartbeats, self.hangs, self.compile_cache)),
+            *(path.name for path in (self.events, self.findings, self.memory_owner)),
+            *(path.parent.name for path in (self.memory_snapshot(0), self.injected_fault(0), self.invitation)),
+        }
+
+    @property
+    def names_of_a_run(self) -> set[str]:
+        """Return the names of all that a run writes into its folder, but for its model's config.json and tokenizer."""
+        files = (self.manifest, self.job, self.metrics, self.reference)
+        folders = (self.exports, self.timelines, self.ledger(0).parent)
+        return self.names_of_a_start | {path.name for path in (*files, *folders)}
+
     def checkpoint(self, step: int) -> Path:
         """Return the folder of the checkpoint after `step` optimizer steps."""
         return self.checkpoints / f"step-{step}"
