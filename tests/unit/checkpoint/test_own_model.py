@@ -15,6 +15,7 @@ import own_models
 from meshwright.checkpoint.checkpoint import load_parameters
 from meshwright.checkpoint.hf.export import ExportFormat, export
 from meshwright.checkpoint.hf.import_ import import_folder
+from meshwright.checkpoint.torch_formats.dcp_export import export_dcp
 from meshwright.errors import CheckpointError, ConfigError, UnsupportedError
 from meshwright.hf import Drop, HuggingFaceFormat, NameMap, Part, Rename
 from meshwright.models.build import build_model
@@ -70,6 +71,12 @@ def test_every_kind_of_row_is_what_the_table_says_and_comes_back(tmp_path: Path)
     assert [name for name in ours if not torch.equal(parameters[name], ours[name])] == []
     assert imported.num_parameters == done.num_parameters == sum(p.numel() for p in own_models.EveryRow().parameters())
     assert imported.job.model.initial_weights == str(tmp_path / "out")
+
+
+def test_a_dcp_folder_is_of_built_in_models(tmp_path: Path) -> None:
+    write_own_run(tmp_path / "run", "EveryRow")
+    with pytest.raises(UnsupportedError, match=r"own_models:EveryRow: --format dcp .* only\. --format hf.*load_param"):
+        export_dcp(tmp_path / "run", tmp_path / "out")
 
 
 def test_training_starts_from_the_folder(tmp_path: Path) -> None:

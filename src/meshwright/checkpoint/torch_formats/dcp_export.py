@@ -19,9 +19,9 @@ from meshwright.checkpoint.hf.side_files import SIDE_FILES, write_side_files
 from meshwright.checkpoint.merged_reader import plain_reader
 from meshwright.checkpoint.peers import GroupPeers
 from meshwright.checkpoint.safetensors.rounding import rounded, warn_of_float64
-from meshwright.checkpoint.saved_model import find_saved_model
+from meshwright.checkpoint.saved_model import SavedModel, find_saved_model
 from meshwright.checkpoint.torch_formats.dcp_folder import FILE_NAME
-from meshwright.errors import CheckpointError
+from meshwright.errors import CheckpointError, UnsupportedError
 from meshwright.spec.model.hf.hf_config import hf_obstacles
 from meshwright.spec.model.hf.name_map import BUFFER
 
@@ -49,10 +49,12 @@ def export_dcp(
 
     Names are those of the model's state_dict; an adapter is added to the weights. `out` also holds config.json and the
     tokenizer where transformers has such a model, so it can be imported again. With `overwrite` it may replace another
-    such folder. Raises ConfigError if `out` exists, CheckpointError for a damaged source or a full disk.
+    such folder. Raises ConfigError if `out` exists, CheckpointError for a damaged source or a full disk,
+    UnsupportedError for a class of the user's.
     """
     require_target(out, "export", _REPLACEABLE if overwrite else None)
     model = find_saved_model(source, step)
+    _require_built_in(model)
     saved = plain_reader(model)
     described = BuiltInModel(model.architecture)
     shapes = described.shapes
@@ -71,6 +73,16 @@ def export_dcp(
 
         folder.write(write)
     return Exported(model, described.num_parameters, len(state), num_bytes)
+
+
+def _require_built_in(model: SavedModel) -> None:
+    if model.built_in is None:
+        raise UnsupportedError(
+            f"{model.run.folder} trained the class {model.section.source}: --format dcp writes built-in models only. "
+            "--format hf, the default, writes a class that has the attribute hugging_face (see "
+            "docs/how_to/own_model.md), and without it "
+            f"meshwright.checkpoint.checkpoint.load_parameters(Path({str(model.checkpoint)!r})) returns the tensors"
+        )
 
 
 def _save(state: dict[str, Tensor], folder: Path, read: Callable[[str], Tensor]) -> None:
