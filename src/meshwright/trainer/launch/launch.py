@@ -12,7 +12,7 @@ from meshwright.spec.run.run import Manifest, Run
 from meshwright.trainer.launch.local.local_rank_group import LocalRankGroup, threads_of_rank, wait_for_ends
 from meshwright.trainer.launch.local.rank_ends import code_of, raise_stop, report_failures
 from meshwright.trainer.launch.local.restart_backoff import RestartBackoff, furthest_step
-from meshwright.trainer.launch.rank import RankConfig
+from meshwright.trainer.launch.rank import RankConfig, note_training_began
 from meshwright.trainer.launch.replicas.replica_launch import train_replicas
 from meshwright.trainer.run.run_folder import ManifestFile, read_manifest
 from meshwright.units import format_duration
@@ -25,6 +25,7 @@ def train_locally(config: RankConfig, num_ranks: int, after_attempt: Callable[[]
     run, section = config.run, config.job.run
     backoff = RestartBackoff(section.restart_backoff_s, furthest_step(run))
     with LauncherWatch(run, section) as watch, StopSignals() as stops:
+        note_training_began()
         code = _attempt(config, num_ranks, watch, stops)
         after_attempt()
         for restart in range(1, section.max_restarts + 1):

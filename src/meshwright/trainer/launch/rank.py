@@ -139,10 +139,20 @@ def train_rank(config: RankConfig) -> ExitCode:
         raise
 
 
+_has_begun = threading.Event()
+
+
 def preempt_on_sigterm() -> None:
-    """Let SIGTERM raise Preempted until training handles it."""
+    """Let SIGTERM raise Preempted until training handles it; after training it does nothing."""
+    _has_begun.clear()
     signal.signal(signal.SIGTERM, _preempt)
 
 
+def note_training_began() -> None:
+    """Say that training handles signals by now: one that comes after its end changes no exit code."""
+    _has_begun.set()
+
+
 def _preempt(number: int, frame: FrameType | None) -> None:
-    raise Preempted("SIGTERM before training began: nothing was changed")
+    if not _has_begun.is_set():
+        raise Preempted("SIGTERM before training began: nothing was changed")

@@ -13,7 +13,7 @@ from meshwright.fault_tolerance.stop_request import StopSignals
 from meshwright.spec.job.job import Job
 from meshwright.trainer.launch import launch
 from meshwright.trainer.launch.local.local_rank_group import LocalRankGroup
-from meshwright.trainer.launch.rank import RankConfig
+from meshwright.trainer.launch.rank import RankConfig, preempt_on_sigterm
 from training_runs import tiny_job
 
 RETRY, DONE = ExitCode.RETRY, ExitCode.DONE
@@ -77,3 +77,19 @@ def test_a_signal_between_two_attempts_ends_them(tmp_path: Path, monkeypatch: py
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(Preempted, match="SIGTERM: no rank was running; continue with --resume"):
             launch.launch(config, 2, stops, LauncherWatch(config.run, job.run))
+
+
+def test_sigterm_counts_until_training_begins_and_changes_nothing_after_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "launch", lambda *arguments: DONE)
+    config = RankConfig(job=Job.from_dict(tiny_job(tmp_path)), run_dir=str(tmp_path / "run"), module_dir=str(tmp_path))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        preempt_on_sigterm()
+        with pytest.raises(Preempted, match="before training began"):
+            signal.raise_signal(signal.SIGTERM)
+        assert launch.train_locally(config, 1) is DONE
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)

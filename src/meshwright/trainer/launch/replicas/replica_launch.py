@@ -33,7 +33,7 @@ from meshwright.spec.run.run_events import append_event
 from meshwright.trainer.launch.local.local_rank_group import LocalRankGroup, RankEnd, threads_of_rank, wait_for_ends
 from meshwright.trainer.launch.local.rank_ends import code_of, combined, raise_stop, report_failures
 from meshwright.trainer.launch.local.restart_backoff import RestartBackoff
-from meshwright.trainer.launch.rank import RankConfig
+from meshwright.trainer.launch.rank import RankConfig, note_training_began
 from meshwright.trainer.launch.replicas.joining import Invitation, clear_replicas, invite
 from meshwright.trainer.run.open_run import claim
 
@@ -79,6 +79,7 @@ def _train_replicas(config: RankConfig, num_ranks: int, after_loss: Callable[[],
             "this machine, or a name of one, by which the machines of other replicas reach it"
         ) from error
     with StopSignals() as stops, server as coordinator:
+        note_training_began()
         host, port = coordinator.address
         threads = threads_of_rank(config.job, num_ranks)
         invitation = Invitation(
