@@ -178,3 +178,14 @@ def test_an_interrupt_while_the_command_line_is_imported_leaves_no_traceback() -
     )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (found.returncode, found.stderr) == (-signal.SIGINT, "")
+
+
+def test_a_signal_after_the_end_of_a_command_changes_no_exit_code() -> None:
+    script = (
+        "import atexit, importlib, os, signal, types; import meshwright.__main__ as entry;"
+        "signal.signal(signal.SIGTERM, lambda *_: 1 / 0);"
+        "atexit.register(lambda: os.kill(os.getpid(), signal.SIGTERM));"
+        "importlib.import_module = lambda name: types.SimpleNamespace(main=lambda: exit(3)); entry.main()"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stderr) == (3, "")

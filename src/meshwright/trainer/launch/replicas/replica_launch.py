@@ -95,7 +95,8 @@ def _train_replicas(config: RankConfig, num_ranks: int, after_loss: Callable[[],
         launcher.after_loss = after_loss
         code = launcher.run(range(layout.dp_replicate), stops)
         config.run.invitation.unlink(missing_ok=True)
-        raise_stop(stops, "the replicas were asked to save and stop")
+        if code is not ExitCode.DONE:
+            raise_stop(stops, "the replicas were asked to save and stop")
         return code
 
 
