@@ -57,6 +57,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         checks.has_ended,
         checks.has_died,
         checks.has_failed,
+        checks.has_failed_unrecorded,
         checks.is_stopped,
         checks.moves,
         checks.departed,
@@ -114,6 +115,22 @@ class _Checks:
 
     def has_failed(self) -> Diagnosis | None:
         return self._first_failure([record for record in self._failed if not record.is_lost_peer])
+
+    def has_failed_unrecorded(self) -> Diagnosis | None:
+        """Of the rank that failed first, or all ranks, where they could not write of what: on a full disk."""
+        unrecorded = [r for r, beat in self._beats.items() if beat.phase == "failed" and r not in self._records]
+        failure = self._evidence.failure
+        first = [rank for rank in unrecorded if failure.startswith(f"rank {rank} failed")]
+        if not unrecorded or (self._failed and not first):
+            return None
+        culprits = first or unrecorded
+        what = failure if first else f"{ranks_text(culprits)} ended with an error"
+        headline = f"{what}, in step {self._beats[culprits[0]].step}, and could not write a flight record"
+        advice = (
+            "Make room on the disk of the run folder, if it is full; correct what the ranks said last, on the terminal "
+            "and in their logs; then start the same command with --resume."
+        )
+        return self._say("failed", culprits, headline, advice)
 
     def has_lost_peer(self) -> Diagnosis | None:
         return self._first_failure(self._failed)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from meshwright.log import logger
 from meshwright.spec.run.rank_records import LAST_PHASES, EndedBySignal, FlightRecord, Frame, Heartbeat, ProcessState
 from meshwright.spec.run.run import Manifest, Run
 
@@ -57,6 +58,9 @@ class Evidence:
     """How the newest attempt ended, by the run's manifest; None where that does not say."""
     start_step: int = 0
     """Step from which the newest attempt started, by the run's manifest."""
+    failure: str = ""
+    """Which rank of the newest attempt failed first and of what, in words, such as "rank 0 failed (OSError: ...)"; ""
+    where none could say."""
     signals: Mapping[int, str] = field(default_factory=dict)
     """The signal that ended a rank of this attempt, such as SIGABRT, by rank; of ranks of our own launcher."""
 
@@ -76,9 +80,14 @@ def ask(run: Run, wait_s: float) -> None:
     able = [rank for rank, one in heartbeats.items() if one.phase not in LAST_PHASES and states[rank] in _ABLE]
     if not able:
         return
-    # An independent replica has none before its first hang.
-    run.hang_request.parent.mkdir(parents=True, exist_ok=True)
-    run.hang_request.write_text(f"{asked_s}\n", encoding="utf-8")
+    try:
+        # An independent replica has none before its first hang.
+        run.hang_request.parent.mkdir(parents=True, exist_ok=True)
+        run.hang_request.write_text(f"{asked_s}\n", encoding="utf-8")
+    except OSError as error:
+        # A full disk, which takes no record either; the diagnosis says which are missing.
+        logger.debug("%s could not be written: %s", run.hang_request, error.strerror)
+        wait_s = 0.0
     deadline_s = time.monotonic() + wait_s
     while (mute := [rank for rank in able if not _answered(run, rank, asked_s)]) and time.monotonic() < deadline_s:
         time.sleep(0.05)
@@ -107,6 +116,7 @@ def look(run: Run) -> Evidence:
         max(run.checkpoint_steps(), default=0),
         None if manifest is None else manifest.exit,
         manifest.attempts[-1].start_step if manifest is not None and manifest.attempts else 0,
+        _failure(run),
         _signals(run, heartbeats),
     )
 
@@ -116,6 +126,12 @@ def _manifest(run: Run) -> Manifest | None:
         return Manifest.from_json(run.manifest.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValidationError):
         return None
+
+
+def _failure(run: Run) -> str:
+    with suppress(OSError, UnicodeDecodeError):
+        return run.failure.read_text(encoding="utf-8")
+    return ""
 
 
 def _signals(run: Run, heartbeats: Mapping[int, Heartbeat]) -> dict[int, str]:

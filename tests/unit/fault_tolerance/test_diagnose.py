@@ -328,3 +328,20 @@ def test_independent_replicas_are_diagnosed_in_turn(
 def test_the_worst_of_several_replicas_is_the_exit_code() -> None:
     assert worst_exit_code([ExitCode.DO_NOT_RETRY, ExitCode.RETRY, ExitCode.DONE]) is ExitCode.DO_NOT_RETRY
     assert worst_exit_code([ExitCode.DONE, ExitCode.RETRY]) is ExitCode.RETRY
+
+
+def test_ranks_that_failed_without_a_record_have_failed() -> None:
+    """Their disk is full: only the heartbeats, whose room was taken before, say so."""
+    beats = [heartbeat(rank, phase="failed") for rank in range(4)]
+    found = diagnose(evidence([], beats, dict.fromkeys(range(4), "gone")))
+    assert (found.verdict, found.culprits) == ("failed", [0, 1, 2, 3])
+    assert found.headline.endswith("ended with an error, in step 7, and could not write a flight record")
+
+
+def test_the_first_that_failed_is_named_where_another_could_record_that_it_lost_it() -> None:
+    lost = record(1, [], error="RuntimeError: Connection closed by peer", is_lost_peer=True)
+    beats = [heartbeat(rank, phase="failed") for rank in range(4)]
+    seen = replace(evidence([lost], beats, dict.fromkeys(range(4), "gone")), failure="rank 2 failed (OSError: full)")
+    found = diagnose(seen)
+    assert (found.verdict, found.culprits) == ("failed", [2])
+    assert found.headline.startswith("rank 2 failed (OSError: full), in step 7")
