@@ -5,6 +5,9 @@ import os
 import shutil
 import sys
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Literal
 
 LogLevel = Literal["DEBUG", "INFO", "WARNING"]
@@ -36,6 +39,18 @@ def fitted(message: str) -> str:
         for line in message.splitlines()
     )
     return "\n".join("\n".join(line) for line in lines)
+
+
+@contextmanager
+def warning_if_unwritten(path: Path) -> Iterator[None]:
+    """Say in one line that `path` was not written, where a write in the context raises OSError.
+
+    For what records a failure: a full disk then neither hides the failure nor adds its traceback.
+    """
+    try:
+        yield
+    except OSError as error:
+        logger.warning("%s could not be written: %s", path, error.strerror)
 
 
 def shows_progress() -> bool:

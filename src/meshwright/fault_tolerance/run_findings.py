@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from meshwright.checkpoint.peers import GroupPeers
 from meshwright.errors import CorruptionError
-from meshwright.log import logger
+from meshwright.log import logger, warning_if_unwritten
 from meshwright.spec.run.finding import Action, RankFinding, read_findings
 from meshwright.spec.run.run import Run
 
@@ -57,7 +57,7 @@ class RunFindings:
         if is_logged:
             logger.warning("step %d: %s", finding.step, finding.what)
         if self._run is not None:
-            with self._run.findings.open("a", encoding="utf-8") as file:
+            with warning_if_unwritten(self._run.findings), self._run.findings.open("a", encoding="utf-8") as file:
                 file.write(finding.model_dump_json() + "\n")
 
     def places(self, ranks: Sequence[int], conjunction: str = "or") -> str:

@@ -22,6 +22,7 @@ from training_runs import tiny_job
 MODULE = """
 import multiprocessing
 import os
+import resource
 import signal
 import time
 import torch
@@ -95,6 +96,17 @@ class FailsOnce(Data):
 class FillsItsDisk(Data):
     def __getitem__(self, index):
         raise OSError(28, "No space left on device")
+
+class FillsTheRunFolder(Works):
+    # No file of the rank or its launcher grows beyond a heartbeat any more, as on a full disk.
+    def forward(self, tokens):
+        for pid in (os.getpid(), multiprocessing.parent_process().pid):
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (600, 600))
+        return super().forward(tokens)
+
+class Interrupts(Works):
+    def forward(self, tokens):
+        raise KeyboardInterrupt
 """
 
 
@@ -179,6 +191,24 @@ def test_a_disk_that_data_of_ones_own_has_filled_is_not_the_run_folders(tmp_path
     assert "error: data.source = 'mine:FillsItsDisk': [Errno 28] No space left on device" in last
     assert str(tmp_path / "mine.py") in last
     assert "could not read or write" not in output
+
+
+@pytest.mark.long
+def test_a_full_disk_is_said_last_and_in_one_line_for_each_file(tmp_path: Path) -> None:
+    code, output = train(tmp_path, 1, model=model("FillsTheRunFolder"))
+    assert code == ExitCode.DO_NOT_RETRY, output
+    assert "Traceback" not in output
+    for line in ("manifest.json could not be", "hangs/rank-0.json could not be"):
+        assert output.count(line) == 1, output
+    assert "make room or repair the disk, then start again with --resume" in output.splitlines()[-1]
+
+
+def test_an_interrupt_that_no_signal_asked_for_is_the_jobs_own(tmp_path: Path) -> None:
+    code, output = train_forked(tmp_path, model=model("Interrupts"))
+    assert code == ExitCode.DO_NOT_RETRY, output
+    last = output.splitlines()[-1]
+    assert last.startswith("error: the job's own code interrupted the run by KeyboardInterrupt"), output
+    assert "mine.py, line" in last
 
 
 @pytest.mark.long

@@ -30,7 +30,7 @@ from meshwright.fault_tolerance.lost_peer import is_lost_peer
 from meshwright.fault_tolerance.rank_terminal import say_on_terminal
 from meshwright.fault_tolerance.stragglers.phase_times import PhaseTimes
 from meshwright.fault_tolerance.torchrun_agent import end_cut_off_agent
-from meshwright.log import logger
+from meshwright.log import logger, warning_if_unwritten
 from meshwright.parallelism.module_tracker import module_names
 from meshwright.parallelism.pipeline.stages import Stages
 from meshwright.parallelism.torch_private.torch_fsdp import modules_of_unit
@@ -171,10 +171,11 @@ class HangWatch:
         try:
             record = self._flight_record(reason, stack, error)
             path = self._run.flight_record(self._rank)
-            # Renamed when complete: a reader may be waiting for it.
-            temporary = path.with_suffix(".tmp")
-            temporary.write_text(record.model_dump_json(), encoding="utf-8")
-            temporary.replace(path)
+            with warning_if_unwritten(path):
+                # Renamed when complete: a reader may be waiting for it.
+                temporary = path.with_suffix(".tmp")
+                temporary.write_text(record.model_dump_json(), encoding="utf-8")
+                temporary.replace(path)
         except Exception:
             # Every exception: the record reads private state of torch and frames of another thread. An error here must
             # neither stop a run that can continue nor hide the original error.

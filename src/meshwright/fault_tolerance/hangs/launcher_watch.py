@@ -17,7 +17,7 @@ from meshwright.fault_tolerance.diagnosis_text import ranks_text
 from meshwright.fault_tolerance.evidence import Evidence, ask, look
 from meshwright.fault_tolerance.hangs.hang_limit import HangLimit, are_in_step
 from meshwright.fault_tolerance.hangs.stopped_hang import append_hang, note_hang, note_hang_until_killed, survivors_of
-from meshwright.log import logger
+from meshwright.log import logger, warning_if_unwritten
 from meshwright.spec.job.sections import RunSection
 from meshwright.spec.run.rank_records import LAST_PHASES, Diagnosis
 from meshwright.spec.run.run import Run
@@ -115,7 +115,8 @@ class LauncherWatch:
         """Kill the ranks of this host that do not end within GRACE_S, with a diagnosis of what they were in."""
         deadline_s = time.monotonic() + GRACE_S
         # Of a rank that was killed, only the launcher knows.
-        self._run.failure.touch()
+        with warning_if_unwritten(self._run.failure):
+            self._run.failure.touch()
         ask(self._run, GRACE_S)
         while (survivors := survivors_of(evidence := look(self._run))) and time.monotonic() < deadline_s:
             self._stop.wait(0.2)
@@ -130,7 +131,8 @@ class LauncherWatch:
         logger.error("%s: %s", why, diagnosis.headline)
         advice = "Correct what held it up, then start the same command with --resume."
         kept = diagnosis.replace(evidence=[*diagnosis.evidence, why], advice=advice)
-        self._run.last_diagnosis.write_text(kept.to_json(), encoding="utf-8")
+        with warning_if_unwritten(self._run.last_diagnosis):
+            self._run.last_diagnosis.write_text(kept.to_json(), encoding="utf-8")
         moved_s = _last_moved_s(evidence)
         for rank in survivors:
             self.killed.add(evidence.heartbeats[rank].pid)

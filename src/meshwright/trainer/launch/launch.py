@@ -1,5 +1,6 @@
 """Starts local ranks, again where that can help, and turns how they ended into one exit code."""
 
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -46,7 +47,7 @@ def _train_replicas(config: RankConfig, num_ranks: int, after_loss: Callable[[],
     code = train_replicas(config, num_ranks, after_loss)
     ended = _began(before, config.run)
     if ended is not None and ended.exit is None:
-        ManifestFile(config.run, ended).close(code)
+        _note_exit(config.run, ended, code)
     return code
 
 
@@ -61,14 +62,24 @@ def _attempt(config: RankConfig, num_ranks: int, watch: LauncherWatch, stops: St
         if ended is None or ended.exit != ExitCode.DONE:
             if ended is not None and ended.exit is None:
                 # Rank 0 was killed before it could say so.
-                ManifestFile(run, ended).close(ExitCode.RETRY if isinstance(stop, Preempted) else ExitCode.INTERRUPTED)
+                _note_exit(run, ended, ExitCode.RETRY if isinstance(stop, Preempted) else ExitCode.INTERRUPTED)
             raise
         logger.warning("asked to stop after the last step: the run is complete")
         return ExitCode.DONE
     ended = _began(before, run)
     if ended is not None and ended.exit != code:
-        ManifestFile(run, ended).close(code)
+        _note_exit(run, ended, code)
     return code
+
+
+def _note_exit(run: Run, ended: Manifest, code: ExitCode) -> None:
+    """Let the manifest say how its newest attempt ended."""
+    try:
+        ManifestFile(run, ended).close(code)
+    except OSError as error:
+        # A rank that ended by its own error has said both: what went wrong, last, and that the manifest lacks it.
+        level = logging.WARNING if code is ExitCode.RETRY else logging.DEBUG
+        logger.log(level, "%s could not be written: %s", run.manifest, error.strerror)
 
 
 def _began(before: Manifest | None, run: Run) -> Manifest | None:

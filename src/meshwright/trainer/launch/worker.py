@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -138,8 +138,9 @@ class Terminal:
     def _print_error(self, error: Exception) -> None:
         if self._owns_terminal:
             return
-        traceback.print_exception(error)
-        sys.stderr.flush()
+        with suppress(OSError):  # its log is on the full disk that it failed of
+            traceback.print_exception(error)
+            sys.stderr.flush()
         os.dup2(self._stderr, 2)
         if not isinstance(error, MeshwrightError):
             print(f"rank {self._ranks.rank} of {self._ranks.num_ranks}:", file=sys.stderr, flush=True)

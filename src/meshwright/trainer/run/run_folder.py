@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -58,11 +59,16 @@ def read_manifest(run: Run) -> Manifest | None:
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Replace `path` atomically: a reader or a crash sees the old file or the new one."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):  # it would keep the room of a full disk
+            temporary.unlink()
+        raise
 
 
 def hold(run: Run) -> int:

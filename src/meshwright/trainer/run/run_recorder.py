@@ -2,8 +2,10 @@
 
 import logging
 import statistics
+import sys
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from types import TracebackType
@@ -16,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from meshwright.data.questions.question_set import Mean
 from meshwright.errors import ConfigError
 from meshwright.fault_tolerance.lost_peer import exit_code_of
-from meshwright.log import log_level, logger, shows_progress
+from meshwright.log import log_level, logger, shows_progress, warning_if_unwritten
 from meshwright.spec.job.job import Job
 from meshwright.spec.run.run import Run
 from meshwright.spec.run.run_events import EventKind, append_event
@@ -121,6 +123,30 @@ class ConsoleHandler(logging.Handler):
         self._console.print(self.format(record), soft_wrap=True, markup=False, highlight=False)
 
 
+class LogFile(logging.FileHandler):
+    """Log of a rank: it ends where a full disk does not take a line, with one warning."""
+
+    _is_cut_off = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Append one record."""
+        if not self._is_cut_off:
+            super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Warn of an error of the disk; the default prints a traceback for every line."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            return super().handleError(record)
+        self._is_cut_off = True
+        logger.warning("%s ends here: %s", self.baseFilename, error.strerror)
+
+    def close(self) -> None:
+        """Close the file, whose last line may still be held back."""
+        with suppress(OSError):
+            super().close()
+
+
 class RunRecorder:
     """Writer of each step's metrics to all sinks of the job."""
 
@@ -147,13 +173,15 @@ class RunRecorder:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None:
-            self._manifest.close(exit_code_of(error))
+            with warning_if_unwritten(self._run.manifest):
+                self._manifest.close(exit_code_of(error))
         self._progress.stop()
         for handler in self._handlers:
             logger.removeHandler(handler)
             handler.close()
         for sink in self._sinks:
-            sink.close()
+            with nullcontext() if error is None else warning_if_unwritten(self._run.metrics):
+                sink.close()
 
     @property
     def attempt(self) -> int:
@@ -258,6 +286,6 @@ def _speed(metrics: RunMetrics, job: Job) -> dict[str, Any]:
 
 
 def _file_handler(run: Run) -> logging.Handler:
-    handler = logging.FileHandler(run.rank_log(0))
+    handler = LogFile(run.rank_log(0))
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     return handler

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from meshwright.errors import ExitCode, Preempted
 from meshwright.fault_tolerance.evidence import read_heartbeats
 from meshwright.fault_tolerance.stop_request import StopSignals
-from meshwright.log import logger
+from meshwright.log import logger, warning_if_unwritten
 from meshwright.spec.run.rank_records import LAST_PHASES, EndedBySignal
 from meshwright.spec.run.run import Run
 from meshwright.trainer.launch.local.local_rank_group import RankEnd
@@ -74,4 +74,5 @@ def report_failures(failures: Sequence[RankEnd], killed: Collection[int], run: R
         elif code > 0 and rank > 0 and 0 not in failed:
             logger.error("%srank %d ended with exit code %d: %s", of, rank, code, log)
     if signals and run.hangs.is_dir():
-        run.ended_by_signal.write_text(EndedBySignal(by_pid=signals).to_json(), encoding="utf-8")
+        with warning_if_unwritten(run.ended_by_signal):
+            run.ended_by_signal.write_text(EndedBySignal(by_pid=signals).to_json(), encoding="utf-8")
