@@ -11,11 +11,17 @@ import time
 from types import FrameType, TracebackType
 from typing import Self
 
+from meshwright.errors import MeshwrightError
+from meshwright.spec.job.user_object import place_of
+
 _PR_SET_PDEATHSIG = 1
 
 
 class StopRequest:
-    """Context manager that records the first SIGTERM, SIGHUP or SIGINT; a second SIGINT interrupts at once."""
+    """Context manager that records the first SIGTERM, SIGHUP or SIGINT; a second SIGINT interrupts at once.
+
+    Raises MeshwrightError for a KeyboardInterrupt that no SIGINT asked for: code that the job names has raised it.
+    """
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -31,6 +37,11 @@ class StopRequest:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if isinstance(error, KeyboardInterrupt) and self.signal is not signal.SIGINT:
+            raise MeshwrightError(
+                f"the job's own code interrupted the run by {place_of(error)}, without a signal: let it raise an "
+                "error, or return, then start again with --resume"
+            ) from error
         if error is not None:
             return  # keep ignoring signals: the process exits with the error
         for number, handler in self._previous.items():
