@@ -192,3 +192,19 @@ def test_skipped_updates_are_counted(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert run(["report", str(folder), "--json"]) == ExitCode.DONE
     record = json.loads(capsys.readouterr().out)
     assert (record["num_steps"], record["skipped_steps"]) == (10, [10])
+
+
+def test_updates_that_were_skipped_before_a_rollback_are_counted_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run(tmp_path / "mine", 1000.0)
+    with (folder / "metrics.jsonl").open("a", encoding="utf-8") as rows:
+        for step, decision in ((10, "skip"), (11, "roll back"), (10, "skip")):
+            rows.write(f'{{"step": {step}, "step_ms": 1000.0, "attempt": 1, "loss": 1.0, "decision": "{decision}"}}\n')
+    assert run(["report", str(folder)]) == ExitCode.DONE
+    page = " ".join(capsys.readouterr().out.split())
+    assert "1 of 10 updates was skipped: step 10;" in page
+    assert "2 more updates were skipped in steps that a rollback or a restart cut off, 3 in all" in page
+    assert run(["report", str(folder), "--json"]) == ExitCode.DONE
+    record = json.loads(capsys.readouterr().out)
+    assert (record["num_steps"], record["skipped_steps"], record["num_skips_cut_off"]) == (10, [10], 2)

@@ -38,6 +38,7 @@ class ReportResult(PlottedResult, RunReport):
         record["findings"] = [one.to_dict() for one in self.findings]
         record["num_steps"] = len(self.metrics)
         record["skipped_steps"] = self.metrics.steps_skipped.tolist()
+        record["num_skips_cut_off"] = self.metrics.num_skips_cut_off
         record["timed_attempt"] = self.metrics.timed_attempt
         if self.untimed_layout is not None:
             record["untimed_layout"] = self.untimed_layout.to_dict()

@@ -15,7 +15,7 @@ from meshwright.pages.tables.waterfall_lines import waterfall_page
 from meshwright.spec.layout.layout_text import layout_text
 from meshwright.spec.run.finding import finding_lines
 from meshwright.spec.run.run_comparison import RunComparison, RunSummary
-from meshwright.spec.run.run_report import LEAST_STEPS, RunReport
+from meshwright.spec.run.run_report import LEAST_STEPS, RunMetrics, RunReport
 from meshwright.spec.step.comparison import Comparison, Operation, RankComparison, Side
 from meshwright.spec.step.estimate import COMPONENT_NAMES, COMPONENTS, StepDecomposition
 from meshwright.units import counted, first_of, format_bytes, format_count, format_duration, label_of
@@ -35,8 +35,7 @@ def run_page(report: RunReport, how_to_profile: str) -> Iterator[RenderableType]
     not_finite = report.metrics.steps_not_finite
     if len(not_finite):
         yield not_finite_words(int(not_finite[0]), len(not_finite))
-    if len(skipped := report.metrics.steps_skipped):
-        yield skipped_words(skipped.tolist(), len(report.metrics))
+    yield from skipped_words(report.metrics)
     if report.predicted is None:
         return
     estimate, measured_s = report.predicted.estimate, report.measured_s
@@ -161,13 +160,21 @@ def not_finite_words(first_step: int, num_steps: int) -> str:
     return f"the losses of {num_steps:,} steps are not finite, the first at step {first_step}"
 
 
-def skipped_words(steps: Sequence[int], num_steps: int) -> str:
-    """Return which steps of a run [guards] skipped."""
-    were, where, them = ("was", "step", "it") if len(steps) == 1 else ("were", "steps", "them")
-    return (
-        f"{len(steps):,} of {counted(num_steps, 'update')} {were} skipped: {where} {first_of([*map(str, steps)], 10)}; "
-        f"goodput does not count {them}"
-    )
+def skipped_words(metrics: RunMetrics) -> Iterator[str]:
+    """Yield which updates of a run [guards] skipped, and how many in steps that a rollback or a restart cut off."""
+    steps, num_cut_off = metrics.steps_skipped.tolist(), metrics.num_skips_cut_off
+    if steps:
+        were, where, them = ("was", "step", "it") if len(steps) == 1 else ("were", "steps", "them")
+        numbers = first_of([*map(str, steps)], 10)
+        yield (
+            f"{len(steps):,} of {counted(len(metrics), 'update')} {were} skipped: {where} {numbers}; "
+            f"goodput does not count {them}"
+        )
+    if num_cut_off:
+        more, in_all = ("more ", f", {len(steps) + num_cut_off:,} in all") if steps else ("", "")
+        were = "was" if num_cut_off == 1 else "were"
+        where = "in steps that a rollback or a restart cut off"
+        yield f"{counted(num_cut_off, f'{more}update')} {were} skipped {where}{in_all}"
 
 
 def _timed_words(found: RunComparison) -> str:

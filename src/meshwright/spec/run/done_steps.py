@@ -19,6 +19,8 @@ class StepTime:
     data_wait_s: float
     is_skipped: bool = False
     """Whether [guards] skipped its update."""
+    is_rolled_back: bool = False
+    """Whether the run returned to an earlier step after it."""
 
     @property
     def start_s(self) -> float:
@@ -39,14 +41,15 @@ def _step_times(lines: Iterable[str]) -> Iterable[StepTime]:
     for line in lines:
         try:
             row = json.loads(line)
+            decision = row.get("decision", "take")  # of older runs it is not known
             yield StepTime(
                 int(row["step"]),
                 int(row["attempt"]),
                 row["time_s"],
                 row["step_ms"] / 1e3,
                 row["data_wait_ms"] / 1e3,
-                # Of older runs it is not known.
-                row.get("decision", "take") != "take",
+                decision != "take",
+                decision == "roll back",
             )
-        except (json.JSONDecodeError, KeyError, TypeError):
+        except (json.JSONDecodeError, AttributeError, KeyError, TypeError):
             continue  # a validation's row, or one that a killed rank has not ended

@@ -32,7 +32,7 @@ class Goodput(Frozen):
     productive_s: float = 0.0
     """In steps that count."""
     repeated_s: float = 0.0
-    """In steps that a restart or a rollback did again, and in steps that a failure cut off."""
+    """In steps that a restart, a rollback or a failure cut off, most of which are done again."""
     skipped_s: float = 0.0
     """In steps whose update [guards] skipped: their data is used, and nothing is learned from it."""
     data_wait_s: float = 0.0
@@ -233,10 +233,11 @@ _LAUNCHER: tuple[EventKind, ...] = ("launched", "ended")
 
 
 def _counting(steps: Sequence[StepTime]) -> list[StepTime]:
-    """Return the steps that no later one did again."""
+    """Return the steps that no return to an earlier one cut off."""
     kept: list[StepTime] = []
     for step in steps:
         while kept and kept[-1].step >= step.step:
             kept.pop()
-        kept.append(step)
+        if not step.is_rolled_back:
+            kept.append(step)
     return kept

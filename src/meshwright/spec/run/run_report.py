@@ -43,7 +43,7 @@ def num_warm_up(num_steps: int) -> int:
 
 @dataclass(frozen=True)
 class RunMetrics:
-    """One element a training step, oldest first; a step that a resumed run did again has its newest values."""
+    """One element a training step, oldest first, without those that a resume or a rollback cut off."""
 
     step: NDArray[np.int64]
     loss: Floats
@@ -61,6 +61,8 @@ class RunMetrics:
     """Start of the ranks that the step belongs to, from 1."""
     validation_step: NDArray[np.int64]
     validation_loss: Floats
+    num_skips_cut_off: int = 0
+    """Updates that [guards] skipped in steps that were cut off, and are no element."""
 
     def __len__(self) -> int:
         return len(self.step)
@@ -72,7 +74,7 @@ class RunMetrics:
 
     @property
     def steps_skipped(self) -> NDArray[np.int64]:
-        """Return the steps whose update was skipped, but for those that a rollback did again."""
+        """Return the steps whose update was skipped, but for those that were cut off."""
         return self.step[self.is_skipped]
 
     @property
@@ -125,6 +127,11 @@ def row_of(line: str) -> Any:
 def was_skipped(row: Mapping[str, Any]) -> bool:
     """Return whether [guards] skipped the update of the step of a row."""
     return str(row.get("decision", "take")) != "take"
+
+
+def was_rolled_back(row: Mapping[str, Any]) -> bool:
+    """Return whether the run returned to an earlier step after that of a row."""
+    return row.get("decision") == "roll back"
 
 
 def read_metrics(run: Run) -> RunMetrics:
@@ -180,8 +187,10 @@ def _require_numbers(row: Any) -> None:
 
 
 def _columns(rows: list[dict[str, Any]]) -> RunMetrics:
-    steps = {int(row["step"]): row for row in rows if "step_ms" in row}
-    validated = {int(row["step"]): row for row in rows if "validation_loss" in row}
+    kept = _kept(rows)
+    steps = {int(row["step"]): row for row in kept if "step_ms" in row}
+    validated = {int(row["step"]): row for row in kept if "validation_loss" in row}
+    is_skipped = np.array([was_skipped(row) for row in steps.values()], np.bool_)
 
     def floats(name: str) -> Floats:
         return np.array([np.nan if row.get(name) is None else float(row[name]) for row in steps.values()], np.float64)
@@ -195,11 +204,26 @@ def _columns(rows: list[dict[str, Any]]) -> RunMetrics:
         step_s=floats("step_ms") / 1000,
         data_wait_s=floats("data_wait_ms") / 1000,
         memory_bytes=floats("memory_bytes"),
-        is_skipped=np.array([was_skipped(row) for row in steps.values()], np.bool_),
+        is_skipped=is_skipped,
         attempt=np.array([int(row.get("attempt", 1)) for row in steps.values()], np.int64),
         validation_step=np.array(list(validated), np.int64),
         validation_loss=np.array([float(row["validation_loss"]) for row in validated.values()], np.float64),
+        num_skips_cut_off=sum(map(was_skipped, rows)) - int(is_skipped.sum()),
     )
+
+
+def _kept(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of steps and validations that no later return to an earlier step has cut off."""
+    kept: list[dict[str, Any]] = []
+    for row in rows:
+        if "step_ms" in row:
+            while kept and int(kept[-1]["step"]) >= int(row["step"]):
+                kept.pop()
+        elif "validation_loss" not in row:
+            continue
+        if not was_rolled_back(row):
+            kept.append(row)
+    return kept
 
 
 def attempt_metrics(first_step: int, step_s: Floats, attempt: int) -> RunMetrics:

@@ -1,6 +1,7 @@
 """Where a run's time went, from its rows and its events."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,10 @@ def test_skipped_steps_are_no_goodput() -> None:
     skipped = StepTime(2, 1, 2.0, 1.0, 0.25, is_skipped=True)
     found = goodput([step(1, 1, 1.0), skipped, step(3, 1, 3.0)])
     assert found == Goodput(productive_s=2.0, skipped_s=1.0)
+    # The run ended when it had returned to step 1.
+    assert goodput([step(1, 1, 1.0), replace(skipped, is_rolled_back=True)]) == Goodput(
+        productive_s=1.0, repeated_s=1.0
+    )
     # Steps of a rollback are done again, which they are counted as.
     again = [step(2, 1, 4.0), step(3, 1, 5.0)]
     assert goodput([step(1, 1, 1.0), skipped, step(3, 1, 3.0), *again]) == Goodput(productive_s=3.0, repeated_s=2.0)

@@ -68,6 +68,25 @@ def test_a_loss_that_is_no_number_is_valid_json_and_read_again(tmp_path: Path) -
     assert metrics.steps_skipped.tolist() == [1]
 
 
+def test_a_return_to_an_earlier_step_cuts_off_the_later_ones(tmp_path: Path) -> None:
+    rows = [
+        *({"step": step, "step_ms": 1.0} for step in range(1, 8)),
+        {"step": 7, "validation_loss": 1.0},
+        {"step": 8, "step_ms": 1.0, "decision": "skip"},
+        {"step": 9, "step_ms": 1.0, "decision": "roll back"},
+        # From step 5 on, and back to it at the end.
+        {"step": 6, "step_ms": 2.0, "decision": "skip"},
+        {"step": 7, "step_ms": 2.0, "decision": "roll back"},
+    ]
+    run = Run(write_run(tmp_path / "run", []))
+    run.metrics.write_text("".join(map(row_line, rows)), encoding="utf-8")
+    metrics = read_metrics(run)
+    assert metrics.step.tolist() == [1, 2, 3, 4, 5, 6]
+    assert metrics.steps_skipped.tolist() == [6]
+    assert metrics.num_skips_cut_off == 3
+    assert not len(metrics.validation_step)
+
+
 def test_an_incomplete_last_line_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = Run(write_run(tmp_path / "run", steps(1, 9, 1, 100.0)))
     with run.metrics.open("a", encoding="utf-8") as stream:
