@@ -68,6 +68,10 @@ def _require_writable(folder: Path) -> None:
     """Create a folder where there is none; raises ConfigError where it, or a file in it, cannot be created."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ConfigError(
+            f"cannot create the folder {folder}, a file is in the way: move it away, or set run.dir to another folder"
+        ) from error
     except OSError as error:
         raise ConfigError(f"cannot create {folder}: {error.strerror}: set run.dir to a folder you can write") from error
     try:

@@ -32,3 +32,10 @@ def test_a_folder_that_can_be_written_is_left_as_it_is(tmp_path: Path) -> None:
     run.checkpoint(3).mkdir(parents=True)
     os.close(claim(run, Job(), resume=True, overwrite=False))
     assert [path.name for path in run.checkpoints.iterdir()] == ["step-3"]
+
+
+def test_a_file_in_the_place_of_the_checkpoints_is_in_the_way(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.checkpoints.write_text("no folder", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"cannot create the folder .*/checkpoints, a file is in the way: move it"):
+        claim(run, Job(), resume=True, overwrite=False)
