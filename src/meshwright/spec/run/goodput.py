@@ -12,15 +12,20 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Final
 
+from meshwright.log import logger
 from meshwright.spec.frozen import Frozen
 from meshwright.spec.run.done_steps import StepTime, read_step_times
 from meshwright.spec.run.run import Run
 from meshwright.spec.run.run_events import EventKind, EventSpans, RunEvent, read_events
+from meshwright.units import format_duration
 
 _NUM_WARM_UP = 3
 """First steps of an attempt, which compile and allocate."""
+_CLOCK_BACK_S: Final = 1.0
+"""Steps of an attempt do not overlap; corrections below this do not show in goodput."""
 _STILL_AT_LEAST_S: Final = 5.0
 _STILL_STEPS: Final = 20.0
 """A step that took more than so many usual ones, by the median, and so many seconds, stood still for the rest."""
@@ -65,8 +70,20 @@ class Goodput(Frozen):
 
 
 def read_goodput(run: Run) -> Goodput | None:
-    """Return where the time of a run went; None for one whose metrics and events say no times."""
-    return goodput(read_step_times(run), read_events(run))
+    """Return where the time of a run went; None for one whose metrics and events say no times.
+
+    Warns of a system clock that went back meanwhile. One that went forward cannot be told from a pause.
+    """
+    steps = read_step_times(run)
+    for last, step in pairwise(steps):
+        back_s = last.end_s - step.start_s
+        if last.attempt == step.attempt and back_s > _CLOCK_BACK_S:
+            logger.warning(
+                "%s: the system clock went back by %s between steps %d and %d: goodput, whose times are of that clock, "
+                "is wrong",
+                *(run.folder, format_duration(back_s), last.step, step.step),
+            )
+    return goodput(steps, read_events(run))
 
 
 def goodput(steps: Sequence[StepTime], events: Sequence[RunEvent] = ()) -> Goodput | None:

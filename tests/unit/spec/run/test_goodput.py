@@ -225,3 +225,16 @@ def test_what_several_ranks_report_counts_once() -> None:
     spans = EventSpans([*hangs, RunEvent(kind="checkpoint", time_s=9.0, duration_s=1.0)], "hang")
     assert spans.within(0.0, 30.0) == [(1.0, 5.5), (16.0, 20.0)]
     assert spans.covered_s(2.0, 17.0) == 4.5
+
+
+def test_a_clock_that_was_set_back_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = Run(tmp_path)
+    rows = [(1, 1, 101.0), (2, 1, 101.5), (3, 1, 52.5), (3, 2, 20.0)]
+    lines = [
+        {"step": step, "attempt": attempt, "time_s": time_s, "step_ms": 1000.0, "data_wait_ms": 0.0}
+        for step, attempt, time_s in rows
+    ]
+    run.metrics.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    assert read_goodput(run) is not None
+    [said] = caplog.messages
+    assert "the system clock went back by 50 s between steps 2 and 3" in said
