@@ -72,7 +72,7 @@ class Goodput(Frozen):
 def read_goodput(run: Run) -> Goodput | None:
     """Return where the time of a run went; None for one whose metrics and events say no times.
 
-    Warns of a system clock that went back meanwhile. One that went forward cannot be told from a pause.
+    Warns of a system clock that went back meanwhile. One that went forward looks like a pause.
     """
     steps = read_step_times(run)
     for last, step in pairwise(steps):
