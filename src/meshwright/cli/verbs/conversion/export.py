@@ -27,7 +27,7 @@ from meshwright.cli.result_command import print_result, result_command
     type=click.Choice(["hf", "dcp"]),
     default="hf",
     show_default=True,
-    help="Hugging Face, or, of built-in models, a DCP folder with the names of the model's state_dict.",
+    help="Hugging Face, or a DCP folder with the names of the state_dict, which own classes cannot have.",
 )
 @click.option("--merge", is_flag=True, help="Add an adapter to the weights of its model; default: the adapter alone.")
 @click.option("--verify", is_flag=True, help="Compare the logits with those that transformers computes from OUT.")
