@@ -15,7 +15,6 @@ from repository import ROOT
 EXAMPLES = ROOT / "examples"
 
 
-@pytest.mark.long
 def test_the_script_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLES / "use_as_a_library.py"))["main"](tmp_path)
     assert "Step time against memory" in (tmp_path / "plan.html").read_text(encoding="utf-8")
@@ -40,6 +39,7 @@ def test_a_script_without_a_main_guard_starts_processes(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["True", "True"], done.stderr
 
 
+@pytest.mark.long
 def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(EXAMPLES)
     names = run_notebook(EXAMPLES / "plan_and_simulate.ipynb")

@@ -259,6 +259,7 @@ def test_overrides_are_kept_around_the_layout_of_a_file(
     assert (plan.given is not None) == is_given
 
 
+@pytest.mark.long
 def test_a_cluster_that_is_used_whole_is_said_to_be(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "job.toml"
     path.write_text(JOB.replace("num_devices = 8\n", "").replace("h100-ib400", "dgx-h100"))

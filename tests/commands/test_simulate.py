@@ -57,6 +57,7 @@ def test_the_parts_sum_to_the_step_and_stand_beside_the_formulas(folder: Path) -
     assert found.misfits == ()
 
 
+@pytest.mark.long
 def test_a_named_model_is_simulated_in_the_layout_that_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
     named = ["--model", "llama-1m", "--cluster", "h100-ib400:2", "--seq-len", "256", "--global-batch-size", "4"]
     with pytest.raises(SystemExit) as ending:

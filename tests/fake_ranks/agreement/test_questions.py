@@ -48,6 +48,7 @@ def assert_agree(name: str) -> None:
     assert not differences(asked(name), simulated(name, 0))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", QUICK)
 def test_a_pick_is_valid_fits_and_does_what_was_planned(name: str) -> None:
     assert not problems_of(asked(name))

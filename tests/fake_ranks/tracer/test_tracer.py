@@ -107,6 +107,7 @@ def test_experts_get_tokens_though_nobody_routes_them() -> None:
     assert tuple(range(4, 8)) in found.groups
 
 
+@pytest.mark.long
 def test_a_step_is_the_same_whatever_its_weights_start_from(tmp_path: Path) -> None:
     """No fake rank reads the folders, which may not be on this machine."""
     named = ("adapter.kind=lora", FEW_BLOCKS, f"model.initial_weights={tmp_path}", f"adapter.initial={tmp_path}")

@@ -123,7 +123,8 @@ def test_options_begin_with_none_of_the_keys_and_end_with_all() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_devices", [2, pytest.param(16, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("num_devices", [2, 16])
 def test_the_loss_is_compiled_next_to_compiled_blocks(num_devices: int) -> None:
     question = ask("llama3.2-1b", num_devices, cluster="rtx-4090-eth100", seq_len=2048, batch=8 * num_devices)
     picks = {
