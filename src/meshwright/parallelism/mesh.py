@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from meshwright.channels.listening_sockets import closed_afterwards
 from meshwright.parallelism.torch_private.torch_nccl import limited_options
+from meshwright.parallelism.torch_private.torch_timeouts import wait_like_default_group
 from meshwright.spec.layout.layout import AXES, Layout
 
 _VIEWS = {
@@ -89,6 +90,7 @@ def build_meshes(layout: Layout, device_type: str, *, has_outer_replicas: bool =
             name: world._unflatten(0, tuple(getattr(layout, axis) for axis in axes), axes, **_limits(layout, axes))
             for name, axes in _VIEWS.items()
         }
+    wait_like_default_group(group for mesh in views.values() for group in mesh.get_all_groups())
     return Meshes(layout, **views, has_outer_replicas=has_outer_replicas)
 
 
