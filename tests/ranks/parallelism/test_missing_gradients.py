@@ -12,15 +12,22 @@ from meshwright.spec.layout.layout import Layout
 from run_ranks import run_ranks
 
 
-def test_what_the_loss_does_not_reach_gets_zeros() -> None:
+def left_out() -> tuple[list[str], list[str]]:
+    """Return which parameters have gradients of zero, and which have none."""
     model = nn.ModuleDict({"used": nn.Linear(2, 1), "left": nn.Linear(2, 1), "frozen": nn.Linear(2, 1)})
     model["frozen"].requires_grad_(False)
     model["used"](torch.ones(1, 2)).sum().backward()
     stages = Stages({0: model}, (0,))
-    complete_gradients(stages)
+    complete_gradients(stages, build_meshes(Layout(), "cpu"))
     assert stages.missing == {*model["left"].parameters()}
-    assert all(parameter.grad is not None and not parameter.grad.any() for parameter in stages.missing)
-    assert all(parameter.grad is None for parameter in model["frozen"].parameters())
+    named = [(name, parameter.grad) for name, parameter in model.named_parameters()]
+    zeros = [name for name, gradient in named if gradient is not None and not gradient.any()]
+    return zeros, [name for name, gradient in named if gradient is None]
+
+
+def test_what_the_loss_does_not_reach_gets_zeros() -> None:
+    found = run_ranks(left_out, 1)
+    assert found == [(["left.weight", "left.bias"], ["frozen.weight", "frozen.bias"])]
 
 
 def unused(users: tuple[int, ...]) -> list[bool]:

@@ -85,3 +85,28 @@ def test_what_a_rank_lacks_counts_as_zero(
     found = losses(tmp_path / "shared", 2, source, **sections)
     assert len(found) == 12
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-5, atol=1e-6)
+
+
+class Samples:
+    """Of which the second alone, in the first step, takes the odd branch."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens = torch.arange(33) + 2 * index
+        tokens[0] = int(index == 1)
+        return tokens[:-1], tokens[1:]
+
+
+def test_a_run_resumes_with_a_step_that_leaves_a_branch_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    data = {"source": "test_conditional_models:Samples", "shuffle": False, "validation_fraction": 0.0}
+    sections = {"data": data, "layout": {"microbatch_size": 1}, "checkpoint": {"interval": 1}}
+    job = tiny_job(tmp_path, train={"steps": 4, "global_batch_size": 2, "validation_interval": 0}, **sections)
+    job["model"] = {"source": "test_conditional_models:Conditional"}
+    whole = train_on_ranks(job, tmp_path / "whole", 1)
+    stopped = {**job, "train": {**job["train"], "stop_after": 1}}
+    train_on_ranks(stopped, tmp_path / "stopped", 1)
+    resumed = train_on_ranks(job, tmp_path / "stopped", 2, resume=True)
+    resumed.require_close(whole)

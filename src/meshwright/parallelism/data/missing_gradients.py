@@ -16,14 +16,16 @@ from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.pipeline.stages import Stages
 
 
-def complete_gradients(stages: Stages) -> None:
+def complete_gradients(stages: Stages, meshes: Meshes) -> None:
     """Give zeros to parameters that no backward of a step gave a gradient, note them in stages.missing, and wait for
     sums over replicas; a collective.
 
-    But for those of FSDP2, which has done so (torch_fsdp.py), and where backward has used and freed others.
+    But for those of FSDP2, which has done so (torch_fsdp.py) in all units that have run, and must on several ranks; and
+    where backward has used and freed others.
     """
+    is_alone = meshes.degree("fsdp") == meshes.degree("dp_replicate") == 1 and not meshes.has_outer_replicas
     for stage in stages:
-        if not (stages.updates_in_backward or isinstance(stage, FSDPModule)):
+        if not stages.updates_in_backward and (is_alone or not isinstance(stage, FSDPModule)):
             for parameter in stage.parameters():
                 if parameter.requires_grad and parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)

@@ -136,9 +136,9 @@ class Pipeline:
             elif action.kind == "W":
                 accumulate_gradients(stage)
         self._finish()
-        complete_gradients(self.stages)
         for number in sorted(reductions.awaited):
             await_gradients(self.stages[number])
+        complete_gradients(self.stages, self._meshes)
         for stage in self.stages if is_each else ():
             require_reduced(stage)
 

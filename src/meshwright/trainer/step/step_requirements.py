@@ -52,9 +52,16 @@ def require_unchanged(before: Mapping[str, Tensor], after: Mapping[str, Tensor],
         )
 
 
-def without_gradient(step: int, names: Sequence[str], source: str) -> ConfigError:
+def without_gradient(step: int, names: Sequence[str], job: Job) -> ConfigError:
     """Return the error that lists trainable parameters of model.source without a gradient in a step."""
+    if step == 1:
+        rule = "every trainable parameter must contribute to the loss of the first step"
+        remedy = ", or set requires_grad = False on it there"
+    elif job.optimizer.in_backward:
+        rule, remedy = "backward updates it, on every rank in every step", ", or set optimizer.in_backward to false"
+    else:
+        rule, remedy = "a block that FSDP2 shards or casts must run on every rank in every step", ""
     return ConfigError(
-        f"no gradient in step {step} for {first_of(names)}: every trainable parameter must contribute to the loss: use "
-        f"it in the forward of model.source = {source!r}, if need be times 0, or set requires_grad = False on it there"
+        f"no gradient in step {step} for {first_of(names)}: {rule}: use it in the forward of model.source = "
+        f"{job.model.source!r}, if need be times 0{remedy}"
     )

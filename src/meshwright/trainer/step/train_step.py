@@ -174,13 +174,14 @@ class TrainStep:
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         updated = set[nn.Parameter]() if self.in_backward is None else self.in_backward.take_updated()
         without = {parameter for parameter in trained if parameter.grad is None and parameter not in updated}
-        if not self._has_checked_gradients:
+        # Of a run: an attempt that resumes may begin with a step in which no sample uses some of them.
+        if step == 1 and not self._has_checked_gradients:
             without |= unused_everywhere(trained, self.model.missing | without, self.meshes) - updated
-            self._has_checked_gradients = True
+        self._has_checked_gradients = True
         self.model.missing.clear()
         if without:
             names = [name for name, parameter in canonical_parameters(self.model) if parameter in without]
-            raise without_gradient(step, names, self.job.model.source)
+            raise without_gradient(step, names, self.job)
 
     def _replica_guard(self) -> ReplicaGuard:
         copies = ReplicaCopies(self.model, self.meshes, partial(optimizer_state, self.model, self.optimizer))
