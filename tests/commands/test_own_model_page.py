@@ -50,7 +50,7 @@ def test_the_table_of_roles_trains_as_one_rank_does(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(sys, "path", [*sys.path])
     losses = []
     for index, words in enumerate(("", "layout.tp=2 layout.loss_chunks=2")):
-        # In this process, whose ranks are forked from one server: a command's own would import torch anew.
+        # In this process, whose ranks are forked from one server: a command's own would import torch again.
         with pytest.raises(SystemExit) as end:
             run(["train", "job.toml", f"run.dir=run{index}", *words.split()])
         assert end.value.code == 0

@@ -43,7 +43,7 @@ from meshwright.parallelism.head import require_separable
 from meshwright.parallelism.mesh import Meshes
 from meshwright.parallelism.pipeline.stages import Stages, split
 from meshwright.parallelism.tensor.tensor_parallel import apply_async_tensor_parallel, apply_tensor_parallel
-from meshwright.parallelism.torch_private.torch_fsdp import complete_gradients
+from meshwright.parallelism.torch_private.torch_fsdp import complete_reductions
 from meshwright.spec.job.sections import PrecisionSection
 from meshwright.spec.layout.schedule.schedule import Schedule
 
@@ -92,5 +92,5 @@ def parallelize(
             else:
                 shard_model(stage, layout, precision, meshes)
                 assert isinstance(stage, FSDPModule)
-                complete_gradients(stage, stages.missing.add)
+                complete_reductions(stage, stages.missing.add)
     return stages

@@ -1,4 +1,4 @@
-"""prove: layouts that train the same model pass, each planted fault is found, and what cannot be proven is told."""
+"""prove: layouts that train the same model pass, each planted fault is found, and what cannot be proven is said."""
 
 import json
 import re
@@ -69,7 +69,7 @@ def job_file(folder: Path, text: str) -> str:
 
 
 def prove(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Proof, str]:
-    """Return the exit code, what was found, and what was told on the way."""
+    """Return the exit code, what was found, and what was said on the way."""
     with pytest.raises(SystemExit) as ending:
         run(["prove", *arguments, "--json"])
     printed = capsys.readouterr()
@@ -80,7 +80,7 @@ def prove(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Pro
 def test_layouts_of_a_dense_model_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     layouts = ["dp_shard=2", "tp=2", "pp=2,microbatch_size=2,schedule=ZBVZeroBubble"]
     page = tmp_path / "page.md"
-    code, proof, told = prove(capsys, job_file(tmp_path, DENSE), *layouts, "--matrix", str(page), "--steps", "2")
+    code, proof, said = prove(capsys, job_file(tmp_path, DENSE), *layouts, "--matrix", str(page), "--steps", "2")
     assert code == 0
     assert "| `dp_shard=2` | 2 | " in page.read_text()
     assert [one.holds for one in proof.layouts] == [True] * 3
@@ -88,7 +88,7 @@ def test_layouts_of_a_dense_model_hold(tmp_path: Path, capsys: pytest.CaptureFix
     # Another order of sums gives other bits: a difference of zero everywhere would mean that nothing was compared.
     assert any(difference.relative > 0 for one in proof.layouts for difference in one.differences)
     assert {change.key: change.proven for change in proof.changes}["num_layers"] == "4"
-    assert told.splitlines()[-1].startswith("[3/3] pp=2,microbatch_size=2,schedule=ZBVZeroBubble: holds (")
+    assert said.splitlines()[-1].startswith("[3/3] pp=2,microbatch_size=2,schedule=ZBVZeroBubble: holds (")
 
 
 @pytest.mark.long
@@ -179,9 +179,9 @@ def test_more_processes_than_a_machine_has_room_for_are_not_started(
 ) -> None:
     job = job_file(tmp_path, DENSE)
     assert run(["prove", job, "dp_shard=64,tp=2"]) == 2
-    told = capsys.readouterr().err
-    assert "128 ranks, each a process on this machine, exceed --max-ranks = 64" in told
-    assert "prove dp_shard=2,tp=2, the same axes with small degrees, or set --max-ranks 128" in told
+    said = capsys.readouterr().err
+    assert "128 ranks, each a process on this machine, exceed --max-ranks = 64" in said
+    assert "prove dp_shard=2,tp=2, the same axes with small degrees, or set --max-ranks 128" in said
     assert run(["prove", job, "dp_shard=2,tp=2", "--max-ranks", "3"]) == 2
 
 
@@ -202,20 +202,20 @@ def test_a_rank_that_fails_is_told_and_the_next_layout_is_proven(
     (tmp_path / "fragile.py").write_text(FRAGILE)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("FRAGILE", "yes")
-    code, proof, told = prove(capsys, job_file(tmp_path, OWN), "dp_shard=2", "dp_shard=1")
+    code, proof, said = prove(capsys, job_file(tmp_path, OWN), "dp_shard=2", "dp_shard=1")
     assert code == 70
     assert [one.holds for one in proof.layouts] == [False, True]
     assert proof.layouts[0].problem == "rank 1: ValueError: broken on purpose"
-    assert "[1/2] dp_shard=2: FAILS: rank 1: ValueError: broken on purpose" in told
+    assert "[1/2] dp_shard=2: FAILS: rank 1: ValueError: broken on purpose" in said
 
 
 @pytest.mark.parametrize("task", ["sft", pytest.param("dpo", marks=pytest.mark.long)])
 def test_a_fine_tuning_job_is_proven_as_it_is(task: str, capsys: pytest.CaptureFixture[str]) -> None:
     job = str(ROOT / "examples" / f"tiny-{task}.toml")
-    code, proof, told = prove(capsys, job, "dp_shard=2", "cp=2", "tp=2", "--exact")
+    code, proof, said = prove(capsys, job, "dp_shard=2", "cp=2", "tp=2", "--exact")
     assert code == 0
     assert proof.job.train.task == task
-    assert "proving with the job's own data: 36 " in told
+    assert "proving with the job's own data: 36 " in said
     # Ranks have rows with other numbers of targets: each must have its own.
     _, proof, _ = prove(capsys, job, "dp_shard=2", "--exact", "--plant", "dp")
     assert not proof.layouts[0].holds

@@ -1,4 +1,4 @@
-"""Parameters that a loss does not reach get gradients of zero, and are told from those that no rank's loss reaches."""
+"""Parameters that a loss does not reach get zeros; those that no rank's loss reaches are distinguished from others."""
 
 from __future__ import annotations
 

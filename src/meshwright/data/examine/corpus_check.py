@@ -115,6 +115,6 @@ def _count_tokens(tokenizer: Tokenizer, text: str, enough: int) -> int:
     """
     start = text[: _CHARACTERS_PER_TOKEN * enough]
     num_tokens = len(tokenizer.encode(start))
-    # The last tokens of the start may be others where the text goes on.
+    # The last tokens of the start may be others in the whole text.
     is_enough = len(start) == len(text) or num_tokens >= 2 * enough
     return num_tokens if is_enough else len(tokenizer.encode(text))

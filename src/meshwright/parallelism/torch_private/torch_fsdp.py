@@ -97,7 +97,7 @@ def sum_shards_with(root: FSDPModule, sum_: Callable[[Tensor], object]) -> None:
         group._all_reduce_hook = sum_
 
 
-def complete_gradients(root: FSDPModule, note: Callable[[nn.Parameter], object]) -> None:
+def complete_reductions(root: FSDPModule, note: Callable[[nn.Parameter], object]) -> None:
     """Give zeros to what a unit reduces and backward made no gradient of on this rank; `note` is called with each.
 
     torch 2.13 can itself (set_reduce_scatter_unused_params), but mixes formats where earlier microbatches left sums.

@@ -167,9 +167,10 @@ class TrainStep:
         return StepResult(loss, grad_norm.item(), rate, experts, loss_metrics, decision)
 
     def _require_gradients(self, step: int) -> None:
-        """Raise ConfigError for parameters that train and got no gradient: in the first step on no rank; a collective.
+        """Raise ConfigError for parameters that train and lack a gradient; a collective.
 
-        Those that backward updates, and those of a unit of FSDP2, must get one on each rank in each step.
+        In a run's first step, for those that no rank has one of. In each step, for those that backward updates and
+        those of a unit of FSDP2 that has not run, which are not completed with zeros.
         """
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         updated = set[nn.Parameter]() if self.in_backward is None else self.in_backward.take_updated()
